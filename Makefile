@@ -1,0 +1,85 @@
+# Everything that can be done from a fresh checkout with Python >= 3.11 and make. `make help` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMP := $(VENV)/.installed
+SANS_IO := aiokv/wire/*,aiokv/core/*,aiokv/policy/*
+
+# In CI the order of the tests is the same every time; elsewhere each run has another one, which it prints.
+PYTEST_FLAGS ?= $(if $(CI),--randomly-seed=1)
+
+# An activated environment, or a user's pip settings, must not lead the installation elsewhere.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET PIP_USER
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two steps at a time would mix their output.
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+.PHONY: venv
+venv: $(STAMP) ## make the virtual environment in .venv
+
+# The stamp holds the folder's path: what was moved or copied from elsewhere is made again.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "aiokv needs Python >= 3.11, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." \
+		"Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "'$(PYTHON)' has no venv module. Install it, on Debian and Ubuntu with: apt-get install python3-venv" >&2; exit 1; }
+	@if test -e $(STAMP) && test "$$(cat $(STAMP))" != "$(CURDIR)" || \
+		! $(PY) -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+		then $(PYTHON) -m venv --clear $(VENV); fi
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PY) -m pip install --quiet --editable '.[all,examples]' --group dev
+	@echo "$(CURDIR)" > $(STAMP)
+
+.PHONY: test
+test: lint types imports unit ## lint, types, imports, tests and coverage: all that CI runs
+
+.PHONY: lint
+lint: $(STAMP) ## check style, format and spelling
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/codespell
+
+.PHONY: types
+types: $(STAMP) ## check types
+	$(PY) -m mypy
+
+.PHONY: imports
+imports: $(STAMP) ## check who imports whom
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: unit
+unit: $(STAMP) ## run the tests, and check what they cover
+	$(PY) -m pytest --cov $(PYTEST_FLAGS)
+	$(PY) -m coverage report --include='$(SANS_IO)' --fail-under=100
+
+.PHONY: format
+format: $(STAMP) ## put imports and format right
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: demo
+demo: $(STAMP) ## run the demo
+	$(PY) examples/demo.py
+
+.PHONY: docs
+docs: $(STAMP) ## build the documentation in docs/_build
+	$(PY) -m sphinx -W --keep-going -b html docs docs/_build
+
+.PHONY: clean
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

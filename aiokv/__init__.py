@@ -1,0 +1,71 @@
+"""A parameter server for Python: workers push gradients and pull weights over TCP, servers sum them and update.
+
+    async with aiokv.connect() as kv:
+        await kv.init({"w": w})
+        await kv.pushpull({"w": gradient}, out={"w": w})
+
+`aiokv.blocking.connect()` is the same for ordinary code, `aiokv.create(name)` makes a store by MXNet's names, and
+`aiokv.Scheduler` and `aiokv.Server` are the other nodes of a cluster.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from aiokv.errors import AiokvError
+
+if TYPE_CHECKING:
+    from aiokv.config import Config, load_config
+    from aiokv.kvstore import KVStore, create
+    from aiokv.local import LocalStore
+    from aiokv.net import blocking
+    from aiokv.net.scheduler import Scheduler
+    from aiokv.net.server import Server
+    from aiokv.net.worker import Client, connect
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AiokvError",
+    "Client",
+    "Config",
+    "KVStore",
+    "LocalStore",
+    "Scheduler",
+    "Server",
+    "__version__",
+    "blocking",
+    "connect",
+    "create",
+    "load_config",
+]
+
+# Loaded when they are used: a program that only wants `create("local")` should not pay for the network.
+_HOMES = {
+    "Client": "aiokv.net.worker",
+    "Config": "aiokv.config",
+    "KVStore": "aiokv.kvstore",
+    "LocalStore": "aiokv.local",
+    "Scheduler": "aiokv.net.scheduler",
+    "Server": "aiokv.net.server",
+    "blocking": "aiokv.net",
+    "connect": "aiokv.net.worker",
+    "create": "aiokv.kvstore",
+    "load_config": "aiokv.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'aiokv' has no attribute {name!r}")
+    if name == "blocking":
+        value: Any = importlib.import_module("aiokv.net.blocking")
+    else:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

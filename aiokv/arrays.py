@@ -1,0 +1,153 @@
+"""From the arguments of a call to arrays: which keys, what is sent, and what is received into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.errors import KeyUseError, SpecMismatchError
+from aiokv.types import Key, TensorSpec
+
+Array = NDArray[Any]
+
+Keys = Key | Mapping[Any, Any]
+"""One key, or a dict of keys and arrays. (`Mapping` is invariant in its keys, hence Any.)"""
+
+
+@dataclass(slots=True, eq=False)
+class Arguments:
+    """The arrays of a call, in the order of its keys.
+
+    `sources` are sent. `targets` are received into; where one is not the caller's own array, `finish` copies it there.
+    """
+
+    keys: list[Key]
+    sources: list[Array]
+    targets: list[Array]
+    outs: list[Array]
+    single: bool
+
+    @property
+    def tensors(self) -> list[tuple[Key, TensorSpec]]:
+        """Each key with the spec of its array."""
+        arrays = self.sources or self.targets
+        return [(key, spec_of(array)) for key, array in zip(self.keys, arrays, strict=True)]
+
+    def finish(self) -> Any:
+        """Return what the caller gets: the array of a single key, else the list of arrays."""
+        for target, out in zip(self.targets, self.outs, strict=True):
+            if target is not out:
+                out[...] = target
+        return self.outs[0] if self.single else self.outs
+
+
+def spec_of(array: Array) -> TensorSpec:
+    """Return an array's shape and dtype."""
+    return TensorSpec(tuple(array.shape), array.dtype.name)
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Return the memory of a C-contiguous array as bytes, without a copy; works for shapes () and (0, 5) too."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def sending(key: Keys, value: Any) -> Arguments:
+    """Read the arguments of a call that sends.
+
+    Raises:
+        KeyUseError: a value is missing, or both a dict and a value are given.
+    """
+    keys, values = _named(key, value)
+    for name, array in zip(keys, values, strict=True):
+        if array is None:
+            raise KeyUseError(f"key {name!r}: a value is missing", key=name)
+    return Arguments(keys, [_source(array) for array in values], [], [], not isinstance(key, Mapping))
+
+
+def receiving(key: Keys, out: Any, specs: Mapping[Key, TensorSpec]) -> Arguments:
+    """Read the arguments of a call that receives.
+
+    Args:
+        key: one key, or a dict of keys and arrays.
+        out: the array of the one key, or None for a new one.
+        specs: what is known of the keys, to make new arrays.
+
+    Raises:
+        KeyUseError: an array is missing and the key's shape is not known.
+        SpecMismatchError: an array can't be written.
+    """
+    keys, given = _named(key, out)
+    outs = []
+    for name, array in zip(keys, given, strict=True):
+        if array is None and name not in specs:
+            raise KeyUseError(f"key {name!r}: pass `out`, since this worker did not initialize the key", key=name)
+        outs.append(np.empty(specs[name].shape, specs[name].dtype) if array is None else _checked_out(name, array))
+    return Arguments(keys, [], _targets(outs), outs, not isinstance(key, Mapping))
+
+
+def exchanging(key: Keys, value: Any, out: Any) -> Arguments:
+    """Read the arguments of a call that sends and receives; new arrays when `out` is None.
+
+    Raises:
+        KeyUseError: values or outs are missing, or the keys differ.
+        SpecMismatchError: an out has another spec than the value, or can't be written.
+    """
+    arguments = sending(key, value)
+    keys, sources = arguments.keys, arguments.sources
+    if out is None:
+        arguments.outs = [np.empty(source.shape, source.dtype) for source in sources]
+    else:
+        arguments.outs = [
+            _checked_out(name, array) for name, array in zip(keys, _matching(keys, key, out), strict=True)
+        ]
+    for name, source, target in zip(keys, sources, arguments.outs, strict=True):
+        expected, got = spec_of(source), spec_of(target)
+        if expected != got:
+            raise SpecMismatchError(
+                f"key {name!r}: pushed {expected}, but out has {got}", key=name, expected=str(expected), got=str(got)
+            )
+    arguments.targets = _targets(arguments.outs)
+    return arguments
+
+
+def _named(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
+    if not isinstance(key, Mapping):
+        return [key], [value]
+    if value is not None:
+        raise KeyUseError("give either a dict of keys and arrays, or one key and its array, not both")
+    return list(key), list(key.values())
+
+
+def _source(value: object) -> Array:
+    """Return the value as an array whose memory can be sent: itself if it is contiguous and in native byte order."""
+    array = np.asarray(value, order="C")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _checked_out(key: Key, out: object) -> Array:
+    if not isinstance(out, np.ndarray):
+        got = type(out).__name__
+        raise SpecMismatchError(f"key {key!r}: out must be a NumPy array, got {got}", key=key, got=got)
+    if not out.flags.writeable or not out.dtype.isnative:
+        flaw = "read-only" if out.dtype.isnative else "not in native byte order"
+        raise SpecMismatchError(f"key {key!r}: out is {flaw}; pass a writable array", key=key, got=flaw)
+    return out
+
+
+def _targets(outs: list[Array]) -> list[Array]:
+    """Receive straight into contiguous arrays, into new ones otherwise."""
+    return [out if out.flags.c_contiguous else np.empty(out.shape, out.dtype) for out in outs]
+
+
+def _matching(keys: list[Key], key: Keys, out: Any) -> list[Any]:
+    """Return the outs in the order of the keys."""
+    if not isinstance(key, Mapping):
+        return [out]
+    if not isinstance(out, Mapping) or set(out) != set(keys):
+        got = sorted(map(repr, out)) if isinstance(out, Mapping) else type(out).__name__
+        raise KeyUseError(f"out must be a dict with the same keys; expected {sorted(map(repr, keys))}, got {got}")
+    return [out[name] for name in keys]

@@ -1,0 +1,344 @@
+"""The `aiokv` command. Each command imports what it needs when it runs, so that `aiokv --help` is quick."""
+
+# ruff: noqa: PLC0415 - that is why imports stand inside functions here
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aiokv.errors import AiokvError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aiokv.config import Config
+    from aiokv.launch.base import Job
+    from aiokv.launch.output import Output
+    from aiokv.launch.serve import Node
+
+PLUGIN_GROUP = "aiokv.commands"
+"""Entry points of this group are commands: click commands under the entry point's name."""
+
+EXIT_OUTPUT_LOST = 141
+"""128 + SIGPIPE."""
+
+
+# --- plug-in commands ---
+
+
+class _Commands(click.Group):
+    """A group that finds further commands by name, and imports them only when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=PLUGIN_GROUP).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        found = list(entry_points(group=PLUGIN_GROUP, name=cmd_name))
+        return _Plugin(found[0]) if found else None
+
+
+class _Plugin(click.Command):
+    """Stands for a command of another package until it is used."""
+
+    def __init__(self, entry: EntryPoint) -> None:
+        super().__init__(entry.name)
+        self._entry = entry
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        return _load(self._entry).make_context(info_name, args, parent, **extra)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        try:
+            return _load(self._entry).get_short_help_str(limit)
+        except Exception as error:  # noqa: BLE001 - a broken plug-in must not hide the help of all other commands
+            return f"(not available: {_one_line(error)})"
+
+
+def _load(entry: EntryPoint) -> click.Command:
+    try:
+        command = entry.load()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", entry.module.partition(".")[0]):
+            raise AiokvError(f"the command {entry.name!r} can't be loaded from {entry.value}: {error}") from error
+        raise MissingExtraError(
+            f"the command {entry.name!r} needs the package {missing!r}, which is not installed: "
+            f"{_install_hint(entry, missing)}"
+        ) from None
+    if not isinstance(command, click.Command):
+        raise AiokvError(
+            f"the command {entry.name!r} can't be used: {entry.value} is a {type(command).__name__}, no click command"
+        )
+    return command
+
+
+def _install_hint(entry: EntryPoint, missing: str) -> str:
+    """Name the extra of the plug-in's distribution that has the plug-in's name, or else the missing package."""
+    distribution = entry.dist.name if entry.dist else ""
+    try:
+        extras = metadata(distribution).get_all("Provides-Extra") or [] if distribution else []
+    except PackageNotFoundError:
+        extras = []
+    return f"pip install '{distribution}[{entry.name}]'" if entry.name in extras else f"pip install {missing}"
+
+
+# --- the command itself ---
+
+
+def _version() -> str:
+    import aiokv
+
+    return str(getattr(aiokv, "__version__", "unknown"))
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"aiokv {_version()}")
+        ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def cli() -> None:
+    """A parameter server for training with asyncio.
+
+    Settings come, in rising order, from a TOML file (--config or AIOKV_CONFIG), the environment (AIOKV_*, or DMLC_*
+    as for MXNet) and the options.
+    """
+
+
+class _Plain(click.ParamType[Any]):
+    """A range whose limits are in no need of being shown in the help; the error for a wrong value names them."""
+
+    def __init__(self, limits: click.ParamType[Any]) -> None:
+        self.name = limits.name
+        self._limits = limits
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._limits.convert(value, param, ctx)
+
+
+PORT = _Plain(click.IntRange(0, 65535))
+COUNT = _Plain(click.IntRange(min=1))
+SECONDS = _Plain(click.FloatRange(min=0, min_open=True))
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Apply several options, in the order in which the help shows them."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+CONFIG = click.option("--config", metavar="FILE", help="TOML file with settings.  [default: AIOKV_CONFIG]")
+CLUSTER = click.option("--cluster", metavar="ID", help="Nodes of another cluster are refused.")
+WORKERS = click.option(
+    "-w", "--workers", "num_workers", type=COUNT, metavar="N", help="Number of workers.  [default: 1]"
+)
+SERVERS = click.option(
+    "-s", "--servers", "num_servers", type=COUNT, metavar="N", help="Number of servers.  [default: 1]"
+)
+ADVERTISE = click.option(
+    "--advertise", "advertise_host", metavar="HOST", help="Address under which the others reach this node."
+)
+NAME = click.option("--name", metavar="NAME", help="Name of this node.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON with the real address when ready.")
+
+TOKEN_NOTE = (
+    "The cluster's token is not an option, because every user of the machine can see those: set AIOKV_TOKEN, or token "
+    "in the file."
+)
+
+
+@cli.command(epilog=TOKEN_NOTE)
+@_options(
+    click.option("--host", "bind_host", metavar="HOST", help="Address to listen at.  [default: 127.0.0.1]"),
+    click.option(
+        "--port", "bind_port", type=PORT, metavar="PORT", help="Port to listen at; 0: any free one.  [default: 9091]"
+    ),
+    ADVERTISE,
+    WORKERS,
+    SERVERS,
+    NAME,
+    CLUSTER,
+    CONFIG,
+    JSON,
+)
+def scheduler(*, as_json: bool, **settings: Any) -> None:
+    """Run the scheduler of a cluster.
+
+    It waits for the workers and the servers, tells each of them about the others, and ends when all workers have left.
+    """
+    from aiokv.config import load_config
+    from aiokv.launch.base import count
+    from aiokv.net.scheduler import Scheduler
+    from aiokv.types import Role
+
+    config = load_config(role=Role.SCHEDULER, **settings)
+    waiting = f"waiting for {count(config.num_workers, 'worker')} and {count(config.num_servers, 'server')}"
+    _run_node(Scheduler(config), config, waiting, as_json=as_json)
+
+
+@cli.command(epilog=TOKEN_NOTE)
+@_options(
+    click.option("--scheduler", metavar="HOST:PORT", help="Where the scheduler listens.  [default: 127.0.0.1:9091]"),
+    click.option("--host", "bind_host", metavar="HOST", help="Address to listen at.  [default: 127.0.0.1]"),
+    click.option(
+        "--port", "bind_port", type=PORT, metavar="PORT", help="Port to listen at; 0: any free one.  [default: 0]"
+    ),
+    ADVERTISE,
+    click.option(
+        "--backend", metavar="NAME", help="What computes the updates: reference, cpu or cuda.  [default: reference]"
+    ),
+    NAME,
+    CLUSTER,
+    CONFIG,
+    JSON,
+)
+def server(*, as_json: bool, **settings: Any) -> None:
+    """Run one server of a cluster.
+
+    It holds a part of the parameters, and ends when the scheduler says that the job is over.
+    """
+    from aiokv.config import format_address, load_config
+    from aiokv.net.server import Server
+    from aiokv.types import Role
+
+    config = load_config(role=Role.SERVER, **settings)
+    waiting = f"scheduler at {format_address(config.scheduler_host, config.scheduler_port)}"
+    _run_node(Server(config), config, waiting, as_json=as_json)
+
+
+@cli.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [--]")
+@_options(
+    WORKERS,
+    SERVERS,
+    click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End a job that takes longer."),
+    click.option(
+        "--port", type=PORT, default=0, metavar="PORT", help="Port of the scheduler; 0: any free one.  [default: 0]"
+    ),
+    click.option("--name-prefix", default="", metavar="TEXT", help="Put this in front of the names of all nodes."),
+    click.option("--cluster", metavar="ID", help="Name of the cluster.  [default: a new one]"),
+    CONFIG,
+    click.option("--json", "as_json", is_flag=True, help="Print everything as lines of JSON, one event each."),
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(*, command: tuple[str, ...], timeout: float | None, as_json: bool, **settings: Any) -> None:
+    """Run a training job on this machine.
+
+    Starts a scheduler, the servers, and COMMAND once for each worker, with a fresh token. Every node finds its place in
+    its environment: AIOKV_ROLE, AIOKV_SCHEDULER, AIOKV_NAME and so on, and the same under the names of MXNet. What they
+    print is shown with their names in front.
+
+    The job is done when every worker has exited with code 0. When a node fails, or at Ctrl-C, all others are ended too.
+    A bare "python" in COMMAND is the Python that runs aiokv.
+
+    \b
+    Exit code:
+      0    all workers are done
+      124  --timeout has passed
+      130  Ctrl-C
+      else the code of the node that failed, or 128 + its signal
+
+    \b
+    Example:
+      aiokv run --servers 2 --workers 4 -- python train.py --epochs 10
+    """
+    import asyncio
+
+    from aiokv.config import load_config
+    from aiokv.launch import Job, LocalLauncher
+    from aiokv.launch.base import resolve_command, unique_cluster
+
+    port, prefix, cluster = settings.pop("port"), settings.pop("name_prefix"), settings.pop("cluster")
+    # The role belongs to the nodes; a launcher that was itself started by one may have inherited it.
+    environ = {name: value for name, value in os.environ.items() if name not in ("AIOKV_ROLE", "DMLC_ROLE")}
+    config = load_config(environ=environ, **settings)
+    if settings["config"] is not None:
+        environ["AIOKV_CONFIG"] = os.path.abspath(settings["config"])
+    job = Job(
+        command=resolve_command(command),
+        workers=config.num_workers,
+        servers=config.num_servers,
+        cluster=cluster or unique_cluster(),
+        name_prefix=prefix,
+        bind_host=config.bind_host,
+        port=port,
+        timeout=timeout,
+    )
+    outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
+    _finish(outcome.exit_code, outcome.reason)
+
+
+def _launch_output(job: Job, *, as_json: bool) -> Output:
+    from aiokv.launch.output import JsonOutput, TextOutput, wants_colour
+
+    if as_json:
+        return JsonOutput(sys.stdout.buffer)
+    colours = wants_colour(sys.stdout), wants_colour(sys.stderr)
+    return TextOutput(list(job.names()), sys.stdout.buffer, sys.stderr.buffer, colours=colours)
+
+
+def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
+    """Run a scheduler or server to its end, and leave with its exit code."""
+    import logging
+
+    from aiokv.launch.serve import serve
+    from aiokv.net import runner
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    outcome = runner.run(serve(node, lambda: _announce(node, config, task, as_json=as_json)), loop=config.loop)
+    if outcome.exit_code == 0:
+        click.echo(f"{config.role} is done: {outcome.reason}", err=True)
+    _finish(outcome.exit_code, outcome.reason)
+
+
+def _announce(node: Node, config: Config, task: str, *, as_json: bool) -> None:
+    import json
+
+    from aiokv.config import format_address
+
+    if as_json:
+        facts = {"role": config.role, "name": config.name, "cluster": config.cluster}
+        click.echo(
+            json.dumps(facts | {"host": config.advertise_host or node.host, "port": node.port, "pid": os.getpid()})
+        )
+    else:
+        click.echo(f"{config.role} listening on {format_address(node.host, node.port)}, {task}")
+
+
+def _finish(exit_code: int, reason: str) -> None:
+    if exit_code == EXIT_OUTPUT_LOST:
+        # Python flushes stdout when it ends, and would complain once more that nobody reads it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif exit_code != 0 and reason:
+        click.echo(f"error: {_one_line(reason)}", err=True)
+    sys.exit(exit_code)
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command, and leave with its exit code: 1 and a line on stderr for an error, 2 for wrong usage."""
+    try:
+        cli.main(args=args, prog_name="aiokv")
+    except AiokvError as error:
+        _finish(1, str(error))

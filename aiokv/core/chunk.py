@@ -1,0 +1,109 @@
+"""What a server remembers of one chunk: its versions, its open updates and who waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aiokv.core.effects import Effect, Fold
+from aiokv.policy import Policy
+from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A parked request: answered when `version` is made (push) or when push `at_least` of `rank` is in (pull)."""
+
+    peer: Peer
+    request: int
+    rank: Rank
+    chunk: Chunk
+    waits: float
+    version: Version = 0
+    at_least: int = 0
+    want_value: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Contribution:
+    """One rank's part of an update. `slot` is None once it is folded, and for a chunk without elements."""
+
+    rank: Rank
+    sequence: int
+    read_version: Version
+    slot: Slot | None
+
+
+@dataclass(slots=True, eq=False)
+class Update:
+    """An open update: what has arrived for one version of a chunk."""
+
+    version: Version
+    contributions: dict[Rank, Contribution] = field(default_factory=dict)
+    folded: list[Rank] = field(default_factory=list)
+    accumulator: Slot | None = None
+    waiters: list[Waiter] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Elements [start, stop) of a key on this server.
+
+    `newest` is the largest version that is made or open; `pushed` counts each rank's pushes that arrived, `reflected`
+    those that the current value holds.
+    """
+
+    key: Key
+    start: int
+    stop: int
+    spec: TensorSpec
+    policy: Policy
+    version: Version = 0
+    newest: Version = 0
+    applying: bool = False
+    updates: dict[Version, Update] = field(default_factory=dict)
+    pulls: list[Waiter] = field(default_factory=list)
+    pushed: dict[Rank, int] = field(default_factory=dict)
+    reflected: dict[Rank, int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunk's elements."""
+        return (self.stop - self.start) * self.spec.itemsize
+
+    def missing(self, update: Update, members: Sequence[Rank]) -> list[Rank]:
+        """Return the ranks that an update still waits for."""
+        return self.policy.missing(contributed=list(update.contributions), members=members)
+
+    def awaited_update(self, waiter: Waiter) -> Update | None:
+        """Return the open update whose completion would answer the waiter."""
+        if waiter.at_least == 0:
+            return self.updates.get(waiter.version)
+        for update in self.updates.values():
+            contribution = update.contributions.get(waiter.rank)
+            if contribution is not None and contribution.sequence >= waiter.at_least:
+                return update
+        return None
+
+    def fold(self, update: Update, members: Sequence[Rank]) -> list[Effect]:
+        """Add what may be added: sums are made in rank order, so only contributions below the first missing rank.
+
+        The first contribution becomes the accumulator as it is.
+        """
+        missing = self.missing(update, members)
+        effects: list[Effect] = []
+        for rank in sorted(update.contributions):
+            if missing and rank > missing[0]:
+                break
+            slot = update.contributions[rank].slot
+            if rank in update.folded:
+                continue
+            update.folded.append(rank)
+            update.contributions[rank].slot = None
+            if slot is None:
+                continue
+            if update.accumulator is None:
+                update.accumulator = slot
+            else:
+                effects.append(Fold(update.accumulator, slot, self.spec.dtype))
+        return effects

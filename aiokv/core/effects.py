@@ -1,0 +1,192 @@
+"""What a state machine wants done. Drivers perform these, in order; none of them decides anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiokv.errors import AiokvError
+from aiokv.optim import Optimizer
+from aiokv.types import Key, Peer, Rank, Slot, Version
+from aiokv.wire.messages import Message
+
+# --- payloads, by reference: the driver finds the bytes ---
+
+
+@dataclass(slots=True)
+class CallMemory:
+    """Bytes [start, stop) of tensor `tensor` of the user's call `call`."""
+
+    call: int
+    tensor: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class StoredChunk:
+    """The chunk's immutable value at `version`; `nbytes` long."""
+
+    key: Key
+    start: int
+    version: Version
+    nbytes: int
+
+
+# --- effects of every machine ---
+
+
+@dataclass(slots=True)
+class Connect:
+    """Open a connection to `host:port` after `delay` seconds; ends in `Connected` or `ConnectFailed`."""
+
+    peer: Peer
+    host: str
+    port: int
+    delay: float = 0.0
+
+
+@dataclass(slots=True)
+class Send:
+    """Send a message under a request id, followed by the payload."""
+
+    peer: Peer
+    request: int
+    message: Message
+    payload: CallMemory | StoredChunk | None = None
+
+
+@dataclass(slots=True)
+class Refuse:
+    """Answer a request with an error. The peer lives on."""
+
+    peer: Peer
+    request: int
+    error: AiokvError
+
+
+@dataclass(slots=True)
+class Disconnect:
+    """Close a connection; no `PeerLost` follows."""
+
+    peer: Peer
+    reason: str
+
+
+@dataclass(slots=True)
+class Log:
+    """One line for the operator; `level` as in `logging` ("info", "warning", "error")."""
+
+    level: str
+    text: str
+
+
+@dataclass(slots=True)
+class Stop:
+    """This node's work is over. `failed` when it did not end as it should."""
+
+    reason: str
+    failed: bool = False
+
+
+# --- effects of a node with callers: worker and server ---
+
+
+@dataclass(slots=True)
+class Complete:
+    """A call succeeded."""
+
+    call: int
+
+
+@dataclass(slots=True)
+class Fail:
+    """A call failed."""
+
+    call: int
+    error: AiokvError
+
+
+@dataclass(slots=True)
+class Release:
+    """The caller of a worker's call gets its memory back, although frames are still under way.
+
+    Nothing more may be received into it (`receiving`: the peers and request ids concerned), and what is still to be sent
+    from it must be copied first.
+    """
+
+    call: int
+    receiving: list[tuple[Peer, int]]
+
+
+# --- effects of a server on its store ---
+
+
+@dataclass(slots=True)
+class Install:
+    """The slot's content becomes version 0 of a new chunk of `size` elements; the store takes the slot over.
+
+    `slot` is None for a chunk without elements, here and in `Apply`.
+    """
+
+    key: Key
+    start: int
+    dtype: str
+    size: int
+    slot: Slot | None
+
+
+@dataclass(slots=True)
+class Fold:
+    """Add `source` to `target`, elementwise, as `dtype`; free `source`."""
+
+    target: Slot
+    source: Slot
+    dtype: str
+
+
+@dataclass(slots=True)
+class Apply:
+    """Update the chunk with the sum in `slot`, giving `version`; free the slot; ends in `Applied`.
+
+    `ranks` are the contributors in the order of the sum, `staleness` is, for each of them, the number of versions between
+    the one it computed at and the one it is applied to.
+    """
+
+    key: Key
+    start: int
+    version: Version
+    slot: Slot | None
+    ranks: list[Rank]
+    staleness: list[int]
+
+
+@dataclass(slots=True)
+class Free:
+    """The slot's content is not needed."""
+
+    slot: Slot
+
+
+@dataclass(slots=True)
+class Configure:
+    """Use this update rule from the next `Apply` on."""
+
+    optimizer: Optimizer
+
+
+Effect = (
+    Connect
+    | Send
+    | Refuse
+    | Disconnect
+    | Log
+    | Stop
+    | Complete
+    | Fail
+    | Release
+    | Install
+    | Fold
+    | Apply
+    | Free
+    | Configure
+)

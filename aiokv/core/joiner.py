@@ -1,0 +1,153 @@
+"""How a worker or a server takes its place in the cluster and keeps it: connect, register, heartbeat."""
+
+from __future__ import annotations
+
+from aiokv.core.deadlines import earliest
+from aiokv.core.effects import Complete, Connect, Disconnect, Effect, Fail, Log, Send
+from aiokv.errors import AiokvError, JoinTimeoutError
+from aiokv.types import SCHEDULER, Incarnation, Role
+from aiokv.wire.messages import Heartbeat, Register, View
+
+REGISTER_REQUEST = 1
+"""Request id of the one `Register`; other requests count from 2."""
+
+FIRST_DELAY = 0.05
+LAST_DELAY = 1.0
+LOG_EVERY = 5.0
+
+
+def retry_delay(attempt: int) -> float:
+    """Return the seconds to wait before attempt number `attempt` (from 1): doubling, at most a second."""
+    return min(LAST_DELAY, FIRST_DELAY * 2.0 ** min(attempt - 1, 10))
+
+
+def answer_time(timeout: float) -> float:
+    """Return the seconds that the other side gets to answer, so that its explanation is here before our own deadline."""
+    return timeout - min(0.5, 0.1 * timeout)
+
+
+class Joiner:
+    """The part of a state machine that deals with the scheduler. Owned by a `Session` or a `Coordinator`.
+
+    Args:
+        role: worker or server.
+        name: the node's name, unique in the cluster.
+        incarnation: number of this process's life under that name.
+        scheduler: host and port of the scheduler.
+        advertised: host and port under which others reach this node; ("", 0) for a worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        role: Role,
+        name: str,
+        incarnation: Incarnation,
+        scheduler: tuple[str, int],
+        advertised: tuple[str, int],
+    ) -> None:
+        self.role = role
+        self.name = name
+        self.incarnation = incarnation
+        self.scheduler = scheduler
+        self.advertised = advertised
+        self.view: View | None = None
+        self.connected = False
+        self._call: int | None = None
+        self._timeout = 0.0
+        self._join_by = 0.0
+        self._attempt = 0
+        self._reason = "no answer yet"
+        self._log_from = 0.0
+        self._heartbeat_at: float | None = None
+
+    @property
+    def address(self) -> str:
+        """The scheduler's address as people write it."""
+        return "{}:{}".format(*self.scheduler)
+
+    @property
+    def joining(self) -> bool:
+        """True from `join` until it has succeeded or failed."""
+        return self._call is not None
+
+    @property
+    def join_by(self) -> float:
+        """The time at which joining fails."""
+        return self._join_by
+
+    def deadline(self) -> float | None:
+        """Return when `tick` wants to be called."""
+        return earliest(self._heartbeat_at, self._join_by if self.joining else None)
+
+    def join(self, call: int, timeout: float, now: float) -> list[Effect]:
+        """Begin to join; ends in `Complete(call)` or `Fail(call, error)`."""
+        self._call, self._timeout, self._join_by = call, timeout, now + timeout
+        return [Connect(SCHEDULER, *self.scheduler)]
+
+    def on_connected(self, now: float) -> list[Effect]:
+        """Register over the new connection."""
+        self.connected = True
+        self._reason = "registered, but the cluster is not complete"
+        host, port = self.advertised
+        left = answer_time(max(0.0, self._join_by - now))
+        message = Register(self.role, self.name, self.incarnation, host, port, left)
+        return [Send(SCHEDULER, REGISTER_REQUEST, message)]
+
+    def on_connect_failed(self, reason: str, error: AiokvError | None, now: float) -> list[Effect]:
+        """Try again, later and later, and say whom the node waits for; give up when the scheduler refused it."""
+        if not self.joining:
+            return []
+        if error is not None:
+            return self.fail(error)
+        self._attempt += 1
+        self._reason = reason
+        effects: list[Effect] = [Connect(SCHEDULER, *self.scheduler, delay=retry_delay(self._attempt))]
+        if now >= self._log_from:
+            self._log_from = now + LOG_EVERY
+            left = self._join_by - now
+            text = f"{self.name} waits for the scheduler at {self.address} ({reason}); tries again for {left:.0f} s"
+            effects.append(Log("warning", text))
+        return effects
+
+    def on_view(self, view: View, now: float) -> None:
+        """Take over a newer view and begin with heartbeats."""
+        if self.view is None:
+            self._heartbeat_at = now + view.heartbeat
+        self.view = view
+
+    def on_lost(self) -> None:
+        """The connection to the scheduler is gone: nothing to send heartbeats to."""
+        self.connected = False
+        self._heartbeat_at = None
+
+    def complete(self) -> list[Effect]:
+        """The node has all that it needs: the join is over."""
+        if self._call is None:
+            return []
+        call, self._call = self._call, None
+        return [Complete(call)]
+
+    def fail(self, error: AiokvError) -> list[Effect]:
+        """The join is over without success."""
+        if self._call is None:
+            return []
+        call, self._call = self._call, None
+        return [Disconnect(SCHEDULER, "the join failed"), Fail(call, error)]
+
+    def tick(self, now: float, waiting_for: str = "") -> list[Effect]:
+        """Send a heartbeat when it is time, and end a join that took too long.
+
+        Args:
+            now: the time.
+            waiting_for: whom the join waits for when it is not the scheduler.
+        """
+        effects: list[Effect] = []
+        if self._heartbeat_at is not None and now >= self._heartbeat_at and self.view is not None:
+            self._heartbeat_at = now + self.view.heartbeat
+            effects.append(Send(SCHEDULER, 0, Heartbeat()))
+        if self.joining and now >= self._join_by:
+            missing = waiting_for or f"the scheduler at {self.address} ({self._reason})"
+            text = f"{self.name} could not join within {self._timeout:g} s: waiting for {missing}"
+            effects += self.fail(JoinTimeoutError(text, address=self.address))
+        return effects

@@ -1,0 +1,325 @@
+"""The scheduler's decisions: who is in the cluster, who is lost, who waits at a barrier, and when the job is over."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aiokv.core.deadlines import Deadlines, earliest
+from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
+from aiokv.core.stimuli import PeerLost, Received, Stimulus, Tick
+from aiokv.errors import (
+    AiokvError,
+    BarrierTimeoutError,
+    ClusterFullError,
+    JoinTimeoutError,
+    MembershipError,
+    WorkerLostError,
+)
+from aiokv.types import Incarnation, Peer, Rank, Role
+from aiokv.wire import messages as m
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterPlan:
+    """How many members the cluster has, and the settings that all of them share.
+
+    Seconds for `heartbeat` and `death_timeout`, bytes for `chunk_bytes` and `split_bytes`.
+    """
+
+    num_workers: int
+    num_servers: int
+    heartbeat: float
+    death_timeout: float
+    chunk_bytes: int
+    split_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A node that has registered. `state` is "alive", "left" or "lost"."""
+
+    peer: Peer
+    request: int
+    role: Role
+    name: str
+    incarnation: Incarnation
+    host: str
+    port: int
+    heard: float
+    state: str = "alive"
+    reason: str = ""
+    number: int = -1
+    """Rank of a worker, index of a server; given when the cluster is complete."""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A call that waits at a barrier."""
+
+    barrier: str
+    peer: Peer
+    request: int
+    rank: Rank
+    waits: float
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key under which worker-2 comes before worker-10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", name)]
+
+
+class Membership:
+    """The state machine of the scheduler. `handle` is the only door that changes it."""
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self._plan = plan
+        self._members: dict[str, Member] = {}
+        self._by_peer: dict[Peer, Member] = {}
+        self._epoch = 0
+        self._joining: Deadlines[Peer] = Deadlines()
+        self._silent: Deadlines[Peer] = Deadlines()
+        self._arrivals: dict[tuple[Peer, int], Arrival] = {}
+        self._waiting: Deadlines[tuple[Peer, int]] = Deadlines()
+        self._over = False
+
+    # --- the door ---
+
+    def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
+        """Take in one stimulus and return what is to be done, in order."""
+        match stimulus:
+            case Received(peer, request, message):
+                return self._received(peer, request, message, now)
+            case PeerLost(peer, reason):
+                return self._peer_lost(peer, reason, now)
+            case Tick():
+                return self._tick(now)
+            case _:
+                raise TypeError(f"not a stimulus for the scheduler: {stimulus!r}")
+
+    def deadline(self) -> float | None:
+        """Return the time at which a `Tick` is wanted."""
+        return earliest(self._joining.next(), self._silent.next(), self._waiting.next())
+
+    @property
+    def missing(self) -> str:
+        """The places that nobody has taken yet, in words; empty when the cluster is complete."""
+        absent = []
+        for role, wanted in ((Role.WORKER, self._plan.num_workers), (Role.SERVER, self._plan.num_servers)):
+            present = len(self._of(role))
+            if present < wanted:
+                absent.append(f"{wanted - present} of {wanted} {role}s")
+        return " and ".join(absent)
+
+    def _received(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+        member = self._by_peer.get(peer)
+        if member is not None:
+            member.heard = now
+            if peer in self._silent:
+                self._silent.add(peer, now + self._plan.death_timeout)
+        try:
+            match message:
+                case m.Heartbeat():
+                    return []
+                case m.Register():
+                    return self._register(peer, request, message, now)
+                case m.Barrier(name, timeout):
+                    return self._barrier(self._worker(peer), request, name, timeout, now)
+                case m.Leave():
+                    return self._leave(peer, request)
+                case _:
+                    return [Disconnect(peer, f"unexpected {type(message).__name__}")]
+        except AiokvError as error:
+            return [Refuse(peer, request, error)]
+
+    # --- joining ---
+
+    def _of(self, role: Role) -> list[Member]:
+        return [member for member in self._members.values() if member.role is role]
+
+    def _register(self, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
+        wanted = {Role.WORKER: self._plan.num_workers, Role.SERVER: self._plan.num_servers}.get(message.role)
+        if wanted is None or peer in self._by_peer:
+            raise MembershipError(f"{message.name!r} can't register as a {message.role} on this connection")
+        if message.name in self._members:
+            state = self._members[message.name].state
+            raise ClusterFullError(f"the name {message.name!r} is taken by a member that is {state}", got=message.name)
+        if len(self._of(message.role)) >= wanted:
+            text = f"all {wanted} places for a {message.role} are taken; {message.name!r} is one too many"
+            raise ClusterFullError(text, expected=wanted)
+        member = Member(peer, request, message.role, message.name, message.incarnation, message.host, message.port, now)
+        self._members[message.name] = self._by_peer[peer] = member
+        self._joining.add(peer, now + message.timeout)
+        self._silent.add(peer, now + message.timeout + self._plan.death_timeout)
+        if self.missing:
+            return [Log("info", f"{message.role} {message.name} is here; waiting for {self.missing}")]
+        return self._form(now)
+
+    def _form(self, now: float) -> list[Effect]:
+        """Give out the numbers, by name, and tell everybody: the cluster is complete."""
+        for role in (Role.WORKER, Role.SERVER):
+            for number, member in enumerate(sorted(self._of(role), key=lambda member: natural_order(member.name))):
+                member.number = number
+        for peer in self._by_peer:
+            self._joining.discard(peer)
+            self._silent.add(peer, now + self._plan.death_timeout)
+        text = f"complete: {self._plan.num_workers} workers and {self._plan.num_servers} servers"
+        return [Log("info", text), *self._publish()]
+
+    def _publish(self) -> list[Effect]:
+        self._epoch += 1
+        workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
+        servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
+        view = m.View(
+            self._epoch,
+            tuple(m.WorkerEntry(w.number, w.name, w.incarnation, w.state, w.reason) for w in workers),
+            tuple(m.ServerEntry(s.number, s.name, s.incarnation, s.host, s.port, s.state, s.reason) for s in servers),
+            self._plan.heartbeat,
+            self._plan.chunk_bytes,
+            self._plan.split_bytes,
+        )
+        # Servers first: a worker that is quick to call should find that they know it.
+        return [Send(member.peer, 0, view) for member in servers + workers if member.state == "alive"]
+
+    # --- leaving and getting lost ---
+
+    def _worker(self, peer: Peer) -> Member:
+        member = self._by_peer.get(peer)
+        if member is None or member.role is not Role.WORKER or not self._epoch:
+            raise MembershipError("only a worker of the complete cluster can do this")
+        return member
+
+    def _leave(self, peer: Peer, request: int) -> list[Effect]:
+        member = self._worker(peer)
+        self._drop(member, "left", "left in good order")
+        effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(), *self._check_barriers()]
+        return effects + self._end_if_over()
+
+    def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        member = self._by_peer.get(peer)
+        if member is None:
+            return []
+        if self._over:
+            # A server that was told to stop.
+            self._drop(member, "left", reason)
+            return []
+        return self._lose(member, f"{reason}, last heard {now - member.heard:.1f} s before")
+
+    def _drop(self, member: Member, state: str, reason: str) -> None:
+        member.state, member.reason = state, reason
+        self._by_peer.pop(member.peer, None)
+        self._silent.discard(member.peer)
+        self._joining.discard(member.peer)
+        for name in [name for name in self._arrivals if name[0] == member.peer]:
+            del self._arrivals[name]
+            self._waiting.discard(name)
+
+    def _lose(self, member: Member, reason: str) -> list[Effect]:
+        self._drop(member, "lost", reason)
+        effects: list[Effect] = [Log("error", f"{member.role} {member.name} is lost: {reason}")]
+        if not self._epoch:
+            # The cluster was never complete, so the place is simply free again.
+            del self._members[member.name]
+            return effects
+        return effects + self._publish() + self._check_barriers() + self._end_if_over()
+
+    def _end_if_over(self) -> list[Effect]:
+        workers = self._of(Role.WORKER)
+        if self._over or any(worker.state == "alive" for worker in workers):
+            return []
+        self._over = True
+        lost = [worker.name for worker in workers if worker.state == "lost"]
+        reason = f"no worker is left; lost: {', '.join(lost)}" if lost else "all workers have left"
+        servers = [server for server in self._of(Role.SERVER) if server.state == "alive"]
+        return [*(Send(server.peer, 0, m.Stop(reason)) for server in servers), Stop(reason, failed=bool(lost))]
+
+    # --- barriers ---
+
+    def _barrier(self, member: Member, request: int, name: str, timeout: float, now: float) -> list[Effect]:
+        arrival = Arrival(name, member.peer, request, member.number, timeout)
+        self._arrivals[member.peer, request] = arrival
+        self._waiting.add((member.peer, request), now + timeout)
+        return self._check_barriers()
+
+    def _check_barriers(self) -> list[Effect]:
+        """Release the barriers at which every worker has arrived; refuse those that wait for a lost one."""
+        workers = [worker for worker in self._of(Role.WORKER) if worker.state != "left"]
+        effects: list[Effect] = []
+        for barrier in dict.fromkeys(arrival.barrier for arrival in self._arrivals.values()):
+            absent = self._absent(barrier, workers)
+            lost = [worker for worker in absent if worker.state == "lost"]
+            if absent and not lost:
+                continue
+            for arrival in [arrival for arrival in self._arrivals.values() if arrival.barrier == barrier]:
+                self._forget(arrival)
+                answer: Effect = Send(arrival.peer, arrival.request, m.Done())
+                if lost:
+                    answer = Refuse(arrival.peer, arrival.request, self._barrier_loss(barrier, lost))
+                effects.append(answer)
+        return effects
+
+    def _absent(self, barrier: str, workers: list[Member]) -> list[Member]:
+        # Ranks are counted, not calls: a worker that asks twice is one worker.
+        here = {arrival.rank for arrival in self._arrivals.values() if arrival.barrier == barrier}
+        return [worker for worker in workers if worker.number not in here]
+
+    def _barrier_loss(self, barrier: str, lost: list[Member]) -> WorkerLostError:
+        reasons = "; ".join(f"rank {member.number} ({member.name}): {member.reason}" for member in lost)
+        return WorkerLostError(
+            f"barrier {barrier!r} can't complete: workers lost: {reasons}", ranks=[member.number for member in lost]
+        )
+
+    def _forget(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival.peer, arrival.request]
+        self._waiting.discard((arrival.peer, arrival.request))
+
+    # --- time ---
+
+    def _tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in self._joining.due(now):
+            effects += self._give_up_join(self._by_peer[peer], now)
+        for peer in self._silent.due(now):
+            member = self._by_peer[peer]
+            silence = now - member.heard
+            effects += [Disconnect(peer, "no heartbeat"), *self._lose(member, f"no heartbeat for {silence:.1f} s")]
+        late = [self._arrivals[name] for name in self._waiting.due(now)]
+        # All that is late is looked at before any is taken out: each is told the same missing ranks.
+        effects += [Refuse(arrival.peer, arrival.request, self._late(arrival)) for arrival in late]
+        for arrival in late:
+            del self._arrivals[arrival.peer, arrival.request]
+        return effects
+
+    def _give_up_join(self, member: Member, now: float) -> list[Effect]:
+        text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {self.missing}"
+        self._drop(member, "left", text)
+        del self._members[member.name]
+        return [Refuse(member.peer, member.request, JoinTimeoutError(text)), Log("error", f"{member.name}: {text}")]
+
+    def _late(self, arrival: Arrival) -> BarrierTimeoutError:
+        workers = [worker for worker in self._of(Role.WORKER) if worker.state == "alive"]
+        absent = self._absent(arrival.barrier, workers)
+        names = ", ".join(f"{worker.number} ({worker.name})" for worker in absent)
+        return BarrierTimeoutError(
+            f"barrier {arrival.barrier!r}: rank {names} did not arrive within {arrival.waits:.3g} s",
+            ranks=[worker.number for worker in absent],
+        )
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        assert all(self._members[member.name] is member for member in self._by_peer.values())
+        assert all(member.state == "alive" for member in self._by_peer.values())
+        assert all(name in self._waiting for name in self._arrivals)
+        assert len(self._arrivals) == len(self._waiting)
+        assert len(self._of(Role.WORKER)) <= self._plan.num_workers
+        assert len(self._of(Role.SERVER)) <= self._plan.num_servers
+        if self._epoch:
+            assert [w.number for w in sorted(self._of(Role.WORKER), key=lambda w: w.number)] == list(
+                range(self._plan.num_workers)
+            )

@@ -1,0 +1,55 @@
+"""Keys -> chunks -> servers: a pure function of one key, its spec and the cluster's settings.
+
+No table and no history: every worker finds the same place for a key, in whatever order keys are used. Arrays of at least
+`split_bytes` are cut evenly over all servers, so nearly all bytes of a model are balanced exactly; the small rest goes to
+one server each, by a hash of the name.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+
+from aiokv.types import Key, TensorSpec
+
+
+@dataclass(slots=True, frozen=True)
+class Chunk:
+    """Elements [start, stop) of a key, on one server (a position in the list of servers)."""
+
+    server: int
+    start: int
+    stop: int
+
+
+def split_range(size: int, parts: int) -> list[tuple[int, int]]:
+    """Cut range(size) into `parts` neighbouring ranges whose lengths differ by at most one."""
+    bounds = [size * part // parts for part in range(parts + 1)]
+    return list(zip(bounds, bounds[1:], strict=False))
+
+
+def home_of(key: Key, servers: int) -> int:
+    """Return the server that a small key lives on, and where the cut of a big one begins."""
+    # crc32 mixes neighbouring names and ints well; the type is part of the text, so that 1 and "1" differ.
+    return zlib.crc32(repr(key).encode()) % servers
+
+
+def place(key: Key, spec: TensorSpec, *, servers: int, chunk_bytes: int, split_bytes: int) -> list[Chunk]:
+    """Return the chunks of a key in the order of their elements; a tensor without elements has one empty chunk.
+
+    Args:
+        key: the parameter's name.
+        spec: its shape and dtype.
+        servers: how many servers the cluster has.
+        chunk_bytes: the largest chunk.
+        split_bytes: tensors of at least this many bytes are cut over all servers.
+    """
+    home = home_of(key, servers)
+    parts = servers if spec.nbytes >= split_bytes and spec.size >= servers else 1
+    chunks: list[Chunk] = []
+    for part, (low, high) in enumerate(split_range(spec.size, parts)):
+        pieces = max(1, math.ceil((high - low) * spec.itemsize / chunk_bytes))
+        server = (home + part) % servers
+        chunks += [Chunk(server, low + start, low + stop) for start, stop in split_range(high - low, pieces)]
+    return chunks

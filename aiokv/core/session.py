@@ -1,0 +1,428 @@
+"""A worker's decisions: which server gets which bytes, what a call still waits for, and why it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aiokv.core import stimuli as st
+from aiokv.core.deadlines import Deadlines, earliest
+from aiokv.core.effects import CallMemory, Complete, Connect, Disconnect, Effect, Fail, Log, Release, Send
+from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
+from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
+from aiokv.core.placement import Chunk, place
+from aiokv.errors import (
+    AiokvError,
+    CallTimeoutError,
+    ClosedError,
+    ProtocolError,
+    SchedulerLostError,
+    ServerLostError,
+    from_code,
+)
+from aiokv.optim import make_optimizer
+from aiokv.policy import get_policy
+from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec, Version
+from aiokv.wire import messages as m
+
+Operation = st.Operation
+ErrorOf = Callable[[str], AiokvError]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A user's call that is not answered yet. `open` are the ids of the requests it still waits for."""
+
+    number: int
+    what: str
+    timeout: float
+    open: dict[int, None] = field(default_factory=dict)
+    tensors: list[tuple[Key, TensorSpec]] = field(default_factory=list)
+    operation: Operation | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A message that is not answered yet. It outlives its call when the caller stopped waiting."""
+
+    call: int
+    peer: Peer
+    memory: CallMemory | None = None
+    address: tuple[Key, int] | None = None
+
+
+class Session:
+    """The state machine of one worker. `handle` is the only door that changes it.
+
+    Args:
+        joiner: this worker's place in the cluster.
+        policy: name of the synchronisation policy of the keys that it initialises ("bsp", "asp").
+
+    Raises:
+        PolicyError: unknown policy.
+    """
+
+    def __init__(self, joiner: Joiner, *, policy: str) -> None:
+        if joiner.role is not Role.WORKER:
+            raise ValueError(f"a session joins as a worker, not as a {joiner.role}")
+        self.policy = get_policy(policy).name
+        self._joiner = joiner
+        self._rank: Rank = -1
+        self._servers: dict[Peer, m.ServerEntry] = {}
+        self._attached: dict[Peer, bool] = {}
+        self._attempts: dict[Peer, int] = {}
+        self._lost: dict[Peer, str] = {}
+        self._next_request = REGISTER_REQUEST + 1
+        self._calls: dict[int, Call] = {}
+        self._requests: dict[int, Request] = {}
+        self._deadlines: Deadlines[int] = Deadlines()
+        self._kind: type | None = None
+        self.specs: dict[Key, TensorSpec] = {}
+        """What this worker knows of the keys that it has initialised."""
+        self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
+        self._pushed: dict[Key, int] = {}
+        self._versions: dict[tuple[Key, int], Version] = {}
+        self._closed = False
+
+    # --- read only ---
+
+    @property
+    def rank(self) -> Rank:
+        """This worker's rank; -1 before it has joined."""
+        return self._rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster was declared with; 0 before this one has joined."""
+        return len(self._joiner.view.workers) if self._joiner.view else 0
+
+    @property
+    def pending(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self._requests)
+
+    def landing(self, request: int, nbytes: int) -> CallMemory | None:
+        """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
+        pending = self._requests.get(request)
+        if pending is None or pending.memory is None or pending.call not in self._calls:
+            return None
+        memory = pending.memory
+        return memory if memory.stop - memory.start == nbytes else None
+
+    def deadline(self) -> float | None:
+        """Return the time at which a `Tick` is wanted."""
+        return earliest(self._deadlines.next(), self._joiner.deadline())
+
+    # --- the door ---
+
+    def handle(self, stimulus: st.Stimulus, *, now: float) -> list[Effect]:
+        """Take in one stimulus and return what is to be done, in order."""
+        match stimulus:
+            case st.Received(peer, request, message, _, nbytes):
+                return self._received(peer, request, message, nbytes, now)
+            case st.Transfer():
+                return self._transfer(stimulus, now)
+            case st.EnterBarrier(call, name, timeout):
+                return self._barrier(call, name, timeout, now)
+            case st.ConfigureOptimizer(call, name, params, timeout):
+                return self._set_optimizer(call, name, params, timeout, now)
+            case st.Cancel(call):
+                return self._cancel(call)
+            case st.Depart(call, timeout):
+                return self._depart(call, timeout, now)
+            case _:
+                return self._link_event(stimulus, now)
+
+    def _link_event(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
+        match stimulus:
+            case st.Join(call, timeout):
+                return self._joiner.join(call, timeout, now)
+            case st.Connected(peer):
+                return self._joiner.on_connected(now) if peer == SCHEDULER else self._attach(peer, now)
+            case st.ConnectFailed(peer, reason, error):
+                if peer == SCHEDULER:
+                    return self._joiner.on_connect_failed(reason, error, now)
+                return self._retry(peer, reason) if error is None else self._joiner.fail(error)
+            case st.PeerLost(peer, reason):
+                return self._scheduler_gone(reason) if peer == SCHEDULER else self._server_gone(peer, reason)
+            case st.Tick():
+                return self._tick(now)
+            case _:
+                raise TypeError(f"not a stimulus for a worker: {stimulus!r}")
+
+    # --- joining ---
+
+    def _viewed(self, view: m.View, now: float) -> list[Effect]:
+        first = self._joiner.view is None
+        self._joiner.on_view(view, now)
+        if first:
+            self._rank = next(entry.rank for entry in view.workers if entry.name == self._joiner.name)
+            self._servers = {entry.index: entry for entry in view.servers}
+            return [Connect(entry.index, entry.host, entry.port) for entry in view.servers]
+        effects: list[Effect] = []
+        for entry in view.servers:
+            self._servers[entry.index] = entry
+            if entry.state == "lost" and entry.index not in self._lost:
+                effects += [Disconnect(entry.index, entry.reason), *self._server_gone(entry.index, entry.reason)]
+        return effects
+
+    def _attach(self, peer: Peer, now: float) -> list[Effect]:
+        view = self._joiner.view
+        assert view is not None, "servers are known from the view only"
+        left = answer_time(max(0.0, self._joiner.join_by - now))
+        message = m.Attach(self._rank, self._joiner.name, self._joiner.incarnation, view.epoch, left)
+        request = self._new_request(Request(-1, peer))
+        return [Send(peer, request, message)]
+
+    def _retry(self, peer: Peer, reason: str) -> list[Effect]:
+        if not self._joiner.joining:
+            return []
+        entry = self._servers[peer]
+        attempt = self._attempts[peer] = self._attempts.get(peer, 0) + 1
+        effects: list[Effect] = [Connect(peer, entry.host, entry.port, delay=retry_delay(attempt))]
+        if attempt == 1:
+            effects.append(Log("warning", f"{self._joiner.name} waits for {self._label(peer)}: {reason}"))
+        return effects
+
+    def _label(self, peer: Peer) -> str:
+        if peer == SCHEDULER:
+            return f"the scheduler at {self._joiner.address}"
+        entry = self._servers[peer]
+        return f"server {peer} ({entry.name} at {entry.host}:{entry.port})"
+
+    # --- calls ---
+
+    def _new_request(self, request: Request) -> int:
+        number = self._next_request
+        self._next_request += 1
+        self._requests[number] = request
+        return number
+
+    def _open_call(self, call: Call, now: float) -> None:
+        self._calls[call.number] = call
+        self._deadlines.add(call.number, now + call.timeout)
+
+    def _check_ready(self, what: str) -> None:
+        if self._closed or self._joiner.view is None or self._joiner.joining:
+            raise ClosedError(f"{what}: this worker is {'closed' if self._closed else 'not connected yet'}")
+        for peer, reason in self._lost.items():
+            raise self._server_error(peer, reason, what)
+
+    def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
+        names = [repr(key) for key, _ in stimulus.tensors]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        call = Call(stimulus.call, f"{stimulus.operation.value} of {shown}", stimulus.timeout)
+        call.tensors, call.operation = stimulus.tensors, stimulus.operation
+        try:
+            self._check_ready(call.what)
+            for key, spec in stimulus.tensors:
+                self._check_tensor(key, spec)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        self._open_call(call, now)
+        effects: list[Effect] = []
+        for tensor, (key, spec) in enumerate(stimulus.tensors):
+            if stimulus.operation in (Operation.PUSH, Operation.PUSHPULL):
+                self._pushed[key] = self._pushed.get(key, 0) + 1
+            for chunk in self._place(key, spec):
+                effects.append(self._request(call, tensor, chunk))
+        return effects or self._complete(call)
+
+    def _check_tensor(self, key: Key, spec: TensorSpec) -> None:
+        self._kind = check_kind(check_key(key), self._kind)
+        check_spec(key, spec)
+        known = self.specs.get(key)
+        if known is not None:
+            check_same_spec(key, known, spec)
+
+    def _place(self, key: Key, spec: TensorSpec) -> list[Chunk]:
+        chunks = self._places.get((key, spec))
+        if chunks is None:
+            view = self._joiner.view
+            assert view is not None, "checked by _check_ready"
+            chunks = self._places[key, spec] = place(
+                key, spec, servers=len(view.servers), chunk_bytes=view.chunk_bytes, split_bytes=view.split_bytes
+            )
+        return chunks
+
+    def _request(self, call: Call, tensor: int, chunk: Chunk) -> Send:
+        key, spec = call.tensors[tensor]
+        size = spec.itemsize
+        memory = CallMemory(call.number, tensor, chunk.start * size, chunk.stop * size)
+        head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
+        wait = answer_time(call.timeout)
+        receives = call.operation in (Operation.PULL, Operation.PUSHPULL)
+        number = self._new_request(Request(call.number, chunk.server, memory if receives else None, (key, chunk.start)))
+        call.open[number] = None
+        if call.operation is Operation.INIT:
+            return Send(chunk.server, number, m.Init(*head, self.policy, wait), memory if self._rank == 0 else None)
+        pushed = self._pushed.get(key, 0)
+        if call.operation is Operation.PULL:
+            return Send(chunk.server, number, m.Pull(*head, pushed, wait))
+        read = self._versions.get((key, chunk.start), 0)
+        return Send(chunk.server, number, m.Push(*head, pushed, read, receives, wait), memory)
+
+    def _barrier(self, number: int, name: str, timeout: float, now: float) -> list[Effect]:
+        call = Call(number, f"barrier {name!r}", timeout)
+        try:
+            self._check_ready(call.what)
+            if not self._joiner.connected:
+                raise self._scheduler_error("it is not connected")
+        except AiokvError as error:
+            return [Fail(number, error)]
+        self._open_call(call, now)
+        request = self._new_request(Request(number, SCHEDULER))
+        call.open[request] = None
+        return [Send(SCHEDULER, request, m.Barrier(name, answer_time(timeout)))]
+
+    def _set_optimizer(
+        self, number: int, name: str, params: Mapping[str, bool | int | float | str], timeout: float, now: float
+    ) -> list[Effect]:
+        call = Call(number, f"set_optimizer {name!r}", timeout)
+        try:
+            self._check_ready(call.what)
+            make_optimizer(name, params)
+        except AiokvError as error:
+            return [Fail(number, error)]
+        self._open_call(call, now)
+        effects: list[Effect] = []
+        for peer in self._servers:
+            request = self._new_request(Request(number, peer))
+            call.open[request] = None
+            effects.append(Send(peer, request, m.SetOptimizer(name, dict(params), answer_time(timeout))))
+        return effects
+
+    # --- answers ---
+
+    def _received(self, peer: Peer, request: int, message: m.Message, nbytes: int, now: float) -> list[Effect]:
+        if peer == SCHEDULER and isinstance(message, m.View):
+            return self._viewed(message, now)
+        if peer == SCHEDULER and request == REGISTER_REQUEST and isinstance(message, m.Error):
+            return self._joiner.fail(from_code(message.code, message.message, message.details))
+        if not isinstance(message, (m.Done, m.Value, m.Error)):
+            return [Disconnect(peer, f"unexpected {type(message).__name__}")]
+        pending = self._requests.pop(request, None)
+        if pending is None or pending.peer != peer:
+            return [Disconnect(peer, f"an answer to request {request}, which was not asked")]
+        if pending.call == -1:
+            return self._attach_answered(peer, message)
+        call = self._calls.get(pending.call)
+        if isinstance(message, m.Value) and pending.address is not None:
+            self._versions[pending.address] = message.version
+        if call is None:
+            return []
+        call.open.pop(request)
+        if isinstance(message, m.Error):
+            return self._fail(call, from_code(message.code, message.message, message.details))
+        expected = pending.memory.stop - pending.memory.start if pending.memory else 0
+        if expected != nbytes:
+            text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
+            return self._fail(call, ProtocolError(text))
+        return [] if call.open else self._complete(call)
+
+    def _attach_answered(self, peer: Peer, message: m.Message) -> list[Effect]:
+        if isinstance(message, m.Error):
+            return self._joiner.fail(from_code(message.code, message.message, message.details))
+        self._attached[peer] = True
+        return self._joiner.complete() if len(self._attached) == len(self._servers) else []
+
+    def _complete(self, call: Call) -> list[Effect]:
+        del self._calls[call.number]
+        self._deadlines.discard(call.number)
+        if call.operation is Operation.INIT:
+            self.specs.update(call.tensors)
+        return [Complete(call.number)]
+
+    def _release(self, call: Call) -> Release:
+        """Forget a call before all its requests are answered; they stay known until they are."""
+        del self._calls[call.number]
+        self._deadlines.discard(call.number)
+        return Release(call.number, [(self._requests[number].peer, number) for number in call.open])
+
+    def _fail(self, call: Call, error: AiokvError) -> list[Effect]:
+        return [self._release(call), Fail(call.number, error)]
+
+    def _cancel(self, number: int) -> list[Effect]:
+        call = self._calls.get(number)
+        return [] if call is None else [self._release(call)]
+
+    # --- losses ---
+
+    def _server_error(self, peer: Peer, reason: str, what: str) -> ServerLostError:
+        entry = self._servers[peer]
+        address = f"{entry.host}:{entry.port}"
+        return ServerLostError(f"{what}: {self._label(peer)} is lost: {reason}", server=peer, address=address)
+
+    def _scheduler_error(self, reason: str) -> SchedulerLostError:
+        return SchedulerLostError(f"{self._label(SCHEDULER)} is gone: {reason}", address=self._joiner.address)
+
+    def _server_gone(self, peer: Peer, reason: str) -> list[Effect]:
+        self._lost[peer] = reason
+        effects = self._joiner.fail(self._server_error(peer, reason, "join"))
+        return effects + self._fail_requests_to(peer, lambda what: self._server_error(peer, reason, what))
+
+    def _scheduler_gone(self, reason: str) -> list[Effect]:
+        self._joiner.on_lost()
+        effects = self._joiner.fail(self._scheduler_error(reason))
+        if not self._closed:
+            effects.append(
+                Log("warning", f"{self._scheduler_error(reason)}; {self._joiner.name} goes on without barriers")
+            )
+        return effects + self._fail_requests_to(SCHEDULER, lambda what: self._scheduler_error(f"{reason}; {what}"))
+
+    def _fail_requests_to(self, peer: Peer, error_of: ErrorOf) -> list[Effect]:
+        concerned: dict[int, Call] = {}
+        for number, request in list(self._requests.items()):
+            if request.peer != peer:
+                continue
+            del self._requests[number]
+            call = self._calls.get(request.call)
+            if call is not None:
+                call.open.pop(number)
+                concerned[call.number] = call
+        effects: list[Effect] = []
+        for call in concerned.values():
+            effects += self._fail(call, error_of(call.what))
+        return effects
+
+    def _tick(self, now: float) -> list[Effect]:
+        absent = [self._label(peer) for peer in self._servers if peer not in self._attached]
+        effects = self._joiner.tick(now, " and ".join(absent))
+        for number in self._deadlines.due(now):
+            call = self._calls[number]
+            silent = dict.fromkeys(self._requests[request].peer for request in call.open)
+            names = " and ".join(self._label(peer) for peer in silent)
+            text = f"{call.what}: no answer from {names} within {call.timeout:.3g} s"
+            effects += self._fail(call, CallTimeoutError(text, server=list(silent)))
+        return effects
+
+    # --- leaving ---
+
+    def _depart(self, number: int, timeout: float, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for call in list(self._calls.values()):
+            effects += self._fail(call, ClosedError(f"{call.what}: the worker was closed while the call was pending"))
+        self._closed = True
+        if not self._joiner.connected or self._joiner.view is None or self._joiner.joining:
+            return [*effects, Complete(number)]
+        call = Call(number, "leave", timeout)
+        self._open_call(call, now)
+        request = self._new_request(Request(number, SCHEDULER))
+        call.open[request] = None
+        return [*effects, Send(SCHEDULER, request, m.Leave())]
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        for number, call in self._calls.items():
+            assert number == call.number
+            assert number in self._deadlines
+            assert call.open, "a call without open requests is complete"
+            assert all(self._requests[request].call == number for request in call.open)
+        assert len(self._calls) == len(self._deadlines)
+        assert all(request < self._next_request for request in self._requests)

@@ -1,0 +1,151 @@
+"""What can happen to a state machine. Drivers make these; `handle` takes them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiokv.errors import AiokvError
+from aiokv.types import Key, Peer, Slot, TensorSpec, Version
+from aiokv.wire.messages import Message
+
+# --- for every machine ---
+
+
+@dataclass(slots=True)
+class Received:
+    """A whole frame arrived: its control message, and the slot where its payload landed, if it had one."""
+
+    peer: Peer
+    request: int
+    message: Message
+    slot: Slot | None = None
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class Connected:
+    """A connection that a `Connect` effect asked for is open and authenticated."""
+
+    peer: Peer
+
+
+@dataclass(slots=True)
+class ConnectFailed:
+    """A connection that a `Connect` effect asked for did not come about.
+
+    `error` says why when the other side refused it, rather than not being there.
+    """
+
+    peer: Peer
+    reason: str
+    error: AiokvError | None = None
+
+
+@dataclass(slots=True)
+class PeerLost:
+    """An open connection ended, whatever the cause."""
+
+    peer: Peer
+    reason: str
+
+
+@dataclass(slots=True)
+class Tick:
+    """The machine's `deadline()` has come."""
+
+
+# --- for a server ---
+
+
+@dataclass(slots=True)
+class Applied:
+    """The update that an `Apply` effect asked for is done: the chunk is at `version` now."""
+
+    key: Key
+    start: int
+    version: Version
+
+
+# --- for a node that joins: worker and server ---
+
+
+@dataclass(slots=True)
+class Join:
+    """Connect to the scheduler and take a place. `call` is completed when the view is there and all links are up."""
+
+    call: int
+    timeout: float
+
+
+# --- for a worker: calls of its user, numbered by the driver ---
+
+
+class Operation(enum.Enum):
+    """What a transfer does with its tensors."""
+
+    INIT = "init"
+    PUSH = "push"
+    PULL = "pull"
+    PUSHPULL = "pushpull"
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One call with one or more tensors. Tensor i of the call is what `CallMemory(call, i, ...)` refers to."""
+
+    call: int
+    operation: Operation
+    tensors: list[tuple[Key, TensorSpec]]
+    timeout: float
+
+
+@dataclass(slots=True)
+class EnterBarrier:
+    """Wait until every worker of the view is here."""
+
+    call: int
+    name: str
+    timeout: float
+
+
+@dataclass(slots=True)
+class ConfigureOptimizer:
+    """Set the servers' update rule."""
+
+    call: int
+    name: str
+    params: Mapping[str, bool | int | float | str]
+    timeout: float
+
+
+@dataclass(slots=True)
+class Cancel:
+    """The caller stopped waiting. What was pushed is still delivered; what was to be received is dropped."""
+
+    call: int
+
+
+@dataclass(slots=True)
+class Depart:
+    """Leave the cluster in good order."""
+
+    call: int
+    timeout: float
+
+
+Stimulus = (
+    Received
+    | Connected
+    | ConnectFailed
+    | PeerLost
+    | Tick
+    | Applied
+    | Join
+    | Transfer
+    | EnterBarrier
+    | ConfigureOptimizer
+    | Cancel
+    | Depart
+)

@@ -1,0 +1,201 @@
+"""Every error that aiokv raises, and the numeric code by which it travels.
+
+    AiokvError
+    ├── ConfigError                 settings that cannot work, or contradict each other
+    ├── MissingExtraError           an optional package is not installed (also ImportError)
+    ├── BindError                   the listening address is taken or not ours (also OSError)
+    ├── ClosedError                 the client, server or scheduler is closed
+    ├── ProtocolError               the peer does not speak this protocol
+    │   ├── LimitError              a length over its limit
+    │   └── HandshakeError          wrong version, cluster or token
+    ├── MembershipError
+    │   ├── ClusterFullError        all places are taken
+    │   ├── WorkerLostError         a worker that the call needs is gone
+    │   ├── ServerLostError         a server that the call needs is gone
+    │   └── SchedulerLostError      the scheduler is gone
+    ├── CallTimeoutError            a deadline passed (also TimeoutError)
+    │   ├── JoinTimeoutError        the cluster did not become complete in time
+    │   ├── RoundTimeoutError       ranks did not contribute in time
+    │   └── BarrierTimeoutError     ranks did not arrive in time
+    ├── KeyUseError                 a key used in a way it can't be
+    │   ├── UnknownKeyError         nobody has initialised it
+    │   ├── AlreadyInitializedError it has a value already
+    │   └── SpecMismatchError       another shape or dtype than the key has
+    ├── OptimizerError              unknown rule, wrong parameter, or another rule is set
+    └── PolicyError                 unknown policy, wrong option, or another policy is set
+
+A driver turns a peer's mistake into a frame with the code, the text and the details; the caller's side turns it back into
+the same class.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class AiokvError(Exception):
+    """Base of all errors of aiokv.
+
+    Args:
+        message: what was wrong, expected and got, and what to do, in one or two sentences.
+        details: machine-readable facts under fixed names: `ranks`, `key`, `round`, `server`, `address`, `expected`, `got`.
+            Only None, bool, int, float, str and lists of them, so that they can travel.
+    """
+
+    code: ClassVar[int] = 1
+    retriable: ClassVar[bool] = False
+    """True when the same call may succeed later without any change by the caller."""
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class ConfigError(AiokvError):
+    """Settings that cannot work or contradict each other."""
+
+    code = 2
+
+
+class MissingExtraError(AiokvError, ImportError):
+    """An optional package is not installed; the message names the extra to install."""
+
+    code = 3
+
+
+class BindError(AiokvError, OSError):
+    """The listening address is taken or not this machine's; `details`: address, errno."""
+
+    code = 4
+
+
+class ClosedError(AiokvError):
+    """The object is closed, or was never opened."""
+
+    code = 5
+
+
+class ProtocolError(AiokvError):
+    """The peer sent something that this protocol does not allow."""
+
+    code = 10
+
+
+class LimitError(ProtocolError):
+    """A length in a header is over its limit; nothing was allocated."""
+
+    code = 11
+
+
+class HandshakeError(ProtocolError):
+    """Protocol version, cluster id or token differ, or the handshake took too long."""
+
+    code = 12
+
+
+class MembershipError(AiokvError):
+    """The cluster's members do not allow the call."""
+
+    code = 20
+
+
+class ClusterFullError(MembershipError):
+    """All declared places are taken, or the name is."""
+
+    code = 21
+
+
+class WorkerLostError(MembershipError):
+    """Workers that the call needs are gone; `details`: ranks, key, round."""
+
+    code = 22
+
+
+class ServerLostError(MembershipError):
+    """A server that the call needs is gone; `details`: server, address."""
+
+    code = 23
+
+
+class SchedulerLostError(MembershipError):
+    """The scheduler is gone; `details`: address."""
+
+    code = 24
+
+
+class CallTimeoutError(AiokvError, TimeoutError):
+    """The call's deadline passed; the message names what was missing."""
+
+    code = 30
+    retriable = True
+
+
+class JoinTimeoutError(CallTimeoutError):
+    """The cluster did not become complete in time; the message names the missing nodes."""
+
+    code = 31
+
+
+class RoundTimeoutError(CallTimeoutError):
+    """Ranks did not contribute in time; `details`: ranks, key, round. What was pushed stays counted in its round."""
+
+    code = 32
+    retriable = False
+
+
+class BarrierTimeoutError(CallTimeoutError):
+    """Ranks did not arrive at a barrier in time; `details`: ranks. The barrier can be used again."""
+
+    code = 33
+
+
+class KeyUseError(AiokvError):
+    """A key of the wrong type, out of range, or of the other kind than the cluster uses."""
+
+    code = 40
+
+
+class UnknownKeyError(KeyUseError):
+    """Nobody has initialised the key; `details`: key."""
+
+    code = 41
+
+
+class AlreadyInitializedError(KeyUseError):
+    """The key has a value already; `details`: key."""
+
+    code = 42
+
+
+class SpecMismatchError(KeyUseError):
+    """Another shape or dtype than the key has; `details`: key, expected, got."""
+
+    code = 43
+
+
+class OptimizerError(AiokvError):
+    """Unknown update rule, wrong parameter, or another rule is already set."""
+
+    code = 50
+
+
+class PolicyError(AiokvError):
+    """Unknown policy, wrong option, or the key has another policy."""
+
+    code = 51
+
+
+def _all_subclasses(cls: type[AiokvError]) -> list[type[AiokvError]]:
+    found = [cls]
+    for child in cls.__subclasses__():
+        found += _all_subclasses(child)
+    return found
+
+
+BY_CODE: dict[int, type[AiokvError]] = {cls.code: cls for cls in _all_subclasses(AiokvError)}
+
+
+def from_code(code: int, message: str, details: dict[str, Any]) -> AiokvError:
+    """Rebuild an error that travelled; an unknown code becomes a plain `AiokvError`."""
+    return BY_CODE.get(code, AiokvError)(message, **details)

@@ -1,0 +1,63 @@
+"""A scheduler or server as the main thing of its process: say where it listens, end at a signal, say why it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, Self
+
+from aiokv.launch.signals import handle_signals
+from aiokv.launch.supervisor import EXIT_SIGNAL_BASE, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from aiokv.core.effects import Stop
+
+
+class Node(Protocol):
+    """What `Scheduler` and `Server` of `aiokv.net` have in common, as seen from here."""
+
+    host: str
+    port: int
+
+    async def __aenter__(self) -> Self:
+        """Begin to listen."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Stop listening."""
+
+    async def wait_stopped(self) -> Stop:
+        """Wait until the node's work is over."""
+
+
+async def serve(node: Node, announce: Callable[[], None]) -> Outcome:
+    """Run a node until its work is over or a signal asks it to end.
+
+    A node that a signal ended has not done its work, so its exit code says so, as a shell would: 128 + the signal.
+    There is no reason then: who sent the signal knows it.
+
+    Args:
+        node: the node, not yet started.
+        announce: called when it listens, when `host` and `port` are the real ones.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "serve is a coroutine of a task"
+    received: list[int] = []
+
+    def end(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    with handle_signals(end):
+        try:
+            async with node:
+                announce()
+                stop = await node.wait_stopped()
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            return Outcome(EXIT_SIGNAL_BASE + received[0])
+    return Outcome(1 if stop.failed else 0, stop.reason)

@@ -1,0 +1,48 @@
+"""Signals that ask a process to end, delivered to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+"""Not every system has all of them."""
+
+
+@contextlib.contextmanager
+def handle_signals(callback: Callable[[int], None]) -> Iterator[None]:
+    """Call back in the running loop, with the signal's number, when this process is asked to end.
+
+    A signal that the process was started to ignore (as `nohup` does with SIGHUP) stays ignored. Outside the main
+    thread, where Python allows no handlers, nothing is handled.
+    """
+    loop = asyncio.get_running_loop()
+    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    previous: dict[int, Any] = {}
+    try:
+        for number in numbers:
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN and _install(loop, number, callback):
+                previous[number] = before
+        yield
+    finally:
+        for number, before in previous.items():
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL if before is None else before)
+
+
+def _install(loop: asyncio.AbstractEventLoop, number: int, callback: Callable[[int], None]) -> bool:
+    try:
+        loop.add_signal_handler(number, callback, number)
+    except NotImplementedError:
+        # Windows: a plain handler wakes the loop.
+        signal.signal(number, lambda signum, _frame: loop.call_soon_threadsafe(callback, signum))
+    except (ValueError, RuntimeError):
+        return False
+    return True

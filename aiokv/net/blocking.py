@@ -1,0 +1,145 @@
+"""The client for ordinary code: an async client whose loop runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+from aiokv.arrays import Keys
+from aiokv.config import Config, load_config
+from aiokv.errors import ClosedError
+from aiokv.net.runner import loop_factory
+from aiokv.net.worker import Client, connect as connect_async
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a daemon thread, to which ordinary code gives coroutines."""
+
+    def __init__(self, loop: str) -> None:
+        self._loop = loop_factory(loop)()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="aiokv", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread and wait for its result; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Stop the loop and wait for the thread's end."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class BlockingClient:
+    """A worker of the cluster. Every method waits; otherwise they are those of `aiokv.Client`. Usable from any thread.
+
+    A client that is still open when the program ends leaves the cluster in good order, unless the program ends by an
+    exception: then the others see it as lost.
+
+    Args:
+        client: the async client; it must not be started.
+        type: the store's name, such as "dist_sync".
+    """
+
+    def __init__(self, client: Client, *, type: str) -> None:
+        self.type = type
+        self._client = client
+        self._thread: LoopThread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._end(abort=error is not None)
+
+    def start(self) -> None:
+        """Join the cluster. See `aiokv.Client.start`."""
+        if self._thread is not None:
+            return
+        self._thread = LoopThread(self._client.config.loop)
+        try:
+            self._thread.run(self._client.start())
+        except BaseException:
+            self._thread.close()
+            self._thread = None
+            raise
+        atexit.register(self._at_exit)
+
+    def close(self) -> None:
+        """Leave the cluster in good order. Can be called twice. See `aiokv.Client.close`."""
+        self._end(abort=False)
+
+    def _end(self, *, abort: bool) -> None:
+        if self._thread is None:
+            return
+        atexit.unregister(self._at_exit)
+        thread, self._thread = self._thread, None
+        try:
+            thread.run(self._client.abort() if abort else self._client.close())
+        finally:
+            thread.close()
+
+    def _at_exit(self) -> None:
+        # The interpreter keeps the exception that ended the program here.
+        self._end(abort=getattr(sys, "last_value", None) is not None)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            coroutine.close()
+            raise ClosedError("this client is not connected: use `with`, or call start()")
+        return self._thread.run(coroutine)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, 0 <= rank < num_workers."""
+        return self._client.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster was declared with."""
+        return self._client.num_workers
+
+    def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+        """Create keys. See `aiokv.Client.init`."""
+        self._run(self._client.init(key, value, timeout=timeout))
+
+    def push(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+        """Contribute to the keys' next update. See `aiokv.Client.push`."""
+        self._run(self._client.push(key, value, timeout=timeout))
+
+    def pull(self, key: Keys, out: Any = None, *, timeout: float | None = None) -> Any:
+        """Read the keys. See `aiokv.Client.pull`."""
+        return self._run(self._client.pull(key, out, timeout=timeout))
+
+    def pushpull(self, key: Keys, value: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+        """Push and receive the new values. See `aiokv.Client.pushpull`."""
+        return self._run(self._client.pushpull(key, value, out=out, timeout=timeout))
+
+    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        """Wait until every worker is here. See `aiokv.Client.barrier`."""
+        self._run(self._client.barrier(name, timeout=timeout))
+
+    def set_optimizer(self, name: str, *, timeout: float | None = None, **params: bool | int | float | str) -> None:
+        """Set the servers' update rule. See `aiokv.Client.set_optimizer`."""
+        self._run(self._client.set_optimizer(name, timeout=timeout, **params))
+
+
+def connect(
+    scheduler: str | None = None, *, policy: str = "bsp", config: Config | None = None, **settings: Any
+) -> BlockingClient:
+    """Return a client for ordinary code, to be used with `with`. The arguments are those of `aiokv.connect`."""
+    client = connect_async(config=config or load_config(scheduler=scheduler, **settings), policy=policy)
+    return BlockingClient(client, type=policy)

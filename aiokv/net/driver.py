@@ -1,0 +1,247 @@
+"""What the three asyncio drivers share: feed a state machine, perform its effects, keep its connections and its timer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from aiokv.config import Config
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.errors import AiokvError, ProtocolError
+from aiokv.net.tcp import Link
+from aiokv.telemetry import Counters, EventLog
+from aiokv.types import Peer
+from aiokv.wire.frames import encode_frame
+from aiokv.wire.messages import Error, Message
+from aiokv.wire.receiver import Frame, Head, Landing
+
+logger = logging.getLogger("aiokv")
+
+CLOSE_SECONDS = 1.0
+"""How long a closing node lets its last frames flow before it cuts the connections."""
+
+_serial = itertools.count()
+
+Log = EventLog[st.Stimulus, ef.Effect]
+
+
+class Machine(Protocol):
+    """What `Coordinator`, `Session` and `Membership` have in common."""
+
+    def handle(self, stimulus: st.Stimulus, *, now: float) -> list[ef.Effect]:
+        """Take in one stimulus and return what is to be done."""
+
+    def deadline(self) -> float | None:
+        """Return the time at which a `Tick` is wanted."""
+
+
+def make_name(config: Config, role: str) -> str:
+    """Return the configured name, or one that no other node has."""
+    return config.name or f"{role}-{socket.gethostname()}-{os.getpid()}-{next(_serial)}"
+
+
+def make_incarnation() -> int:
+    """Return a number that is larger in every later life of a node."""
+    return time.time_ns()
+
+
+class Driver:
+    """Moves one state machine. Subclasses say where payloads are and perform the effects that only their node has.
+
+    Args:
+        config: this node's settings.
+        log: where stimuli and effects are recorded, if they are.
+    """
+
+    def __init__(self, config: Config, log: Log | None = None) -> None:
+        self.config = config
+        self.counters: Counters = Counters()
+        self._log = log
+        self._machine: Machine
+        self._loop: asyncio.AbstractEventLoop
+        self._links: dict[Peer, Link] = {}
+        self._unready: dict[Link, None] = {}
+        self._dirty: dict[Link, None] = {}
+        self._next_peer: Peer = 0
+        self._stimuli: deque[st.Stimulus] = deque()
+        self._pumping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._connecting: dict[asyncio.Task[None], None] = {}
+        self._closed = False
+
+    # --- the machine ---
+
+    def _start(self, machine: Machine) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._machine = machine
+
+    def feed(self, *stimuli: st.Stimulus) -> None:
+        """Give stimuli to the machine, one after the other, and perform what it wants after each."""
+        self._stimuli.extend(stimuli)
+        if self._pumping or self._closed:
+            return
+        self._pumping = True
+        try:
+            while self._stimuli:
+                stimulus = self._stimuli.popleft()
+                now = self._loop.time()
+                effects = self._machine.handle(stimulus, now=now)
+                if self._log is not None:
+                    self._log.add(now, stimulus, effects)
+                for effect in effects:
+                    self._perform(effect)
+        finally:
+            self._pumping = False
+        for link in self._dirty:
+            link.flush()
+        self._dirty.clear()
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        deadline = None if self._closed else self._machine.deadline()
+        if self._timer is not None:
+            # A timer that fires too early is cheaper than a new one for every stimulus: its `Tick` finds nothing due.
+            if deadline is not None and self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.feed(st.Tick())
+
+    # --- effects ---
+
+    def _perform(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.Send(peer, request, message, payload):
+                self._send(peer, request, message, payload)
+            case ef.Refuse(peer, request, error):
+                self.counters[f"refused.{type(error).__name__}"] += 1
+                self._send(peer, request, Error(error.code, error.message, error.details), None)
+            case ef.Connect(peer, host, port, delay):
+                task = self._loop.create_task(self._connect(peer, host, port, delay))
+                self._connecting[task] = None
+                task.add_done_callback(self._connecting.pop)
+            case ef.Disconnect(peer, reason):
+                link = self._links.pop(peer, None)
+                if link is not None:
+                    logger.debug("closing connection %d: %s", peer, reason)
+                    link.refuse(ProtocolError(reason))
+            case ef.Log(level, text):
+                logger.log(logging.getLevelNamesMapping()[level.upper()], text)
+            case _:
+                self._perform_own(effect)
+
+    def _perform_own(self, effect: ef.Effect) -> None:
+        """Perform an effect that only this kind of node has."""
+        raise NotImplementedError(effect)
+
+    def _memory(self, payload: ef.CallMemory | ef.StoredChunk) -> tuple[memoryview, Callable[[], None] | None]:
+        """Return a payload's bytes, and what to call when they are sent."""
+        raise NotImplementedError(payload)
+
+    def _send(self, peer: Peer, request: int, message: Message, payload: ef.CallMemory | ef.StoredChunk | None) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            return
+        self._dirty[link] = None
+        if payload is None:
+            link.send(encode_frame(message, request))
+            return
+        view, sent = self._memory(payload)
+        call = payload.call if isinstance(payload, ef.CallMemory) else -1
+        link.send(encode_frame(message, request, view.nbytes), view if view.nbytes else None, sent, call)
+
+    # --- connections ---
+
+    def _make_link(self, peer: Peer, *, initiator: bool) -> Link:
+        return Link(self, initiator=initiator, cluster=self.config.cluster, token=self.config.token, peer=peer)
+
+    def accept(self) -> Link:
+        """Return the protocol of a new incoming connection."""
+        peer, self._next_peer = self._next_peer, self._next_peer + 1
+        link = self._make_link(peer, initiator=False)
+        self._unready[link] = None
+        return link
+
+    async def _connect(self, peer: Peer, host: str, port: int, delay: float) -> None:
+        await asyncio.sleep(delay)
+        link = self._make_link(peer, initiator=True)
+        self._unready[link] = None
+        try:
+            await self._loop.create_connection(lambda: link, host, port)
+        except OSError as error:
+            del self._unready[link]
+            self.feed(st.ConnectFailed(peer, f"{host}:{port}: {error.strerror or error}"))
+        except asyncio.CancelledError:
+            self._unready.pop(link, None)
+            link.abort()
+            raise
+
+    def land(self, link: Link, head: Head) -> Landing:
+        """Choose where a payload goes."""
+        raise NotImplementedError(head)
+
+    def link_up(self, link: Link) -> None:
+        """Enter a connection that is authenticated."""
+        self._unready.pop(link, None)
+        if self._closed:
+            link.abort()
+            return
+        self._links[link.peer] = link
+        if link.initiator:
+            self.feed(st.Connected(link.peer))
+
+    def frames_received(self, link: Link, frames: list[Frame]) -> None:
+        """Make stimuli of whole frames."""
+        if self._links.get(link.peer) is not link:
+            return
+        self.counters["frames_received"] += len(frames)
+        self.feed(*(st.Received(link.peer, f.request, f.message, f.slot, f.nbytes) for f in frames))
+
+    def link_down(self, link: Link, reason: str, error: AiokvError | None) -> None:
+        """Take out a connection that is over."""
+        if link in self._unready:
+            del self._unready[link]
+            self._handshake_failed(link, reason, error)
+        elif self._links.get(link.peer) is link:
+            del self._links[link.peer]
+            self.feed(st.PeerLost(link.peer, reason))
+
+    def _handshake_failed(self, link: Link, reason: str, error: AiokvError | None) -> None:
+        self.counters["handshakes_failed"] += 1
+        if link.initiator:
+            self.feed(st.ConnectFailed(link.peer, reason, error))
+        else:
+            logger.warning("refused a connection before it was authenticated: %s", reason)
+
+    async def _close_links(self) -> None:
+        """Close every connection, the last frames first; cut those that do not end in time."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        links = [*self._links.values(), *self._unready]
+        for link in links:
+            link.close()
+        if links:
+            await asyncio.wait([link.ended for link in links], timeout=CLOSE_SECONDS)
+        for link in links:
+            link.abort()
+            await link.ended
+        self._links.clear()
+        self._unready.clear()

@@ -1,0 +1,107 @@
+"""A node that others connect to: the driver of the scheduler and of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from types import TracebackType
+from typing import Self
+
+from aiokv.config import Config, format_address
+from aiokv.core import effects as ef
+from aiokv.errors import BindError, ClosedError
+from aiokv.net.driver import Driver, Log
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at the address; port 0 means any free port.
+
+    Raises:
+        BindError: the address is taken or not this machine's; names address and errno.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server((address[0], address[1]), family=family, backlog=1024)
+    except OSError as error:
+        number = error.errno or 0
+        name = errno.errorcode.get(number, str(number))
+        reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+        where = format_address(host, port)
+        raise BindError(f"can't listen at {where}: {reason} ({name})", address=where, errno=number) from None
+
+
+def local_host_towards(host: str, port: int) -> str:
+    """Return the address of this machine from which packets to `host` leave. Sends nothing."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+class Node(Driver):
+    """A driver with a listening socket; an async context manager that starts and closes it."""
+
+    def __init__(self, config: Config, log: Log | None = None) -> None:
+        super().__init__(config, log)
+        self.host = ""
+        """The address that the node listens at."""
+        self.port = 0
+        """The real port, also when port 0 was asked for."""
+        self._listener: asyncio.Server | None = None
+        self._stopped: asyncio.Future[ef.Stop] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the node listens, as `host:port`."""
+        return format_address(self.host, self.port)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Listen, and begin to take part in the cluster.
+
+        Raises:
+            BindError: the address is taken or not this machine's.
+            ConfigError: the node would listen on a network without a token.
+        """
+        raise NotImplementedError
+
+    async def _listen(self, host: str, port: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = self._loop.create_future()
+        listening = bind(host, port)
+        self.host, self.port = listening.getsockname()[:2]
+        self._listener = await self._loop.create_server(self.accept, sock=listening)
+
+    async def wait_stopped(self) -> ef.Stop:
+        """Wait until the node's work is over, and return why.
+
+        Raises:
+            ClosedError: the node was never started, or is closed before its work is over.
+        """
+        if self._stopped is None:
+            raise ClosedError(f"this {type(self).__name__} is not started: use `async with`")
+        return await asyncio.shield(self._stopped)
+
+    def _stop(self, effect: ef.Stop) -> None:
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(effect)
+
+    async def close(self) -> None:
+        """Stop listening and close all connections. Can be called twice."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._close_links()
+        if self._listener is not None:
+            await self._listener.wait_closed()
+            self._listener = None
+        self._stop(ef.Stop("closed"))

@@ -1,0 +1,102 @@
+"""A server: `Coordinator` and `ParameterStore` behind a listening socket. The only place where the two meet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from aiokv.config import Config, load_config
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.coordinator import Coordinator
+from aiokv.core.joiner import Joiner
+from aiokv.kernels import get_backend
+from aiokv.net.driver import Log, logger, make_incarnation, make_name
+from aiokv.net.node import Node, local_host_towards
+from aiokv.net.tcp import Link
+from aiokv.store.memory import ParameterStore
+from aiokv.types import Role
+from aiokv.wire.receiver import Head, Landing
+
+JOIN_CALL = 0
+
+
+class Server(Node):
+    """Holds a part of the parameters, sums what workers push, and updates.
+
+        async with aiokv.Server(scheduler="127.0.0.1:9091") as server:
+            await server.wait_stopped()
+
+    Args:
+        config: all settings; from the environment when not given.
+        log: where stimuli and effects are recorded, if they are.
+        settings: fields of `Config`, or `scheduler` as `host:port`; they win over the environment.
+    """
+
+    def __init__(self, config: Config | None = None, *, log: Log | None = None, **settings: Any) -> None:
+        super().__init__(config or load_config(**settings), log)
+        self.name = make_name(self.config, Role.SERVER)
+        self._store = ParameterStore(get_backend(self.config.backend))
+
+    async def start(self) -> None:
+        """Listen, and begin to join. See `Node.start`."""
+        config = self.config
+        config.check_token()
+        await self._listen(config.bind_host, config.bind_port)
+        scheduler = (config.scheduler_host, config.scheduler_port)
+        advertised = config.advertised_host(self.host, local_host_towards(*scheduler))
+        joiner = Joiner(
+            role=Role.SERVER,
+            name=self.name,
+            incarnation=make_incarnation(),
+            scheduler=scheduler,
+            advertised=(advertised, self.port),
+        )
+        self._start(Coordinator(joiner))
+        self.feed(st.Join(JOIN_CALL, config.join_timeout))
+
+    @property
+    def store(self) -> ParameterStore:
+        """The server's memory."""
+        return self._store
+
+    def land(self, link: Link, head: Head) -> Landing:
+        """Give the payload a slot of its own."""
+        slot, view = self._store.land(head.payload_nbytes)
+        return Landing(view, slot)
+
+    def link_down(self, link: Link, reason: str, error: Any) -> None:
+        """Forget a payload that is only partly here: a chunk counts when all of it has arrived."""
+        if link.pending_slot is not None:
+            self._store.free(link.pending_slot)
+        super().link_down(link, reason, error)
+
+    def _memory(self, payload: ef.CallMemory | ef.StoredChunk) -> tuple[memoryview, Callable[[], None] | None]:
+        assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
+        value = self._store.acquire(payload.key, payload.start, payload.version)
+        return value.buffer.data, functools.partial(self._store.release, value)
+
+    def _perform_own(self, effect: ef.Effect) -> None:
+        store = self._store
+        match effect:
+            case ef.Fold(target, source, dtype):
+                store.fold(target, source, dtype)
+            case ef.Apply(key, start, version, slot):
+                store.apply(key, start, version, slot)
+                self.counters["updates"] += 1
+                self.feed(st.Applied(key, start, version))
+            case ef.Free(slot):
+                store.free(slot)
+            case ef.Install(key, start, dtype, size, slot):
+                store.install(key, start, dtype, size, slot)
+            case ef.Configure(optimizer):
+                store.configure(optimizer)
+            case ef.Stop():
+                self._stop(effect)
+            case ef.Complete():
+                logger.info("%s is a member of the cluster, at %s", self.name, self.address)
+            case ef.Fail(_, error):
+                self._stop(ef.Stop(str(error), failed=True))
+            case _:
+                super()._perform_own(effect)

@@ -1,0 +1,291 @@
+"""One TCP connection: bytes in through `wire.Connection`, frames out through a queue that never copies a payload."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from aiokv.errors import AiokvError, HandshakeError
+from aiokv.types import Peer
+from aiokv.wire.connection import Connection
+from aiokv.wire.limits import Limits
+from aiokv.wire.receiver import Frame, Head, Landing
+
+WINDOW_BYTES = 512 * 1024
+"""How many bytes may lie in the transport. What waits in our own queue can still be copied, when its owner wants it back."""
+
+JOIN_BYTES = 16 * 1024
+"""Payloads up to this size are copied behind their header: one write for many small frames."""
+
+
+class Owner(Protocol):
+    """Whom a link reports to."""
+
+    def land(self, link: Link, head: Head) -> Landing:
+        """Choose where a payload goes."""
+
+    def link_up(self, link: Link) -> None:
+        """Take note that the handshake is done."""
+
+    def frames_received(self, link: Link, frames: list[Frame]) -> None:
+        """Take in whole frames."""
+
+    def link_down(self, link: Link, reason: str, error: AiokvError | None) -> None:
+        """Take note that the connection is over; `error` when this side or the peer refused to go on."""
+
+
+class Outgoing:
+    """A frame in the queue. `sent` is called once: when its bytes have left the process, or never will."""
+
+    __slots__ = ("call", "head", "payload", "sent")
+
+    def __init__(self, head: bytes, payload: memoryview | None, sent: Callable[[], None] | None, call: int) -> None:
+        self.head = head
+        self.payload = payload
+        self.sent = sent
+        self.call = call
+
+
+class Link(asyncio.BufferedProtocol):
+    """The protocol of one connection.
+
+    Args:
+        owner: whom to report to.
+        initiator: True on the side that connected.
+        cluster: the cluster's id; both sides must have the same.
+        token: the shared secret.
+        peer: the owner's number for this connection.
+        limits: what the other side may send.
+    """
+
+    def __init__(
+        self, owner: Owner, *, initiator: bool, cluster: str, token: str, peer: Peer, limits: Limits | None = None
+    ) -> None:
+        self.peer = peer
+        self.initiator = initiator
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the connection is over."""
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._connection = Connection(
+            initiator=initiator,
+            cluster=cluster,
+            token=token.encode(),
+            nonce=secrets.token_bytes(32),
+            land=self._land,
+            limits=limits or Limits(),
+            now=self._loop.time(),
+        )
+        self._transport: asyncio.Transport | None = None
+        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._queue: deque[Outgoing] = deque()
+        self._written: list[Outgoing] = []
+        self._written_bytes = 0
+        self._drained: list[asyncio.Future[None]] = []
+        self._error: AiokvError | None = None
+        self._closed = False
+
+    @property
+    def established(self) -> bool:
+        """True when the other side has proved that it belongs to the cluster."""
+        return self._connection.established
+
+    @property
+    def pending_slot(self) -> int | None:
+        """Slot of a payload that is only partly here."""
+        return self._connection.pending_slot
+
+    # --- called by the transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        stream = cast("asyncio.Transport", transport)  # uvloop's transports are none by class
+        self._transport = stream
+        endpoint = transport.get_extra_info("socket")
+        if endpoint is not None and endpoint.family in (socket.AF_INET, socket.AF_INET6):
+            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # With no low mark, `resume_writing` says exactly when nothing of ours lies in the transport.
+        stream.set_write_buffer_limits(high=0, low=0)
+        deadline = self._connection.deadline()
+        if deadline is not None:
+            self._handshake_timer = self._loop.call_at(deadline, self._handshake_late)
+        self._write_handshake()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the memory to receive into."""
+        return self._connection.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in what was received."""
+        if self._closed:
+            return
+        was_established = self._connection.established
+        try:
+            frames = self._connection.buffer_updated(nbytes)
+        except AiokvError as error:
+            # What came before it is in good order: a peer may answer and then say why it closes.
+            if self._connection.undelivered:
+                self._owner.frames_received(self, self._connection.undelivered)
+            self.refuse(error)
+            return
+        if not was_established:
+            self._write_handshake()
+            if self._connection.established:
+                self._stop_handshake_timer()
+                self._owner.link_up(self)
+        if frames:
+            self._owner.frames_received(self, frames)
+
+    def eof_received(self) -> bool:
+        """Close when the other side has closed."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give back everything that was queued and report."""
+        self._closed = True
+        self._stop_handshake_timer()
+        pending = [*self._written, *self._queue]
+        self._written.clear()
+        self._queue.clear()
+        for outgoing in pending:
+            if outgoing.sent is not None:
+                outgoing.sent()
+        self._wake_drained()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        reason = str(self._error) if self._error else str(exc) if exc else "connection closed"
+        self._owner.link_down(self, reason, self._error)
+
+    def pause_writing(self) -> None:
+        """Do nothing: what may lie in the transport is counted here."""
+
+    def resume_writing(self) -> None:
+        """Take note that the transport is empty, and go on."""
+        self._empty()
+        self.flush()
+
+    # --- called by the owner ---
+
+    def send(
+        self, head: bytes, payload: memoryview | None = None, sent: Callable[[], None] | None = None, call: int = -1
+    ) -> None:
+        """Queue a frame; `flush` writes.
+
+        Args:
+            head: header and control part.
+            payload: bytes that stay as they are until `sent` is called.
+            sent: called when the payload's memory is not needed any longer.
+            call: the user's call that the payload belongs to.
+        """
+        if self._closed:
+            if sent is not None:
+                sent()
+            return
+        self._queue.append(Outgoing(head, payload, sent, call))
+
+    def flush(self) -> None:
+        """Write as much of the queue as the transport may hold."""
+        transport = self._transport
+        if transport is None or self._closed:
+            return
+        joined: list[bytes | memoryview] = []
+        while self._queue and self._written_bytes < WINDOW_BYTES:
+            outgoing = self._queue.popleft()
+            self._written.append(outgoing)
+            joined.append(outgoing.head)
+            self._written_bytes += len(outgoing.head)
+            payload = outgoing.payload
+            if payload is None:
+                continue
+            self._written_bytes += payload.nbytes
+            if payload.nbytes <= JOIN_BYTES:
+                joined.append(payload)
+                continue
+            transport.write(b"".join(joined))
+            joined.clear()
+            transport.write(payload)
+        if joined:
+            transport.write(b"".join(joined))
+        if self._written and not transport.get_write_buffer_size():
+            self._loop.call_soon(self.resume_writing)
+
+    def detach(self, call: int) -> bool:
+        """Copy what is queued of a call's payloads; return whether some lies in the transport, out of reach."""
+        for outgoing in self._queue:
+            if outgoing.call == call and outgoing.payload is not None:
+                outgoing.payload = memoryview(bytes(outgoing.payload))
+        return any(outgoing.call == call and outgoing.payload is not None for outgoing in self._written)
+
+    async def drained(self) -> None:
+        """Wait until nothing lies in the transport, or the connection is over."""
+        if not self._written or self._closed:
+            return
+        future = self._loop.create_future()
+        self._drained.append(future)
+        await future
+
+    def discard(self, request: int) -> None:
+        """Receive nothing more into the memory of this request."""
+        self._connection.discard(request)
+
+    def refuse(self, error: AiokvError) -> None:
+        """Tell the other side what it did wrong, and close."""
+        self._error = error
+        if not self._closed:
+            self._queue.append(Outgoing(self._connection.goodbye(error), None, None, -1))
+        self.close()
+
+    def close(self) -> None:
+        """Close when everything that was queued has been sent."""
+        if self._transport is not None and not self._closed:
+            self._written_bytes = -(1 << 62)
+            self.flush()
+            self._transport.close()
+        self._closed = True
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- inside ---
+
+    def _land(self, head: Head) -> Landing:
+        return self._owner.land(self, head)
+
+    def _write_handshake(self) -> None:
+        data = self._connection.data_to_send()
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    def _handshake_late(self) -> None:
+        try:
+            self._connection.handle_timeout(self._loop.time())
+        except HandshakeError as error:
+            self.refuse(error)
+
+    def _stop_handshake_timer(self) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
+
+    def _empty(self) -> None:
+        if self._transport is None or self._transport.get_write_buffer_size():
+            return
+        written, self._written = self._written, []
+        self._written_bytes = 0
+        for outgoing in written:
+            if outgoing.sent is not None:
+                outgoing.sent()
+        self._wake_drained()
+
+    def _wake_drained(self) -> None:
+        for future in self._drained:
+            if not future.done():
+                future.set_result(None)
+        self._drained.clear()

@@ -1,0 +1,309 @@
+"""The async client: `Session` behind connections to the scheduler and the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, receiving, sending
+from aiokv.config import Config, load_config
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.joiner import Joiner
+from aiokv.core.session import Session
+from aiokv.errors import AiokvError, ClosedError
+from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
+from aiokv.net.tcp import Link
+from aiokv.types import Role
+from aiokv.wire.receiver import Head, Landing
+
+
+class Client(Driver):
+    """A worker of the cluster, for any asyncio program. Made by `aiokv.connect`.
+
+    Every call takes one key with its array, or a dict of them, and `timeout` in seconds (default: `Config.call_timeout`).
+    Many calls may be in flight at once. A call that is cancelled or times out gives its arrays back at once; what it pushed
+    still counts. Do not change an array while a call uses it.
+
+    All methods raise:
+        ClosedError: the client is not connected.
+        CallTimeoutError: the deadline passed; the message names the ranks, the key and the round, or the node, that are missing.
+        WorkerLostError, ServerLostError, SchedulerLostError: a member that the call needs is gone.
+    """
+
+    def __init__(self, config: Config, *, policy: str, log: Log | None = None) -> None:
+        super().__init__(config, log)
+        joiner = Joiner(
+            role=Role.WORKER,
+            name=make_name(config, Role.WORKER),
+            incarnation=make_incarnation(),
+            scheduler=(config.scheduler_host, config.scheduler_port),
+            advertised=("", 0),
+        )
+        self._session = Session(joiner, policy=policy)
+        self._calls = itertools.count()
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._arguments: dict[int, Arguments] = {}
+        self._open = False
+
+    # --- life ---
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Leaving in good order tells the others to go on without this worker. After an error they must hear of a loss.
+        await (self.close() if error is None else self.abort())
+
+    async def start(self) -> None:
+        """Join the cluster; waits until all of its members are there.
+
+        Raises:
+            JoinTimeoutError: the cluster is not complete within `Config.join_timeout`; the message says what is missing.
+            ClusterFullError: all places are taken.
+            HandshakeError: another cluster, token or protocol version.
+        """
+        self._start(self._session)
+        timeout = self.config.join_timeout
+        try:
+            await self._call(lambda call: st.Join(call, timeout))
+        except BaseException:
+            await self._close_links()
+            raise
+        self._open = True
+
+    async def close(self) -> None:
+        """Leave the cluster in good order: later rounds do not wait for this worker. Pending calls fail. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        timeout = self.config.death_timeout
+        try:
+            await self._call(lambda call: st.Depart(call, timeout))
+        except AiokvError as error:
+            logger.warning("left without a word to the scheduler: %s", error)
+        finally:
+            await self._close_links()
+
+    async def abort(self) -> None:
+        """Close all connections without leaving in good order: the others will see this worker as lost."""
+        self._open = False
+        for call in list(self._futures):
+            self._fail(call, ClosedError("the client was closed while the call was pending"))
+        await self._close_links()
+
+    # --- who we are ---
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, 0 <= rank < num_workers."""
+        return self._session.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster was declared with."""
+        return self._session.num_workers
+
+    # --- calls ---
+
+    async def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+        """Create keys. Every worker calls it; rank 0's values win, the others wait for them.
+
+        Args:
+            key: one key, or a dict of keys and arrays.
+            value: the array of the one key.
+            timeout: seconds.
+
+        Raises:
+            AlreadyInitializedError: rank 0 has created the key before.
+            SpecMismatchError: rank 0's value has another shape or dtype.
+        """
+        await self._transfer(st.Operation.INIT, sending(key, value), timeout)
+
+    async def push(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+        """Contribute to the keys' next update.
+
+        In sync it returns when the round is closed, in async when the update is applied.
+
+        Args:
+            key: one key, or a dict of keys and arrays.
+            value: the array of the one key.
+            timeout: seconds.
+
+        Raises:
+            UnknownKeyError: the key is not initialised.
+            SpecMismatchError: another shape or dtype than the key has.
+        """
+        await self._transfer(st.Operation.PUSH, sending(key, value), timeout)
+
+    async def pull(self, key: Keys, out: Any = None, *, timeout: float | None = None) -> Any:
+        """Read the keys, at a round at least as new as this worker's last push of each.
+
+        Args:
+            key: one key, or a dict of keys and the arrays to receive into.
+            out: the array of the one key; a new one when not given.
+            timeout: seconds.
+
+        Returns:
+            The array, or a list of the arrays in the order of the dict.
+
+        Raises:
+            UnknownKeyError: the key is not initialised.
+            SpecMismatchError: `out` has another shape or dtype than the key, or can't be written.
+        """
+        arguments = receiving(key, out, self._session.specs)
+        await self._transfer(st.Operation.PULL, arguments, timeout)
+        return arguments.finish()
+
+    async def pushpull(self, key: Keys, value: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+        """Push, and receive the value that the update makes, in one round trip.
+
+        Args:
+            key: one key, or a dict of keys and arrays.
+            value: the array of the one key.
+            out: the array to receive into, or a dict of them with the same keys; may be the pushed ones. New arrays when
+                not given.
+            timeout: seconds.
+
+        Returns:
+            The array, or a list of the arrays in the order of the dict.
+
+        Raises:
+            UnknownKeyError: a key is not initialised.
+            SpecMismatchError: another shape or dtype than the key has.
+        """
+        arguments = exchanging(key, value, out)
+        await self._transfer(st.Operation.PUSHPULL, arguments, timeout)
+        return arguments.finish()
+
+    async def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        """Wait until every worker has called it with this name. Ranks are counted, not calls.
+
+        Raises:
+            BarrierTimeoutError: names the ranks that did not come; the barrier can be used again.
+        """
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.EnterBarrier(call, name, seconds))
+
+    async def set_optimizer(
+        self, name: str, *, timeout: float | None = None, **params: bool | int | float | str
+    ) -> None:
+        """Set the servers' update rule, for all keys. Every worker may call it with the same rule.
+
+        Without a rule the servers assign: the new value is the sum of a round's pushes, in async the last push.
+
+        Args:
+            name: "assign" or "sgd"; see `aiokv.optim`.
+            timeout: seconds.
+            params: the rule's parameters.
+
+        Raises:
+            OptimizerError: unknown rule, wrong parameter, or another rule is set.
+        """
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.ConfigureOptimizer(call, name, params, seconds))
+
+    # --- inside ---
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self.config.call_timeout if timeout is None else timeout
+
+    async def _transfer(self, operation: st.Operation, arguments: Arguments, timeout: float | None) -> None:
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.Transfer(call, operation, arguments.tensors, seconds), arguments)
+
+    async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> None:
+        """Give a call to the session and wait for its end."""
+        number = next(self._calls)
+        future = self._futures[number] = asyncio.get_running_loop().create_future()
+        if arguments is not None:
+            self._arguments[number] = arguments
+        try:
+            self.feed(make(number))
+            await future
+        except asyncio.CancelledError:
+            self.feed(st.Cancel(number))
+            await self._settle(number)
+            raise
+        except AiokvError:
+            await self._settle(number)
+            raise
+        finally:
+            self._futures.pop(number, None)
+            self._arguments.pop(number, None)
+
+    async def _settle(self, call: int) -> None:
+        """Wait until no connection reads from the call's arrays any longer; cut one whose peer has stopped to read."""
+        for link in list(self._links.values()):
+            if link.detach(call):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.config.death_timeout):
+                        await link.drained()
+                        continue
+                link.abort()
+
+    def _fail(self, call: int, error: AiokvError) -> None:
+        future = self._futures.get(call)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def land(self, link: Link, head: Head) -> Landing:
+        """Receive straight into the caller's array, or nowhere when it does not wait any longer."""
+        memory = self._session.landing(head.request, head.payload_nbytes)
+        if memory is None:
+            return Landing(memoryview(bytearray(head.payload_nbytes)), None)
+        target = self._arguments[memory.call].targets[memory.tensor]
+        return Landing(bytes_of(target)[memory.start : memory.stop], None)
+
+    def _memory(self, payload: ef.CallMemory | ef.StoredChunk) -> tuple[memoryview, Callable[[], None] | None]:
+        assert isinstance(payload, ef.CallMemory), "a worker sends what its user gave"
+        source = self._arguments[payload.call].sources[payload.tensor]
+        return bytes_of(source)[payload.start : payload.stop], None
+
+    def _perform_own(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.Complete(call):
+                future = self._futures.get(call)
+                if future is not None and not future.done():
+                    future.set_result(None)
+            case ef.Fail(call, error):
+                self._fail(call, error)
+            case ef.Release(call, receiving):
+                for peer, request in receiving:
+                    if peer in self._links:
+                        self._links[peer].discard(request)
+                for link in self._links.values():
+                    link.detach(call)
+            case _:
+                super()._perform_own(effect)
+
+
+def connect(
+    scheduler: str | None = None,
+    *,
+    policy: str = "bsp",
+    config: Config | None = None,
+    log: Log | None = None,
+    **settings: Any,
+) -> Client:
+    """Return a client, to be used with `async with`: entering joins the cluster, leaving leaves it.
+
+    Args:
+        scheduler: address of the scheduler as `host:port`; from the environment when not given.
+        policy: how pushes become updates: "bsp" (sync rounds) or "asp" (each push at once).
+        config: all settings; when given, nothing is read from the environment.
+        log: where stimuli and effects are recorded, if they are.
+        settings: fields of `Config` that win over the environment, such as `token`, `name` or `call_timeout`.
+
+    Raises:
+        ConfigError: settings that can't work.
+        PolicyError: unknown policy.
+    """
+    return Client(config or load_config(scheduler=scheduler, **settings), policy=policy, log=log)

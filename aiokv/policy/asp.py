@@ -1,0 +1,23 @@
+"""Asynchronous: every contribution is an update of its own, applied in the order of arrival (MXNet `dist_async`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from aiokv.policy.base import Policy
+from aiokv.types import Rank, Version
+
+
+class ASP(Policy):
+    """Each push makes the next version at once."""
+
+    name: ClassVar[str] = "asp"
+
+    def version_of(self, *, sequence: int, newest: Version) -> Version:
+        """Return the next version, whoever pushes."""
+        return newest + 1
+
+    def missing(self, *, contributed: Sequence[Rank], members: Sequence[Rank]) -> list[Rank]:
+        """Return nobody: an update waits for no one."""
+        return []

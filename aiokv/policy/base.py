@@ -1,0 +1,37 @@
+"""What a synchronisation policy answers. One small class a rule; no I/O, no clock, no arrays."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import ClassVar
+
+from aiokv.types import Rank, Version
+
+
+class Policy(abc.ABC):
+    """Says to which update a contribution belongs and when that update is complete.
+
+    A policy is asked about one chunk at a time and keeps no state of its own: what it needs is passed in, so that the same
+    answers come from a server over TCP and from one in the simulator.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def version_of(self, *, sequence: int, newest: Version) -> Version:
+        """Return the version that a rank's push number `sequence` helps to make.
+
+        Args:
+            sequence: the rank's pushes of this key, counted from 1.
+            newest: the largest version that is made or being made of the chunk.
+        """
+
+    @abc.abstractmethod
+    def missing(self, *, contributed: Sequence[Rank], members: Sequence[Rank]) -> list[Rank]:
+        """Return the ranks that the update still waits for, ascending; none when it is complete.
+
+        Args:
+            contributed: ranks whose contribution is there.
+            members: ranks of the current view that have not left, ascending.
+        """

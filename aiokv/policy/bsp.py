@@ -1,0 +1,23 @@
+"""Bulk synchronous: a round closes when every member has contributed (MXNet `dist_sync`, counting ranks, not requests)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from aiokv.policy.base import Policy
+from aiokv.types import Rank, Version
+
+
+class BSP(Policy):
+    """Push number r of every rank belongs to round r; the round makes version r."""
+
+    name: ClassVar[str] = "bsp"
+
+    def version_of(self, *, sequence: int, newest: Version) -> Version:
+        """Return the round, whatever is open."""
+        return sequence
+
+    def missing(self, *, contributed: Sequence[Rank], members: Sequence[Rank]) -> list[Rank]:
+        """Return the members that have not contributed."""
+        return [rank for rank in members if rank not in contributed]

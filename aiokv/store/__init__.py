@@ -1,0 +1,1 @@
+"""Parameter memory: landing buffers, accumulators, immutable versions, optimizer state."""

@@ -1,0 +1,84 @@
+"""The words that every part shares: identifiers and small frozen records. Standard library only."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+Key = str | int
+"""Name of a parameter: a non-empty str, or an int with 0 <= key < 2**63. One cluster uses one kind."""
+
+Rank = int
+"""A worker's stable number, 0 <= rank < num_workers, given by name."""
+
+Round = int
+"""The sync step a push belongs to, counted per key from 1."""
+
+Version = int
+"""Number of a chunk's value: 0 after init, +1 per update, never reused."""
+
+Epoch = int
+"""Number of the membership view, +1 with every change."""
+
+Incarnation = int
+"""A process's life under its name; a later life has a larger number."""
+
+Slot = int
+"""Where a payload landed. Opaque outside the store that made it."""
+
+Peer = int
+"""A connection, numbered by the driver. `SCHEDULER` is the node's own link to the scheduler."""
+
+SCHEDULER: Peer = -1
+
+MAX_INT_KEY = 2**63 - 1
+
+ITEM_SIZES: dict[str, int] = {
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+}
+"""Bytes per element of every dtype that can be stored, by NumPy's name."""
+
+
+class Role(enum.StrEnum):
+    """What a node does in the cluster."""
+
+    SCHEDULER = "scheduler"
+    SERVER = "server"
+    WORKER = "worker"
+
+
+@dataclass(slots=True, frozen=True)
+class TensorSpec:
+    """Shape and dtype of a parameter, kept as the user gave them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for shape `()`."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return ITEM_SIZES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.size * self.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"

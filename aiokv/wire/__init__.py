@@ -1,0 +1,1 @@
+"""Bytes <-> frames, without any I/O: header and limits, typed control messages, receiver, connection."""

@@ -1,0 +1,237 @@
+"""The typed control part of every frame. No behaviour: fields, types and the table of frame types.
+
+The same records are what the state machines of `aiokv.core` exchange, over TCP and in the simulator. They are encoded as
+MessagePack arrays, so the order of the fields is the protocol: append only, and raise `PROTOCOL_VERSION` for anything else.
+`timeout` is always the number of seconds that the receiver has to answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from aiokv.types import Role
+
+PROTOCOL_VERSION: Final = 1
+
+
+class Message(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Base of all control messages."""
+
+
+# --- handshake: the only frames before authentication ---
+
+
+class Hello(Message):
+    """First frame of the side that connected."""
+
+    cluster: str
+    nonce: bytes
+
+
+class Challenge(Message):
+    """The listener's nonce, and its proof that it knows the token."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(Message):
+    """The connecting side's proof that it knows the token."""
+
+    proof: bytes
+
+
+class Welcome(Message):
+    """The listener accepts; every other frame type is allowed from here on."""
+
+
+class Goodbye(Message):
+    """Why this side closes the connection: an error code of `aiokv.errors` and a sentence."""
+
+    code: int
+    reason: str
+
+
+# --- membership: between the scheduler and all others ---
+
+
+class Register(Message):
+    """A node asks for its place. Answered by a `View` when the cluster is complete, or by an `Error`."""
+
+    role: Role
+    name: str
+    incarnation: int
+    host: str
+    port: int
+    timeout: float
+
+
+class WorkerEntry(Message):
+    """One worker of a view. `state` is "alive", "left" (in good order) or "lost" (with the reason)."""
+
+    rank: int
+    name: str
+    incarnation: int
+    state: str = "alive"
+    reason: str = ""
+
+
+class ServerEntry(Message):
+    """One server of a view and the address under which workers reach it. `state` as in `WorkerEntry`."""
+
+    index: int
+    name: str
+    incarnation: int
+    host: str
+    port: int
+    state: str = "alive"
+    reason: str = ""
+
+
+class View(Message):
+    """Who belongs to the cluster, and the settings that all members share."""
+
+    epoch: int
+    workers: tuple[WorkerEntry, ...]
+    servers: tuple[ServerEntry, ...]
+    heartbeat: float
+    chunk_bytes: int
+    split_bytes: int
+
+
+class Heartbeat(Message):
+    """I am alive."""
+
+
+class Barrier(Message):
+    """Answer `Done` when every worker of the view has sent this name."""
+
+    name: str
+    timeout: float
+
+
+class Leave(Message):
+    """I am done, in good order: do not count me any longer. Answered `Done`."""
+
+
+class Stop(Message):
+    """The scheduler tells a server that the job is over."""
+
+    reason: str
+
+
+# --- data: between workers and servers ---
+
+
+class Attach(Message):
+    """A worker says who it is. Answered `Done` once the server has a view in which it is that."""
+
+    rank: int
+    name: str
+    incarnation: int
+    epoch: int
+    timeout: float
+
+
+class Init(Message):
+    """Elements [start, stop) of a new key. Rank 0 sends them as payload; the others send none and wait for them."""
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    policy: str
+    timeout: float
+
+
+class Push(Message):
+    """Payload: elements [start, stop) of a contribution.
+
+    `sequence` counts this worker's pushes of the key from 1. `read_version` is the version of the chunk that the
+    contribution was computed at. With `want_value` the answer is the new value instead of `Done`.
+    """
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    sequence: int
+    read_version: int
+    want_value: bool
+    timeout: float
+
+
+class Pull(Message):
+    """Answer with elements [start, stop), at a version that holds this worker's push number `at_least`."""
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    at_least: int
+    timeout: float
+
+
+class SetOptimizer(Message):
+    """The update rule for all keys, as data. Answered `Done`."""
+
+    name: str
+    params: dict[str, bool | int | float | str]
+    timeout: float
+
+
+# --- answers, under the request id they answer ---
+
+
+class Done(Message):
+    """The request was carried out; `version` is the chunk's version where there is one."""
+
+    version: int = 0
+
+
+class Value(Message):
+    """Payload: the chunk's elements at `version`."""
+
+    version: int
+
+
+class Error(Message):
+    """The request was refused: a code of `aiokv.errors`, the text and the details for the caller."""
+
+    code: int
+    message: str
+    details: dict[str, Any]
+
+
+FRAME_TYPES: Final[dict[int, type[Message]]] = {
+    1: Hello,
+    2: Challenge,
+    3: Proof,
+    4: Welcome,
+    5: Goodbye,
+    16: Register,
+    17: View,
+    18: Heartbeat,
+    19: Barrier,
+    20: Leave,
+    21: Stop,
+    32: Attach,
+    33: Init,
+    34: Push,
+    35: Pull,
+    36: SetOptimizer,
+    48: Done,
+    49: Value,
+    50: Error,
+}
+"""Frame type number -> the class of its control message."""
+
+TYPE_OF: Final[dict[type[Message], int]] = {cls: number for number, cls in FRAME_TYPES.items()}
+
+WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset({Init, Push, Value})
+"""The only messages that array bytes may follow."""

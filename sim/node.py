@@ -1,0 +1,265 @@
+"""The driver of one state machine in simulated time: hands it stimuli, performs its effects, decides nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+from aiokv.core import effects as fx
+from aiokv.core import stimuli as st
+from aiokv.wire import messages as m
+from sim.clock import after
+from sim.ledger import Ledger
+from sim.network import Closing, Packet, Pipe
+from sim.record import LogRecord, UpdateRecord
+
+if TYPE_CHECKING:
+    import simpy
+
+    from aiokv.core.effects import Effect
+    from aiokv.core.stimuli import Stimulus
+    from aiokv.types import Peer
+    from sim.network import Address, Network
+    from sim.record import Run
+    from sim.scenario import ServerSection
+    from sim.trace import Trace
+
+Call = st.Join | st.Transfer | st.EnterBarrier | st.ConfigureOptimizer | st.Depart
+"""The stimuli that a node's user makes, and whose end it waits for."""
+
+
+class Machine(Protocol):
+    """What `Coordinator`, `Session` and `Membership` have in common."""
+
+    def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
+        """Take in one stimulus and return what is to be done, in order."""
+        ...
+
+    def deadline(self) -> float | None:
+        """Return the time at which a `Tick` is wanted."""
+        ...
+
+    def validate(self) -> None:
+        """Check the machine's invariants."""
+        ...
+
+
+@dataclass(slots=True)
+class World:
+    """What all nodes of a run share."""
+
+    env: simpy.Environment
+    network: Network
+    trace: Trace
+    run: Run
+    service: ServerSection
+    validate: bool = False
+    """Check the invariants of a state machine after every stimulus."""
+
+
+class Node:
+    """One node of the cluster.
+
+    Args:
+        world: what all nodes share.
+        name: the node's name.
+        machine: its state machine.
+        address: where it listens; None: nowhere.
+    """
+
+    def __init__(self, world: World, name: str, machine: Machine, address: Address | None = None) -> None:
+        self.name = name
+        self.alive = True
+        self.over = world.env.event()
+        """Happens when the node stops, or a fault ends it."""
+        self._world = world
+        self._env = world.env
+        self._machine = machine
+        self._inbox: deque[Stimulus] = deque()
+        self._handling = False
+        self._pipes: dict[Peer, Pipe] = {}
+        self._accepted = 0
+        self._calls: dict[int, simpy.Event] = {}
+        self._call = 0
+        self._timer: float | None = None
+        self._store_free_at = 0.0
+        self.ledger = Ledger()
+        if address is not None:
+            world.network.listen(address, self)
+
+    # --- the user's side ---
+
+    def new_call(self) -> int:
+        """Return a number for a call."""
+        self._call += 1
+        return self._call
+
+    def call(self, stimulus: Call) -> simpy.Event:
+        """Begin a call; the event succeeds or fails with it."""
+        event = self._calls[stimulus.call] = self._env.event()
+        self.deliver(stimulus)
+        return event
+
+    def stop(self, reason: str) -> None:
+        """End the node: its connections close, and it takes in nothing more."""
+        for peer in list(self._pipes):
+            self._disconnect(peer, reason)
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Let the node fall silent at once; its connections stay open."""
+        self.alive = False
+        self._inbox.clear()
+        if not self.over.triggered:
+            self.over.succeed()
+
+    # --- the network's side ---
+
+    def accept(self, pipe: Pipe) -> Peer:
+        """Take the pipe to a node that connects, and return the number that it gets here."""
+        peer = self._accepted
+        self._accepted += 1
+        self._pipes[peer] = pipe
+        return peer
+
+    def arrive(self, peer: Peer, pipe: Pipe, item: Packet | Closing) -> None:
+        """Take what came from a peer; what comes over a connection that is closed here is dropped."""
+        if not self.alive or self._pipes.get(peer) is not pipe:
+            return
+        if isinstance(item, Closing):
+            del self._pipes[peer]
+            self.deliver(st.PeerLost(peer, item.reason))
+            return
+        message = item.message
+        slot = None
+        if item.nbytes and isinstance(message, m.Push | m.Init):
+            sequence = message.sequence if isinstance(message, m.Push) else 0
+            slot = self.ledger.land((pipe.target.name, sequence))
+        self.deliver(st.Received(peer, item.request, message, slot, item.nbytes))
+
+    # --- the state machine's side ---
+
+    def deliver(self, stimulus: Stimulus) -> None:
+        """Hand a stimulus to the state machine and perform what it decides."""
+        if not self.alive:
+            return
+        self._inbox.append(stimulus)
+        if self._handling:
+            return
+        self._handling = True
+        while self._inbox:
+            for effect in self._machine.handle(self._inbox.popleft(), now=self._env.now):
+                self._world.trace.add(self._env.now, self.name, effect)
+                self._perform(effect)
+            if self._world.validate:
+                self._machine.validate()
+        self._handling = False
+        self._set_timer()
+
+    def _perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each effect, none of them decides
+        match effect:
+            case fx.Send(peer, request, message, payload):
+                self._send(peer, request, message, payload)
+            case fx.Refuse(peer, request, error):
+                self._send(peer, request, m.Error(error.code, error.message, error.details), None)
+            case fx.Fold(target, source):
+                self.ledger.fold(target, source)
+                self._work(self._world.service.fold)
+            case fx.Apply():
+                self._apply(effect)
+            case fx.Install(slot=slot) | fx.Free(slot=slot):
+                self.ledger.take(slot)
+            case fx.Complete(call):
+                self._calls.pop(call).succeed()
+            case fx.Fail(call, error):
+                self._calls.pop(call).fail(error)
+            case fx.Connect(peer, host, port, delay):
+                after(self._env, delay, lambda: self._connect(peer, (host, port)))
+            case fx.Disconnect(peer, reason):
+                self._disconnect(peer, reason)
+            case fx.Log(level, text):
+                self._world.run.logs.append(LogRecord(self._env.now, self.name, level, text))
+            case fx.Stop(reason, failed):
+                self._world.run.logs.append(
+                    LogRecord(self._env.now, self.name, "error" if failed else "info", f"stops: {reason}")
+                )
+                self.stop(reason)
+            case fx.Release() | fx.Configure():
+                # There is no memory to give back, and no arithmetic to set up.
+                pass
+            case _:
+                assert_never(effect)
+
+    def _send(self, peer: Peer, request: int, message: m.Message, payload: fx.CallMemory | fx.StoredChunk | None) -> None:
+        pipe = self._pipes.get(peer)
+        if pipe is None:
+            # The connection has just ended, and the state machine will be told.
+            return
+        match payload:
+            case fx.CallMemory(start=start, stop=stop):
+                nbytes = stop - start
+            case fx.StoredChunk(nbytes=stored):
+                nbytes = stored
+            case None:
+                nbytes = 0
+        pipe.send(Packet(request, message, nbytes))
+
+    def _work(self, duration: float) -> float:
+        """Give the server's arithmetic something to do, after all that it has to do already; return when it is done."""
+        self._store_free_at = max(self._env.now, self._store_free_at) + duration
+        return self._store_free_at
+
+    def _apply(self, effect: fx.Apply) -> None:
+        tokens = self.ledger.take(effect.slot)
+        done = self._work(self._world.service.apply)
+        self._world.run.updates.append(
+            UpdateRecord(done, effect.key, effect.start, effect.version, effect.ranks, effect.staleness, tokens)
+        )
+        applied = st.Applied(effect.key, effect.start, effect.version)
+        if done > self._env.now:
+            after(self._env, done - self._env.now, lambda: self.deliver(applied))
+        else:
+            self.deliver(applied)
+
+    # --- connections ---
+
+    def _connect(self, peer: Peer, address: Address) -> None:
+        if self.alive:
+            self._world.network.connect(self, peer, address, lambda pipe: self._connected(peer, address, pipe))
+
+    def _connected(self, peer: Peer, address: Address, pipe: Pipe | None) -> None:
+        if pipe is None:
+            self.deliver(st.ConnectFailed(peer, f"nobody listens at {address[0]}:{address[1]}"))
+        elif self.alive:
+            self._pipes[peer] = pipe
+            self.deliver(st.Connected(peer))
+        else:
+            pipe.close("the node that connected is gone")
+
+    def _disconnect(self, peer: Peer, reason: str) -> None:
+        pipe = self._pipes.pop(peer, None)
+        if pipe is not None:
+            pipe.close(reason)
+
+    # --- time ---
+
+    def _set_timer(self) -> None:
+        """See to it that the timer goes off when the state machine wants a tick, or earlier."""
+        wanted = self._machine.deadline()
+        if wanted is None or not self.alive or (self._timer is not None and self._timer <= wanted):
+            return
+        self._timer = wanted
+        after(self._env, max(0.0, wanted - self._env.now), lambda: self._timer_off(wanted))
+
+    def _timer_off(self, time: float) -> None:
+        if time != self._timer:
+            # An earlier one has taken its place.
+            return
+        self._timer = None
+        wanted = self._machine.deadline()
+        if self.alive and wanted is not None and wanted <= self._env.now:
+            self.deliver(st.Tick())
+        else:
+            # The wait is over, or `now` was rounded to just before its time.
+            self._set_timer()

@@ -1,0 +1,115 @@
+"""What every test gets: both event loops, and guards that fail a test which leaves something running.
+
+A test may leave no task, thread, socket or transport behind, and tests of `aiokv.net` may not block their event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+from blockbuster import blockbuster_ctx
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+NET_TESTS = Path(__file__).parent / "net"
+TURNS_TO_END = 20
+"""How many turns of the loop a task that was cancelled, or is about to end, gets before it counts as left behind."""
+SECONDS_TO_END = 2.0
+"""How long a thread that is about to end gets before it counts as left behind."""
+
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run every async test on asyncio's own loop, and on uvloop where there is one."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - not every platform has it
+
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_old_objects() -> None:
+    """Keep the collection after each test short: it need not look at what is older than the test's module."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(_freeze_old_objects: None) -> Iterator[None]:
+    """Fail a test that leaves threads, sockets or transports behind.
+
+    It is set up first and torn down last, when the event loop is closed and every fixture has cleaned up.
+    """
+    threads = set(threading.enumerate())
+    yield
+    # An object in a cycle warns of its open socket when it is collected: do that here, so that this test fails for it.
+    gc.collect()
+    left = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in left:
+        thread.join(SECONDS_TO_END)
+    alive = sorted(thread.name for thread in left if thread.is_alive())
+    if alive:
+        pytest.fail(f"the test left threads running: {', '.join(alive)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_task_left_behind_by_async_tests(request: pytest.FixtureRequest, _nothing_left_behind: None) -> None:
+    """Ask for `_no_task_left_behind` where there is a loop, before any other async fixture does."""
+    if pytest_asyncio.is_async_test(request.node):
+        request.getfixturevalue("_no_task_left_behind")
+
+
+@pytest.fixture
+async def _no_task_left_behind() -> AsyncIterator[None]:
+    """Fail an async test that leaves tasks pending, when the other async fixtures have cleaned up."""
+    yield
+    for _ in range(TURNS_TO_END):
+        if not _other_tasks():
+            return
+        await asyncio.sleep(0)
+    names = sorted(f"{task.get_name()} ({_where(task)})" for task in _other_tasks())
+    if names:
+        pytest.fail(f"the test left tasks pending: {', '.join(names)}", pytrace=False)
+
+
+def _other_tasks() -> list[asyncio.Task[object]]:
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+def _where(task: asyncio.Task[object]) -> str:
+    """Return the name of the task's coroutine and the line where it waits."""
+    coroutine = task.get_coro()
+    name = getattr(coroutine, "__qualname__", repr(coroutine))
+    stack = task.get_stack(limit=1)
+    return f"{name}, line {stack[0].f_lineno}" if stack else name
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test of `aiokv.net` in which something blocks the event loop.
+
+    Mark a test `allow_blocking(reason)` when it has to. Only calls below a frame of `aiokv` count: tests may read files.
+    """
+    watched = NET_TESTS in request.path.parents and request.node.get_closest_marker("allow_blocking") is None
+    if not watched:
+        yield
+        return
+    with blockbuster_ctx(scanned_modules="aiokv"):
+        yield

@@ -1,0 +1,239 @@
+"""The bytes of every frame type, written by hand from the header's layout and the MessagePack specification.
+
+A frame of these bytes must mean the same in every release that speaks the same protocol version. When a test here
+fails, the protocol has changed: raise `PROTOCOL_VERSION`, and only then write new bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from aiokv.types import Role
+from aiokv.wire.frames import HEADER_BYTES, decode_header, decode_message, encode_frame
+from aiokv.wire.messages import (
+    FRAME_TYPES,
+    PROTOCOL_VERSION,
+    TYPE_OF,
+    WITH_PAYLOAD,
+    Attach,
+    Barrier,
+    Challenge,
+    Done,
+    Error,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Init,
+    Leave,
+    Message,
+    Proof,
+    Pull,
+    Push,
+    Register,
+    ServerEntry,
+    SetOptimizer,
+    Stop,
+    Value,
+    View,
+    Welcome,
+    WorkerEntry,
+)
+
+LOW = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+HIGH = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
+
+
+class Golden(NamedTuple):
+    """A frame as it is meant, and as it is written: header (magic, ..., checksum) and control part."""
+
+    message: Message
+    request: int
+    payload_nbytes: int
+    header: str
+    control: str
+
+    @property
+    def data(self) -> bytes:
+        return bytes.fromhex(self.header + self.control)
+
+
+GOLDEN = [
+    Golden(
+        Hello("ml", bytes.fromhex(LOW)),
+        0,
+        0,
+        "41494f4b 01 01 0000  0000000000000000  0000000000000000 26000000  00000000",
+        f"92  a2 6d6c  c4 20 {LOW}",
+    ),
+    Golden(
+        Challenge(bytes.fromhex(HIGH), bytes.fromhex(LOW)),
+        0,
+        0,
+        "41494f4b 01 02 0000  0000000000000000  0000000000000000 45000000  00000000",
+        f"92  c4 20 {HIGH}  c4 20 {LOW}",
+    ),
+    Golden(
+        Proof(bytes.fromhex(HIGH)),
+        0,
+        0,
+        "41494f4b 01 03 0000  0000000000000000  0000000000000000 23000000  00000000",
+        f"91  c4 20 {HIGH}",
+    ),
+    Golden(
+        Welcome(),
+        0,
+        0,
+        "41494f4b 01 04 0000  0000000000000000  0000000000000000 01000000  00000000",
+        "90",
+    ),
+    Golden(
+        Goodbye(12, "bye"),
+        0,
+        0,
+        "41494f4b 01 05 0000  0000000000000000  0000000000000000 06000000  00000000",
+        "92  0c  a3 627965",
+    ),
+    Golden(
+        Register(Role.WORKER, "w0", 1, "10.0.0.2", 7777, 30.0),
+        1,
+        0,
+        "41494f4b 01 10 0000  0100000000000000  0000000000000000 21000000  00000000",
+        "96  a6 776f726b6572  a2 7730  01  a8 31302e302e302e32  cd 1e61  cb 403e000000000000",
+    ),
+    Golden(
+        View(
+            epoch=3,
+            workers=(WorkerEntry(0, "w0", 1), WorkerEntry(1, "w1", 2, "lost", "no heartbeat")),
+            servers=(ServerEntry(0, "s0", 1, "10.0.0.3", 9000),),
+            heartbeat=0.5,
+            chunk_bytes=524288,
+            split_bytes=1048576,
+        ),
+        258,
+        0,
+        "41494f4b 01 11 0000  0201000000000000  0000000000000000 55000000  00000000",
+        "96  03"
+        "  92  95 00 a2 7730 01 a5 616c697665 a0"
+        "      95 01 a2 7731 02 a4 6c6f7374 ac 6e6f20686561727462656174"
+        "  91  97 00 a2 7330 01 a8 31302e302e302e33 cd 2328 a5 616c697665 a0"
+        "  cb 3fe0000000000000  ce 00080000  ce 00100000",
+    ),
+    Golden(
+        Heartbeat(),
+        0,
+        0,
+        "41494f4b 01 12 0000  0000000000000000  0000000000000000 01000000  00000000",
+        "90",
+    ),
+    Golden(
+        Barrier("epoch", 10.0),
+        3,
+        0,
+        "41494f4b 01 13 0000  0300000000000000  0000000000000000 10000000  00000000",
+        "92  a5 65706f6368  cb 4024000000000000",
+    ),
+    Golden(
+        Leave(),
+        4,
+        0,
+        "41494f4b 01 14 0000  0400000000000000  0000000000000000 01000000  00000000",
+        "90",
+    ),
+    Golden(
+        Stop("done"),
+        0,
+        0,
+        "41494f4b 01 15 0000  0000000000000000  0000000000000000 06000000  00000000",
+        "91  a4 646f6e65",
+    ),
+    Golden(
+        Attach(1, "w1", 300, 2, 30.0),
+        5,
+        0,
+        "41494f4b 01 20 0000  0500000000000000  0000000000000000 12000000  00000000",
+        "95  01  a2 7731  cd 012c  02  cb 403e000000000000",
+    ),
+    Golden(
+        Init("w", (2, 3), "float32", 0, 6, "bsp", 30.0),
+        6,
+        24,
+        "41494f4b 01 21 0000  0600000000000000  1800000000000000 1d000000  00000000",
+        "97  a1 77  92 02 03  a7 666c6f61743332  00  06  a3 627370  cb 403e000000000000",
+    ),
+    Golden(
+        Push(2**63 - 1, (), "float64", 0, 1, 128, 65536, True, 1.5),
+        2**64 - 1,
+        8,
+        "41494f4b 01 22 0000  ffffffffffffffff  0800000000000000 26000000  00000000",
+        "99  cf 7fffffffffffffff  90  a7 666c6f61743634  00  01  cc 80  ce 00010000  c3  cb 3ff8000000000000",
+    ),
+    Golden(
+        Pull("w", (2, 3), "float32", 3, 6, 4, 30.0),
+        7,
+        0,
+        "41494f4b 01 23 0000  0700000000000000  0000000000000000 1a000000  00000000",
+        "97  a1 77  92 02 03  a7 666c6f61743332  03  06  04  cb 403e000000000000",
+    ),
+    Golden(
+        SetOptimizer("sgd", {"lr": 0.1, "nesterov": False}, 30.0),
+        8,
+        0,
+        "41494f4b 01 24 0000  0800000000000000  0000000000000000 25000000  00000000",
+        "93  a3 736764  82  a2 6c72 cb 3fb999999999999a  a8 6e65737465726f76 c2  cb 403e000000000000",
+    ),
+    Golden(
+        Done(5),
+        9,
+        0,
+        "41494f4b 01 30 0000  0900000000000000  0000000000000000 02000000  00000000",
+        "91  05",
+    ),
+    Golden(
+        Value(70000),
+        10,
+        4,
+        "41494f4b 01 31 0000  0a00000000000000  0400000000000000 06000000  00000000",
+        "91  ce 00011170",
+    ),
+    Golden(
+        Error(42, "key 'w' has a value", {"key": "w", "ranks": [0, 2], "round": None}),
+        11,
+        0,
+        "41494f4b 01 32 0000  0b00000000000000  0000000000000000 2d000000  00000000",
+        "93  2a  b3 6b65792027772720686173206120 76616c7565"
+        "  83  a3 6b6579 a1 77  a5 72616e6b73 92 00 02  a5 726f756e64 c0",
+    ),
+]
+
+each_golden = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: type(golden.message).__name__)
+
+
+@each_golden
+def test_a_frame_is_encoded_as_these_bytes(golden: Golden) -> None:
+    assert encode_frame(golden.message, golden.request, golden.payload_nbytes).hex() == golden.data.hex()
+
+
+@each_golden
+def test_these_bytes_are_decoded_as_this_frame(golden: Golden) -> None:
+    frame_type, request, payload_nbytes, control_nbytes = decode_header(golden.data)
+    assert (FRAME_TYPES[frame_type], request, payload_nbytes) == (
+        type(golden.message),
+        golden.request,
+        golden.payload_nbytes,
+    )
+    assert control_nbytes == len(golden.data) - HEADER_BYTES
+    assert decode_message(frame_type, golden.data[HEADER_BYTES:]) == golden.message
+
+
+def test_every_frame_type_has_golden_bytes() -> None:
+    assert [TYPE_OF[type(golden.message)] for golden in GOLDEN] == sorted(FRAME_TYPES)
+
+
+def test_every_message_that_may_have_a_payload_has_one_here() -> None:
+    assert {type(golden.message) for golden in GOLDEN if golden.payload_nbytes} == WITH_PAYLOAD
+
+
+def test_the_golden_bytes_are_those_of_version_1() -> None:
+    assert PROTOCOL_VERSION == 1
