@@ -77,7 +77,7 @@ def _load(entry: EntryPoint) -> click.Command:
         ) from None
     if not isinstance(command, click.Command):
         raise AiokvError(
-            f"the command {entry.name!r} can't be used: {entry.value} is a {type(command).__name__}, no click command"
+            f"the command {entry.name!r} can't be used: {entry.value} is of type {type(command).__name__}, not a click command"
         )
     return command
 

@@ -198,4 +198,7 @@ BY_CODE: dict[int, type[AiokvError]] = {cls.code: cls for cls in _all_subclasses
 
 def from_code(code: int, message: str, details: dict[str, Any]) -> AiokvError:
     """Rebuild an error that travelled; an unknown code becomes a plain `AiokvError`."""
-    return BY_CODE.get(code, AiokvError)(message, **details)
+    error = BY_CODE.get(code, AiokvError)(message)
+    # Not as keyword arguments: the other side chose the names.
+    error.details = details
+    return error

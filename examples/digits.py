@@ -136,6 +136,14 @@ def fingerprint(weights: Weights) -> str:
     return digest.hexdigest()[:16]
 
 
+def use_one_thread() -> None:
+    """Let NumPy use one thread: the matrices are small, and the machine may have other workers to run."""
+    # It comes with scikit-learn, so `load` has already asked for it. It ships no types.
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    threadpool_limits(1)
+
+
 # --- training ---
 
 
@@ -171,12 +179,13 @@ class Result:
     weights: str
     """The fingerprint of the weights."""
     step_ms: float
-    """Median over the epochs; so is the next one."""
+    """Median over the epochs."""
     gb_per_s: float
+    """Median over the epochs."""
     epochs: list[Epoch]
 
 
-def train_epoch(kv: KVStore, weights: Weights, work: Iterable[Digits]) -> tuple[float, float, float]:
+def train_epoch(kv: aiokv.KVStore, weights: Weights, work: Iterable[Digits]) -> tuple[float, float, float]:
     """Take one step per batch; return the mean loss, the median ms per step and the GB/s of the store."""
     losses, steps, exchanges = [], [], []
     for batch in work:
@@ -192,15 +201,15 @@ def train_epoch(kv: KVStore, weights: Weights, work: Iterable[Digits]) -> tuple[
     return float(np.mean(losses)), 1e3 * float(np.median(steps)), 1e-9 * nbytes / sum(exchanges)
 
 
-def train(kv: KVStore, options: argparse.Namespace, training: Digits, held_out: Digits, console: Console) -> Result:
+def train(
+    kv: aiokv.KVStore, options: argparse.Namespace, training: Digits, held_out: Digits, console: Console
+) -> Result:
     """Train together with all other workers of the cluster."""
-    mine = training[part(len(training), kv.rank, kv.num_workers)]
     share = len(training) // kv.num_workers
+    if share < options.batch_size:
+        sys.exit(f"digits.py: {share} images per worker do not fill a batch: use --batch-size {share} or less")
+    mine = training[part(len(training), kv.rank, kv.num_workers)]
     steps = share // options.batch_size
-    if not steps:
-        sys.exit(
-            f"digits.py: a worker's {share} images do not fill one batch: choose a --batch-size of at most {share}"
-        )
     weights = new_weights(options.seed)
     kv.init(weights)
     # A sync update takes the mean gradient of all workers' batches. An async one takes a single worker's share of that
@@ -209,21 +218,19 @@ def train(kv: KVStore, options: argparse.Namespace, training: Digits, held_out: 
     kv.set_optimizer("sgd", learning_rate=LEARNING_RATE, momentum=0.9, rescale_grad=scale)
 
     left_over = len(training) - kv.num_workers * steps * options.batch_size
-    console.print(
-        f"{options.store}: {kv.num_workers} workers, {steps} steps of {options.batch_size} images each an epoch"
-    )
+    console.print(f"{kv.num_workers} x {steps} steps of {options.batch_size} images per epoch")
     console.print(f"{left_over} of {len(training)} images are left over, others in every epoch")
     console.print(Epoch.HEADER)
     rng = np.random.default_rng([options.seed, kv.rank])
     epochs: list[Epoch] = []
     with progress_bar(console) as progress:
-        bar = progress.add_task("")
+        bar = progress.add_task("", total=steps)
         for number in range(1, options.epochs + 1):
             progress.reset(bar, total=steps, description=f"epoch {number}")
             work = progress.track(batches(mine, options.batch_size, steps, rng), total=steps, task_id=bar)
             loss, step_ms, gb_per_s = train_epoch(kv, weights, work)
             epochs.append(Epoch(number, loss, accuracy(weights, held_out), step_ms, gb_per_s))
-            console.print(epochs[-1])
+            console.print(str(epochs[-1]))
 
     # In async mode the others may still be pushing: the weights are final when everybody is here.
     kv.barrier()
@@ -283,6 +290,7 @@ def main() -> None:
     """Train, report, and exit with 1 if the network has not learned enough."""
     options = arguments()
     training, held_out = load(options.seed)
+    use_one_thread()
     with aiokv.create(options.store) as kv:
         # All workers end with the same weights and the same accuracy, so one of them tells.
         console = Console(quiet=kv.rank != 0 or options.json == "-", highlight=False)

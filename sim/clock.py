@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def after(env: simpy.Environment, delay: float, action: Callable[[], None]) -> None:
-    """Call `action` after `delay` seconds; what is due at the same time happens in the order in which it was asked for."""
+    """Call `action` after `delay` seconds; what is due at the same time happens in the order of these calls."""
     timeout = env.timeout(delay)
     assert timeout.callbacks is not None, "a new event has not happened yet"
     timeout.callbacks.append(lambda _: action())

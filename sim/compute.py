@@ -6,11 +6,13 @@ All times are seconds.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 

@@ -1,7 +1,7 @@
 """Connections in simulated time: who listens where, and when what was sent arrives.
 
 A connection is two pipes, one in each direction. A pipe carries one thing after the other, in order; a message takes
-latency + (64 + payload) / bandwidth from the moment at which the pipe is free for it. Connections do not share bandwidth.
+latency + (64 + payload) / bandwidth from the moment at which the pipe is free for it. Connections share no bandwidth.
 """
 
 from __future__ import annotations
@@ -138,4 +138,3 @@ class Network:
         back.peer = peer
         there.peer = target.accept(back)
         return there
-

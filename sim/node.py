@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Stimulus
     from aiokv.types import Peer
     from sim.network import Address, Network
-    from sim.record import Run
+    from sim.record import Run, Token
     from sim.scenario import ServerSection
     from sim.trace import Trace
 
@@ -56,6 +56,16 @@ class World:
     service: ServerSection
     validate: bool = False
     """Check the invariants of a state machine after every stimulus."""
+
+
+def _nbytes(payload: fx.CallMemory | fx.StoredChunk | None) -> int:
+    match payload:
+        case fx.CallMemory(start=start, stop=stop):
+            return stop - start
+        case fx.StoredChunk(nbytes=nbytes):
+            return nbytes
+        case None:
+            return 0
 
 
 class Node:
@@ -157,7 +167,7 @@ class Node:
         self._handling = False
         self._set_timer()
 
-    def _perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each effect, none of them decides
+    def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each effect, none of them decides
         match effect:
             case fx.Send(peer, request, message, payload):
                 self._send(peer, request, message, payload)
@@ -191,19 +201,14 @@ class Node:
             case _:
                 assert_never(effect)
 
-    def _send(self, peer: Peer, request: int, message: m.Message, payload: fx.CallMemory | fx.StoredChunk | None) -> None:
+    def _send(
+        self, peer: Peer, request: int, message: m.Message, payload: fx.CallMemory | fx.StoredChunk | None
+    ) -> None:
         pipe = self._pipes.get(peer)
         if pipe is None:
             # The connection has just ended, and the state machine will be told.
             return
-        match payload:
-            case fx.CallMemory(start=start, stop=stop):
-                nbytes = stop - start
-            case fx.StoredChunk(nbytes=stored):
-                nbytes = stored
-            case None:
-                nbytes = 0
-        pipe.send(Packet(request, message, nbytes))
+        pipe.send(Packet(request, message, _nbytes(payload)))
 
     def _work(self, duration: float) -> float:
         """Give the server's arithmetic something to do, after all that it has to do already; return when it is done."""
@@ -213,14 +218,20 @@ class Node:
     def _apply(self, effect: fx.Apply) -> None:
         tokens = self.ledger.take(effect.slot)
         done = self._work(self._world.service.apply)
-        self._world.run.updates.append(
-            UpdateRecord(done, effect.key, effect.start, effect.version, effect.ranks, effect.staleness, tokens)
-        )
-        applied = st.Applied(effect.key, effect.start, effect.version)
         if done > self._env.now:
-            after(self._env, done - self._env.now, lambda: self.deliver(applied))
+            after(self._env, done - self._env.now, lambda: self._applied(effect, tokens))
         else:
-            self.deliver(applied)
+            self._applied(effect, tokens)
+
+    def _applied(self, effect: fx.Apply, tokens: list[Token]) -> None:
+        if not self.alive:
+            return
+        self._world.run.updates.append(
+            UpdateRecord(
+                self._env.now, effect.key, effect.start, effect.version, effect.ranks, effect.staleness, tokens
+            )
+        )
+        self.deliver(st.Applied(effect.key, effect.start, effect.version))
 
     # --- connections ---
 

@@ -32,7 +32,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all parts of a scenario."""
 
 
-class ClusterSection(Section, frozen=True):
+class ClusterSection(Section, frozen=True, kw_only=True):
     """How many nodes there are, and the settings that they share (as in `aiokv.config`)."""
 
     workers: Count
@@ -45,21 +45,21 @@ class ClusterSection(Section, frozen=True):
     split_bytes: Bytes = 64 * 1024
 
 
-class NetworkSection(Section, frozen=True):
+class NetworkSection(Section, frozen=True, kw_only=True):
     """Every connection: seconds under way, and bytes per second in each direction."""
 
     latency: Seconds = 0.0
     bandwidth: Annotated[float, Meta(gt=0)] = math.inf
 
 
-class ServerSection(Section, frozen=True):
+class ServerSection(Section, frozen=True, kw_only=True):
     """Seconds that a server's arithmetic takes for a chunk: to add a contribution, to apply an update."""
 
     fold: Seconds = 0.0
     apply: Seconds = 0.0
 
 
-class TensorSection(Section, frozen=True):
+class TensorSection(Section, frozen=True, kw_only=True):
     """A parameter that every step pushes and pulls."""
 
     key: str | int
@@ -72,7 +72,7 @@ class TensorSection(Section, frozen=True):
         return TensorSpec(self.shape, self.dtype)
 
 
-class FaultSection(Section, frozen=True):
+class FaultSection(Section, frozen=True, kw_only=True):
     """What happens to a node at a time: it crashes (its connections break) or hangs (it only falls silent)."""
 
     kind: Literal["crash", "hang"]
@@ -80,14 +80,15 @@ class FaultSection(Section, frozen=True):
     at: Seconds
 
 
-class Scenario(Section, frozen=True):
+class Scenario(Section, frozen=True, kw_only=True):
     """What is simulated.
 
-    Every worker joins, initialises the tensors and then takes `steps` steps: compute, and push and pull all tensors. The
-    first `warmup` steps are left out of the statistics, because all workers start at once, which no later moment looks like.
+    Every worker joins, initialises the tensors and then takes `steps` steps: compute, then push and pull all tensors.
+    The first `warmup` steps are left out of the statistics: no later moment looks like the one at which all start.
     """
 
-    name: str = ""
+    name: Annotated[str, Meta(pattern=r"^[\w.-]*$", max_length=100)] = ""
+    """Also names the picture; the stem of the file unless it says another."""
     title: str = ""
     policies: Annotated[tuple[str, ...], Meta(min_length=1)] = ("bsp", "asp")
     steps: Count
@@ -139,7 +140,7 @@ def load_scenario(source: str) -> Scenario:
     except FileNotFoundError:
         known = ", ".join(shipped_scenarios())
         hint = closest(source, shipped_scenarios())
-        raise ConfigError(f"no scenario file {source!r}{hint}; scenarios that come along: {known}") from None
+        raise ConfigError(f"no scenario file {source!r}; scenarios that come along: {known}{hint}") from None
     except OSError as error:
         raise ConfigError(f"can't read the scenario {source!r}: {error.strerror}") from None
 

@@ -36,8 +36,7 @@ class Catalog:
         spec = TensorSpec(message.shape, message.dtype)
         check_spec(key, spec)
         policy = get_policy(message.policy)
-        if key in self._keys:
-            self.check_init(message)
+        self.check_init(message)
         chunk = Chunk(key, start, stop, spec, policy)
         if not 0 <= start <= stop <= spec.size or nbytes != chunk.nbytes:
             raise SpecMismatchError(
@@ -52,11 +51,15 @@ class Catalog:
         return chunk
 
     def check_init(self, message: Init) -> None:
-        """Compare another rank's init with the key.
+        """Compare another rank's init with the key, or with what a new key may be.
 
         Raises:
+            KeyUseError: str and int keys are mixed.
             SpecMismatchError, PolicyError: they differ.
         """
+        if message.key not in self._keys:
+            check_kind(check_key(message.key), self._kind)
+            return
         spec, policy = self._keys[message.key]
         check_same_spec(message.key, spec, TensorSpec(message.shape, message.dtype))
         if policy != message.policy:

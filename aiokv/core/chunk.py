@@ -44,6 +44,10 @@ class Update:
     accumulator: Slot | None = None
     waiters: list[Waiter] = field(default_factory=list)
 
+    def is_past(self, rank: Rank) -> bool:
+        """Return True when the rank's turn is over: its contribution, or that of a higher rank, is in the sum."""
+        return bool(self.folded) and rank <= self.folded[-1]
+
 
 @dataclass(slots=True, eq=False)
 class Chunk:
@@ -75,6 +79,11 @@ class Chunk:
         """Return the ranks that an update still waits for."""
         return self.policy.missing(contributed=list(update.contributions), members=members)
 
+    def is_closed(self, version: Version, rank: Rank) -> bool:
+        """Return True when the version is made, or being made, without the rank."""
+        update = self.updates.get(version)
+        return version <= self.version + self.applying or (update is not None and update.is_past(rank))
+
     def awaited_update(self, waiter: Waiter) -> Update | None:
         """Return the open update whose completion would answer the waiter."""
         if waiter.at_least == 0:
@@ -92,13 +101,11 @@ class Chunk:
         """
         missing = self.missing(update, members)
         effects: list[Effect] = []
-        for rank in sorted(update.contributions):
+        for rank in sorted(rank for rank in update.contributions if not update.is_past(rank)):
             if missing and rank > missing[0]:
                 break
-            slot = update.contributions[rank].slot
-            if rank in update.folded:
-                continue
             update.folded.append(rank)
+            slot = update.contributions[rank].slot
             update.contributions[rank].slot = None
             if slot is None:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiokv.core.catalog import Catalog
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
-from aiokv.core.deadlines import Deadlines, earliest
+from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import (
     Apply,
     Configure,
@@ -19,6 +19,7 @@ from aiokv.core.effects import (
     StoredChunk,
 )
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
+from aiokv.core.parked import ParkedInits, RequestName
 from aiokv.core.roster import Roster
 from aiokv.core.stimuli import Applied, ConnectFailed, Connected, Join, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
@@ -39,8 +40,6 @@ from aiokv.wire import messages as m
 MAX_OPEN_UPDATES = 1024
 """How far a worker may push ahead of the rounds that are closed, per chunk."""
 
-RequestName = tuple[Peer, int]
-
 
 class Coordinator:
     """The state machine of one server. `handle` is the only door that changes it.
@@ -56,12 +55,13 @@ class Coordinator:
         self._roster = Roster()
         self._ranks: dict[Peer, Rank] = {}
         self._attaching: dict[RequestName, m.Attach] = {}
-        self._initializing: dict[RequestName, m.Init] = {}
+        self._initializing = ParkedInits()
         self._catalog = Catalog()
         self._optimizer: Optimizer | None = None
         self._waiters: dict[RequestName, Waiter] = {}
         self._deadlines: Deadlines[RequestName] = Deadlines()
         self._scheduler_lost = False
+        self._stopped = False
 
     # --- the door ---
 
@@ -107,17 +107,20 @@ class Coordinator:
             case m.View():
                 return self._viewed(message, now)
             case m.Stop(reason):
-                return [Stop(reason)]
+                return self._stop(reason, failed=False)
             case m.Error(code, text, details) if request == REGISTER_REQUEST:
                 return self._joiner.fail(from_code(code, text, details))
             case _:
-                return [Disconnect(SCHEDULER, f"unexpected {type(message).__name__} from the scheduler")]
+                reason = f"unexpected {type(message).__name__} from the scheduler"
+                return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
 
     def _from_worker(
         self, peer: Peer, request: int, message: m.Message, slot: Slot | None, nbytes: int, now: float
     ) -> list[Effect]:
         if (peer, request) in self._deadlines:
             raise ProtocolError(f"request id {request} is in use")
+        if isinstance(message, (m.Attach, m.Init, m.Push, m.Pull)):
+            check_timeout(message.timeout)
         match message:
             case m.Push():
                 return self._push(peer, request, message, slot, nbytes, now)
@@ -131,7 +134,8 @@ class Coordinator:
                 return self._attach(peer, request, message, now)
             case _:
                 freed: list[Effect] = [Free(slot)] if slot is not None else []
-                return [*freed, Disconnect(peer, f"unexpected {type(message).__name__} from a worker")]
+                reason = f"unexpected {type(message).__name__} from a worker"
+                return [*freed, Disconnect(peer, reason), *self._peer_lost(peer, reason)]
 
     # --- membership ---
 
@@ -148,7 +152,9 @@ class Coordinator:
                 effects += self._answer_attach(peer, request, attach)
         effects += self._refuse_orphaned_inits()
         for chunk in self._catalog.chunks.values():
-            effects += self._advance(chunk)
+            for update in chunk.updates.values():
+                effects += self._settle(chunk, update)
+            effects += self._apply_next(chunk)
         return effects
 
     def _attach(self, peer: Peer, request: int, message: m.Attach, now: float) -> list[Effect]:
@@ -175,6 +181,10 @@ class Coordinator:
         rank = self._ranks.get(peer)
         if rank is None:
             raise MembershipError("this connection has not said which worker it is")
+        if rank in self._roster.lost:
+            # The others were told that it is lost: what a worker that comes to again sends must change nothing.
+            text = f"rank {self._roster.label(rank)} was declared lost: {self._roster.reason(rank)}"
+            raise MembershipError(text, ranks=[rank])
         return rank
 
     def _peer_lost(self, peer: Peer, reason: str) -> list[Effect]:
@@ -184,8 +194,7 @@ class Coordinator:
         for name in [name for name in self._attaching if name[0] == peer]:
             del self._attaching[name]
             self._deadlines.discard(name)
-        for name in [name for name in self._initializing if name[0] == peer]:
-            del self._initializing[name]
+        for name, _ in self._initializing.take_peer(peer):
             self._deadlines.discard(name)
         for waiter in [waiter for waiter in self._waiters.values() if waiter.peer == peer]:
             self._forget(waiter)
@@ -194,6 +203,8 @@ class Coordinator:
     def _scheduler_gone(self, reason: str) -> list[Effect]:
         self._joiner.on_lost()
         self._scheduler_lost = True
+        if self._stopped:
+            return []
         error = SchedulerLostError(
             f"the scheduler at {self._joiner.address} is gone: {reason}", address=self._joiner.address
         )
@@ -204,8 +215,14 @@ class Coordinator:
 
     def _stop_when_alone(self) -> list[Effect]:
         if self._scheduler_lost and not self._ranks:
-            return [Stop("the scheduler is gone and no worker is connected", failed=True)]
+            return self._stop("the scheduler is gone and no worker is connected", failed=True)
         return []
+
+    def _stop(self, reason: str, *, failed: bool) -> list[Effect]:
+        if self._stopped:
+            return []
+        self._stopped = True
+        return [Stop(reason, failed=failed)]
 
     # --- keys and optimizer ---
 
@@ -217,11 +234,11 @@ class Coordinator:
             return self._create(peer, request, message, slot, nbytes)
         if slot is not None:
             raise ProtocolError(f"key {message.key!r}: only rank 0 sends initial values, got some from rank {rank}")
+        self._catalog.check_init(message)
         chunk = self._catalog.find(message.key, message.start)
         if chunk is not None:
-            self._catalog.check_init(message)
             return [Send(peer, request, m.Done(chunk.version))]
-        self._initializing[peer, request] = message
+        self._initializing.add((peer, request), message)
         self._deadlines.add((peer, request), now + message.timeout)
         return self._refuse_orphaned_inits()
 
@@ -234,10 +251,7 @@ class Coordinator:
 
     def _release_inits(self, chunk: Chunk) -> list[Effect]:
         effects: list[Effect] = []
-        for name, message in list(self._initializing.items()):
-            if (message.key, message.start) != (chunk.key, chunk.start):
-                continue
-            del self._initializing[name]
+        for name, message in self._initializing.take_chunk(chunk.key, chunk.start):
             self._deadlines.discard(name)
             try:
                 self._catalog.check_init(message)
@@ -251,7 +265,7 @@ class Coordinator:
         if root is None or root.state == "alive":
             return []
         effects: list[Effect] = []
-        for name, message in self._initializing.items():
+        for name, message in self._initializing.take_all():
             self._deadlines.discard(name)
             what = f"init of key {message.key!r}"
             if root.state == "lost":
@@ -259,7 +273,6 @@ class Coordinator:
             else:
                 error = UnknownKeyError(f"{what}: rank {self._roster.label(0)} left without it", key=message.key)
             effects.append(Refuse(*name, error))
-        self._initializing.clear()
         return effects
 
     def _set_optimizer(
@@ -292,11 +305,17 @@ class Coordinator:
         if message.sequence != expected:
             raise ProtocolError(f"key {chunk.key!r}: expected push {expected} of rank {rank}, got {message.sequence}")
         version = chunk.policy.version_of(sequence=message.sequence, newest=chunk.newest)
-        if not chunk.version < version <= chunk.version + MAX_OPEN_UPDATES:
+        if chunk.is_closed(version, rank):
+            # Only a rank that has left can be late: nobody waits for it.
+            text = f"key {chunk.key!r}: round {version} went on without rank {self._roster.label(rank)}"
+            raise MembershipError(text, ranks=[rank], key=chunk.key, round=version)
+        if version > chunk.version + MAX_OPEN_UPDATES:
             raise ProtocolError(
                 f"key {chunk.key!r}: push for version {version}, but the chunk is at {chunk.version}; "
                 f"at most {MAX_OPEN_UPDATES} may be open"
             )
+        if not 0 <= message.read_version <= chunk.version:
+            raise ProtocolError(f"key {chunk.key!r}: read version {message.read_version}, which is not made yet")
         update = chunk.updates.setdefault(version, Update(version))
         update.contributions[rank] = Contribution(rank, message.sequence, message.read_version, slot)
         chunk.pushed[rank] = message.sequence
@@ -304,7 +323,7 @@ class Coordinator:
         waiter = Waiter(peer, request, rank, chunk, message.timeout, version=version, want_value=message.want_value)
         update.waiters.append(waiter)
         self._park(waiter, now)
-        return self._advance(chunk)
+        return [*self._settle(chunk, update), *self._apply_next(chunk)]
 
     def _pull(self, peer: Peer, request: int, message: m.Pull, now: float) -> list[Effect]:
         rank = self._rank_of(peer)
@@ -314,25 +333,25 @@ class Coordinator:
             return [self._value(waiter)]
         chunk.pulls.append(waiter)
         self._park(waiter, now)
-        return self._advance(chunk)
+        update = chunk.awaited_update(waiter)
+        return [] if update is None else self._refuse_lost(chunk, update)
 
-    def _advance(self, chunk: Chunk) -> list[Effect]:
-        """Fold what may be folded, apply what is complete, and refuse what can't become complete."""
-        effects: list[Effect] = []
-        members = self._roster.members
-        for update in chunk.updates.values():
-            effects += chunk.fold(update, members)
-            if self._roster.lost:
-                effects += self._refuse_lost(chunk, update)
+    def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
+        """Fold what may be folded, and refuse those who wait for an update that can't become complete."""
+        return [*chunk.fold(update, self._roster.members), *self._refuse_lost(chunk, update)]
+
+    def _apply_next(self, chunk: Chunk) -> list[Effect]:
+        """Apply the next update if it is complete and none is being applied."""
         ready = chunk.updates.get(chunk.version + 1)
-        if ready is None or chunk.applying or chunk.missing(ready, members):
-            return effects
+        if ready is None or chunk.applying or chunk.missing(ready, self._roster.members):
+            return []
         chunk.applying = True
         behind = [chunk.version - ready.contributions[rank].read_version for rank in ready.folded]
-        effects.append(Apply(chunk.key, chunk.start, ready.version, ready.accumulator, list(ready.folded), behind))
-        return effects
+        return [Apply(chunk.key, chunk.start, ready.version, ready.accumulator, list(ready.folded), behind)]
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
+        if not self._roster.lost:
+            return []
         lost = [rank for rank in chunk.missing(update, self._roster.members) if rank in self._roster.lost]
         if not lost:
             return []
@@ -355,7 +374,7 @@ class Coordinator:
             if chunk.reflected.get(waiter.rank, 0) >= waiter.at_least:
                 self._forget(waiter)
                 effects.append(self._value(waiter))
-        return effects + self._advance(chunk)
+        return effects + self._apply_next(chunk)
 
     # --- waiting requests ---
 
@@ -392,7 +411,7 @@ class Coordinator:
                 waiter = self._waiters[name]
                 effects.append(self._refuse(waiter, self._late(waiter)))
             elif name in self._initializing:
-                init = self._initializing.pop(name)
+                init = self._initializing.take(name)
                 effects.append(Refuse(*name, self._late_init(init)))
             else:
                 attach = self._attaching.pop(name)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from aiokv.errors import ConfigError
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -48,6 +50,18 @@ class Deadlines(Generic[K]):
             del self._times[entry]
         self._bound = min(self._times.values(), default=math.inf)
         return late
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse a time-out that would never come: nothing waits silently.
+
+    Raises:
+        ConfigError: it is infinite or not a number.
+    """
+    if not math.isfinite(seconds):
+        raise ConfigError(
+            f"a timeout is a finite number of seconds, got {seconds}", expected="finite", got=str(seconds)
+        )
 
 
 def earliest(*times: float | None) -> float | None:

@@ -53,6 +53,7 @@ class Joiner:
         self.advertised = advertised
         self.view: View | None = None
         self.connected = False
+        self.joined = False
         self._call: int | None = None
         self._timeout = 0.0
         self._join_by = 0.0
@@ -86,7 +87,9 @@ class Joiner:
         return [Connect(SCHEDULER, *self.scheduler)]
 
     def on_connected(self, now: float) -> list[Effect]:
-        """Register over the new connection."""
+        """Register over the new connection, unless it comes too late."""
+        if not self.joining:
+            return [Disconnect(SCHEDULER, "the join is over")]
         self.connected = True
         self._reason = "registered, but the cluster is not complete"
         host, port = self.advertised
@@ -126,6 +129,7 @@ class Joiner:
         if self._call is None:
             return []
         call, self._call = self._call, None
+        self.joined = True
         return [Complete(call)]
 
     def fail(self, error: AiokvError) -> list[Effect]:
@@ -133,6 +137,7 @@ class Joiner:
         if self._call is None:
             return []
         call, self._call = self._call, None
+        self.on_lost()
         return [Disconnect(SCHEDULER, "the join failed"), Fail(call, error)]
 
     def tick(self, now: float, waiting_for: str = "") -> list[Effect]:

@@ -10,18 +10,28 @@ MAX_DIMENSIONS = 64
 
 
 def check_key(key: object) -> Key:
-    """Return the key if it is one.
+    """Return the key as a plain str or int, if it is one.
+
+    Subclasses (enums, NumPy strings) are taken for what they contain, so that every worker finds the same place for them.
 
     Raises:
-        KeyUseError: not a str or int, empty, too long, negative or over 63 bits.
+        KeyUseError: not a str or int, empty, too long, not encodable, negative or over 63 bits.
     """
     if isinstance(key, bool) or not isinstance(key, (str, int)):
         raise KeyUseError(f"a key is a str or an int, got {type(key).__name__} {key!r}", got=repr(key))
-    if isinstance(key, int) and not 0 <= key <= MAX_INT_KEY:
-        raise KeyUseError(f"an int key is 0 <= key < 2**63, got {key}", got=str(key))
-    if isinstance(key, str) and not 0 < len(key.encode()) <= MAX_NAME_BYTES:
-        raise KeyUseError(f"a str key has 1 to {MAX_NAME_BYTES} bytes, got {len(key.encode())}", got=key[:64])
-    return key
+    if isinstance(key, int):
+        if not 0 <= key <= MAX_INT_KEY:
+            # Python refuses to write out very long numbers.
+            got = str(int(key)) if key.bit_length() <= 128 else f"a number of {key.bit_length()} bits"
+            raise KeyUseError(f"an int key is 0 <= key < 2**63, got {got}", got=got)
+        return int(key)
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise KeyUseError(f"a str key must be valid Unicode, got {key!r}: {error.reason}", got=repr(key)) from None
+    if not 0 < size <= MAX_NAME_BYTES:
+        raise KeyUseError(f"a str key has 1 to {MAX_NAME_BYTES} bytes, got {size}", got=key[:64])
+    return str.__str__(key)
 
 
 def check_kind(key: Key, kind: type | None) -> type:

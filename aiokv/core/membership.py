@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from aiokv.core.deadlines import Deadlines, earliest
+from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
 from aiokv.core.stimuli import PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
@@ -65,8 +65,12 @@ class Arrival:
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key under which worker-2 comes before worker-10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", name)]
+    """Return a sort key under which worker-2 comes before worker-10, and no two names are equal."""
+    parts = re.split(r"([0-9]+)", name)
+    order = [(1, 0, part) for part in parts]
+    # Numbers are compared as text without zeros in front, the longer one being larger: a peer may send any digits.
+    order[1::2] = [(0, len(digits), digits) for digits in (part.lstrip("0") for part in parts[1::2])]
+    return [*order, (0, 0, name)]
 
 
 class Membership:
@@ -118,6 +122,8 @@ class Membership:
             if peer in self._silent:
                 self._silent.add(peer, now + self._plan.death_timeout)
         try:
+            if isinstance(message, (m.Register, m.Barrier)):
+                check_timeout(message.timeout)
             match message:
                 case m.Heartbeat():
                     return []
@@ -128,7 +134,8 @@ class Membership:
                 case m.Leave():
                     return self._leave(peer, request)
                 case _:
-                    return [Disconnect(peer, f"unexpected {type(message).__name__}")]
+                    reason = f"unexpected {type(message).__name__}"
+                    return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
         except AiokvError as error:
             return [Refuse(peer, request, error)]
 
@@ -216,6 +223,9 @@ class Membership:
 
     def _lose(self, member: Member, reason: str) -> list[Effect]:
         self._drop(member, "lost", reason)
+        if self._over:
+            # The servers were told to stop.
+            return []
         effects: list[Effect] = [Log("error", f"{member.role} {member.name} is lost: {reason}")]
         if not self._epoch:
             # The cluster was never complete, so the place is simply free again.

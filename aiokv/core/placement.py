@@ -7,7 +7,6 @@ one server each, by a hash of the name.
 
 from __future__ import annotations
 
-import math
 import zlib
 from dataclasses import dataclass
 
@@ -42,14 +41,16 @@ def place(key: Key, spec: TensorSpec, *, servers: int, chunk_bytes: int, split_b
         key: the parameter's name.
         spec: its shape and dtype.
         servers: how many servers the cluster has.
-        chunk_bytes: the largest chunk.
+        chunk_bytes: the largest chunk; a larger element is a chunk of its own.
         split_bytes: tensors of at least this many bytes are cut over all servers.
     """
     home = home_of(key, servers)
-    parts = servers if spec.nbytes >= split_bytes and spec.size >= servers else 1
+    parts = max(1, min(servers, spec.size)) if spec.nbytes >= split_bytes else 1
+    # Counted in whole elements: a chunk whose last element does not fit is one element too long.
+    longest = max(1, chunk_bytes // spec.itemsize)
     chunks: list[Chunk] = []
     for part, (low, high) in enumerate(split_range(spec.size, parts)):
-        pieces = max(1, math.ceil((high - low) * spec.itemsize / chunk_bytes))
+        pieces = max(1, -(-(high - low) // longest))
         server = (home + part) % servers
         chunks += [Chunk(server, low + start, low + stop) for start, stop in split_range(high - low, pieces)]
     return chunks

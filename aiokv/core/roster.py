@@ -23,6 +23,10 @@ class Roster:
         """Return a worker's entry."""
         return self._workers.get(rank)
 
+    def reason(self, rank: Rank) -> str:
+        """Return why a worker of the view is not alive."""
+        return self._workers[rank].reason
+
     def label(self, rank: Rank) -> str:
         """Return a rank with its name, for messages."""
         entry = self._workers.get(rank)
@@ -34,6 +38,6 @@ class Roster:
 
     def loss(self, ranks: Sequence[Rank], what: str, key: Key | None = None, version: Version = 0) -> WorkerLostError:
         """Return the error for a wait that can't end because these ranks are lost."""
-        reasons = "; ".join(f"rank {self.label(rank)}: {self._workers[rank].reason}" for rank in ranks)
+        reasons = "; ".join(f"rank {self.label(rank)}: {self.reason(rank)}" for rank in ranks)
         details = {} if key is None else {"key": key, "round": version}
         return WorkerLostError(f"{what} can't complete: workers lost: {reasons}", ranks=list(ranks), **details)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiokv.core import stimuli as st
-from aiokv.core.deadlines import Deadlines, earliest
+from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import CallMemory, Complete, Connect, Disconnect, Effect, Fail, Log, Release, Send
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
@@ -16,8 +16,10 @@ from aiokv.errors import (
     CallTimeoutError,
     ClosedError,
     ProtocolError,
+    RoundTimeoutError,
     SchedulerLostError,
     ServerLostError,
+    WorkerLostError,
     from_code,
 )
 from aiokv.optim import make_optimizer
@@ -27,6 +29,9 @@ from aiokv.wire import messages as m
 
 Operation = st.Operation
 ErrorOf = Callable[[str], AiokvError]
+
+COUNTED = (RoundTimeoutError.code, WorkerLostError.code)
+"""Errors after which a push still counts in its round. A server that answers another one has not taken the push."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,12 +48,16 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A message that is not answered yet. It outlives its call when the caller stopped waiting."""
+    """A message that is not answered yet. It outlives its call when the caller stopped waiting.
+
+    `memory` is where the answer's payload belongs, `address` the chunk that it is about.
+    """
 
     call: int
     peer: Peer
     memory: CallMemory | None = None
     address: tuple[Key, int] | None = None
+    pushes: bool = False
 
 
 class Session:
@@ -137,6 +146,8 @@ class Session:
         match stimulus:
             case st.Join(call, timeout):
                 return self._joiner.join(call, timeout, now)
+            case st.Connected(peer) if not self._joiner.joining:
+                return [Disconnect(peer, "the join is over")]
             case st.Connected(peer):
                 return self._joiner.on_connected(now) if peer == SCHEDULER else self._attach(peer, now)
             case st.ConnectFailed(peer, reason, error):
@@ -144,7 +155,7 @@ class Session:
                     return self._joiner.on_connect_failed(reason, error, now)
                 return self._retry(peer, reason) if error is None else self._joiner.fail(error)
             case st.PeerLost(peer, reason):
-                return self._scheduler_gone(reason) if peer == SCHEDULER else self._server_gone(peer, reason)
+                return self._link_lost(peer, reason)
             case st.Tick():
                 return self._tick(now)
             case _:
@@ -202,9 +213,10 @@ class Session:
         self._calls[call.number] = call
         self._deadlines.add(call.number, now + call.timeout)
 
-    def _check_ready(self, what: str) -> None:
-        if self._closed or self._joiner.view is None or self._joiner.joining:
-            raise ClosedError(f"{what}: this worker is {'closed' if self._closed else 'not connected yet'}")
+    def _check_ready(self, what: str, timeout: float) -> None:
+        check_timeout(timeout)
+        if self._closed or not self._joiner.joined:
+            raise ClosedError(f"{what}: this worker is {'closed' if self._closed else 'not connected'}")
         for peer, reason in self._lost.items():
             raise self._server_error(peer, reason, what)
 
@@ -212,28 +224,34 @@ class Session:
         names = [repr(key) for key, _ in stimulus.tensors]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         call = Call(stimulus.call, f"{stimulus.operation.value} of {shown}", stimulus.timeout)
-        call.tensors, call.operation = stimulus.tensors, stimulus.operation
+        call.operation = stimulus.operation
         try:
-            self._check_ready(call.what)
+            self._check_ready(call.what, call.timeout)
+            kind = self._kind
             for key, spec in stimulus.tensors:
-                self._check_tensor(key, spec)
+                name, kind = self._check_tensor(key, spec, kind)
+                call.tensors.append((name, spec))
         except AiokvError as error:
             return [Fail(call.number, error)]
+        self._kind = kind
         self._open_call(call, now)
         effects: list[Effect] = []
-        for tensor, (key, spec) in enumerate(stimulus.tensors):
+        for tensor, (key, spec) in enumerate(call.tensors):
             if stimulus.operation in (Operation.PUSH, Operation.PUSHPULL):
                 self._pushed[key] = self._pushed.get(key, 0) + 1
             for chunk in self._place(key, spec):
                 effects.append(self._request(call, tensor, chunk))
         return effects or self._complete(call)
 
-    def _check_tensor(self, key: Key, spec: TensorSpec) -> None:
-        self._kind = check_kind(check_key(key), self._kind)
+    def _check_tensor(self, key: Key, spec: TensorSpec, kind: type | None) -> tuple[Key, type]:
+        """Return the key as a plain str or int, and which of them it is."""
+        key = check_key(key)
+        kind = check_kind(key, kind)
         check_spec(key, spec)
         known = self.specs.get(key)
         if known is not None:
             check_same_spec(key, known, spec)
+        return key, kind
 
     def _place(self, key: Key, spec: TensorSpec) -> list[Chunk]:
         chunks = self._places.get((key, spec))
@@ -252,7 +270,9 @@ class Session:
         head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
         wait = answer_time(call.timeout)
         receives = call.operation in (Operation.PULL, Operation.PUSHPULL)
-        number = self._new_request(Request(call.number, chunk.server, memory if receives else None, (key, chunk.start)))
+        request = Request(call.number, chunk.server, memory if receives else None, (key, chunk.start))
+        request.pushes = call.operation in (Operation.PUSH, Operation.PUSHPULL)
+        number = self._new_request(request)
         call.open[number] = None
         if call.operation is Operation.INIT:
             return Send(chunk.server, number, m.Init(*head, self.policy, wait), memory if self._rank == 0 else None)
@@ -265,7 +285,7 @@ class Session:
     def _barrier(self, number: int, name: str, timeout: float, now: float) -> list[Effect]:
         call = Call(number, f"barrier {name!r}", timeout)
         try:
-            self._check_ready(call.what)
+            self._check_ready(call.what, timeout)
             if not self._joiner.connected:
                 raise self._scheduler_error("it is not connected")
         except AiokvError as error:
@@ -280,7 +300,7 @@ class Session:
     ) -> list[Effect]:
         call = Call(number, f"set_optimizer {name!r}", timeout)
         try:
-            self._check_ready(call.what)
+            self._check_ready(call.what, timeout)
             make_optimizer(name, params)
         except AiokvError as error:
             return [Fail(number, error)]
@@ -300,18 +320,21 @@ class Session:
         if peer == SCHEDULER and request == REGISTER_REQUEST and isinstance(message, m.Error):
             return self._joiner.fail(from_code(message.code, message.message, message.details))
         if not isinstance(message, (m.Done, m.Value, m.Error)):
-            return [Disconnect(peer, f"unexpected {type(message).__name__}")]
-        pending = self._requests.pop(request, None)
+            return self._cut(peer, f"unexpected {type(message).__name__}")
+        pending = self._requests.get(request)
         if pending is None or pending.peer != peer:
-            return [Disconnect(peer, f"an answer to request {request}, which was not asked")]
+            return self._cut(peer, f"an answer to request {request}, which was not asked")
+        del self._requests[request]
         if pending.call == -1:
             return self._attach_answered(peer, message)
+        if isinstance(message, m.Error) and pending.pushes:
+            self._take_back(pending, message)
         call = self._calls.get(pending.call)
-        if isinstance(message, m.Value) and pending.address is not None:
-            self._versions[pending.address] = message.version
         if call is None:
             return []
         call.open.pop(request)
+        if isinstance(message, m.Value) and pending.address is not None:
+            self._versions[pending.address] = message.version
         if isinstance(message, m.Error):
             return self._fail(call, from_code(message.code, message.message, message.details))
         expected = pending.memory.stop - pending.memory.start if pending.memory else 0
@@ -319,6 +342,14 @@ class Session:
             text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
             return self._fail(call, ProtocolError(text))
         return [] if call.open else self._complete(call)
+
+    def _take_back(self, request: Request, error: m.Error) -> None:
+        """Do not count a push that the server did not take: the next one has its number."""
+        assert request.address is not None, "pushes are about a chunk"
+        key, start = request.address
+        # Every tensor has one chunk that starts at 0.
+        if start == 0 and error.code not in COUNTED:
+            self._pushed[key] -= 1
 
     def _attach_answered(self, peer: Peer, message: m.Message) -> list[Effect]:
         if isinstance(message, m.Error):
@@ -337,7 +368,10 @@ class Session:
         """Forget a call before all its requests are answered; they stay known until they are."""
         del self._calls[call.number]
         self._deadlines.discard(call.number)
-        return Release(call.number, [(self._requests[number].peer, number) for number in call.open])
+        pending = [(number, self._requests[number]) for number in call.open]
+        return Release(
+            call.number, [(request.peer, number) for number, request in pending if request.memory is not None]
+        )
 
     def _fail(self, call: Call, error: AiokvError) -> list[Effect]:
         return [self._release(call), Fail(call.number, error)]
@@ -347,6 +381,13 @@ class Session:
         return [] if call is None else [self._release(call)]
 
     # --- losses ---
+
+    def _cut(self, peer: Peer, reason: str) -> list[Effect]:
+        """Close a connection over which nonsense came; it is as good as lost."""
+        return [Disconnect(peer, reason), *self._link_lost(peer, reason)]
+
+    def _link_lost(self, peer: Peer, reason: str) -> list[Effect]:
+        return self._scheduler_gone(reason) if peer == SCHEDULER else self._server_gone(peer, reason)
 
     def _server_error(self, peer: Peer, reason: str, what: str) -> ServerLostError:
         entry = self._servers[peer]
@@ -363,11 +404,12 @@ class Session:
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
         self._joiner.on_lost()
-        effects = self._joiner.fail(self._scheduler_error(reason))
+        error = self._scheduler_error(reason)
+        if self._joiner.joining:
+            return self._joiner.fail(error)
+        effects: list[Effect] = []
         if not self._closed:
-            effects.append(
-                Log("warning", f"{self._scheduler_error(reason)}; {self._joiner.name} goes on without barriers")
-            )
+            effects.append(Log("warning", f"{error}; {self._joiner.name} goes on without barriers"))
         return effects + self._fail_requests_to(SCHEDULER, lambda what: self._scheduler_error(f"{reason}; {what}"))
 
     def _fail_requests_to(self, peer: Peer, error_of: ErrorOf) -> list[Effect]:
@@ -399,12 +441,13 @@ class Session:
     # --- leaving ---
 
     def _depart(self, number: int, timeout: float, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+        effects = self._joiner.fail(ClosedError("join: the worker was closed while it was joining"))
         for call in list(self._calls.values()):
             effects += self._fail(call, ClosedError(f"{call.what}: the worker was closed while the call was pending"))
-        self._closed = True
-        if not self._joiner.connected or self._joiner.view is None or self._joiner.joining:
+        if self._closed or not self._joiner.joined or not self._joiner.connected:
+            self._closed = True
             return [*effects, Complete(number)]
+        self._closed = True
         call = Call(number, "leave", timeout)
         self._open_call(call, now)
         request = self._new_request(Request(number, SCHEDULER))

@@ -188,4 +188,11 @@ else:
             os.killpg(pid, 0)
         except (ProcessLookupError, PermissionError):
             return False
-        return True
+        import psutil  # noqa: PLC0415 - only when a node leaves processes behind
+
+        # Dead processes count too until their new parent collects them, which in a container may be never.
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                    return True
+        return False

@@ -183,7 +183,8 @@ class Driver:
             await self._loop.create_connection(lambda: link, host, port)
         except OSError as error:
             del self._unready[link]
-            self.feed(st.ConnectFailed(peer, f"{host}:{port}: {error.strerror or error}"))
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            self.feed(st.ConnectFailed(peer, reason.lower()))
         except asyncio.CancelledError:
             self._unready.pop(link, None)
             link.abort()

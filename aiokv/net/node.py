@@ -15,14 +15,16 @@ from aiokv.errors import BindError, ClosedError
 from aiokv.net.driver import Driver, Log
 
 
-def bind(host: str, port: int) -> socket.socket:
+async def bind(host: str, port: int) -> socket.socket:
     """Return a socket that listens at the address; port 0 means any free port.
 
     Raises:
         BindError: the address is taken or not this machine's; names address and errno.
     """
+    loop = asyncio.get_running_loop()
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
         return socket.create_server((address[0], address[1]), family=family, backlog=1024)
     except OSError as error:
         number = error.errno or 0
@@ -32,12 +34,14 @@ def bind(host: str, port: int) -> socket.socket:
         raise BindError(f"can't listen at {where}: {reason} ({name})", address=where, errno=number) from None
 
 
-def local_host_towards(host: str, port: int) -> str:
+async def local_host_towards(host: str, port: int) -> str:
     """Return the address of this machine from which packets to `host` leave. Sends nothing."""
-    family, kind, proto, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, proto) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=(host, port or 1))
+    try:
+        return str(transport.get_extra_info("sockname")[0])
+    finally:
+        transport.close()
 
 
 class Node(Driver):
@@ -78,7 +82,7 @@ class Node(Driver):
     async def _listen(self, host: str, port: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopped = self._loop.create_future()
-        listening = bind(host, port)
+        listening = await bind(host, port)
         self.host, self.port = listening.getsockname()[:2]
         self._listener = await self._loop.create_server(self.accept, sock=listening)
 

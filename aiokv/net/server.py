@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from aiokv.config import Config, load_config
+from aiokv.config import Config, is_wildcard, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
@@ -45,13 +45,13 @@ class Server(Node):
         config.check_token()
         await self._listen(config.bind_host, config.bind_port)
         scheduler = (config.scheduler_host, config.scheduler_port)
-        advertised = config.advertised_host(self.host, local_host_towards(*scheduler))
+        local = await local_host_towards(*scheduler) if is_wildcard(self.host) else self.host
         joiner = Joiner(
             role=Role.SERVER,
             name=self.name,
             incarnation=make_incarnation(),
             scheduler=scheduler,
-            advertised=(advertised, self.port),
+            advertised=(config.advertised_host(self.host, local), self.port),
         )
         self._start(Coordinator(joiner))
         self.feed(st.Join(JOIN_CALL, config.join_timeout))

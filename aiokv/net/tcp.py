@@ -264,8 +264,12 @@ class Link(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def _handshake_late(self) -> None:
+        deadline = self._connection.deadline()
+        if deadline is None:
+            return
         try:
-            self._connection.handle_timeout(self._loop.time())
+            # The timer of a loop may fire a rounding error too early.
+            self._connection.handle_timeout(max(deadline, self._loop.time()))
         except HandshakeError as error:
             self.refuse(error)
 

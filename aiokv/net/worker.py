@@ -71,25 +71,26 @@ class Client(Driver):
             HandshakeError: another cluster, token or protocol version.
         """
         self._start(self._session)
+        self._open = True
         timeout = self.config.join_timeout
         try:
             await self._call(lambda call: st.Join(call, timeout))
         except BaseException:
+            self._open = False
             await self._close_links()
             raise
-        self._open = True
 
     async def close(self) -> None:
         """Leave the cluster in good order: later rounds do not wait for this worker. Pending calls fail. Idempotent."""
         if not self._open:
             return
-        self._open = False
         timeout = self.config.death_timeout
         try:
             await self._call(lambda call: st.Depart(call, timeout))
         except AiokvError as error:
             logger.warning("left without a word to the scheduler: %s", error)
         finally:
+            self._open = False
             await self._close_links()
 
     async def abort(self) -> None:
@@ -110,6 +111,11 @@ class Client(Driver):
     def num_workers(self) -> int:
         """How many workers the cluster was declared with."""
         return self._session.num_workers
+
+    @property
+    def pending(self) -> int:
+        """How many requests are not answered yet, those of cancelled calls included."""
+        return self._session.pending
 
     # --- calls ---
 
@@ -221,6 +227,8 @@ class Client(Driver):
 
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> None:
         """Give a call to the session and wait for its end."""
+        if not self._open:
+            raise ClosedError("this client is not connected: use `async with`, or call start()")
         number = next(self._calls)
         future = self._futures[number] = asyncio.get_running_loop().create_future()
         if arguments is not None:

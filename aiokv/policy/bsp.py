@@ -20,4 +20,5 @@ class BSP(Policy):
 
     def missing(self, *, contributed: Sequence[Rank], members: Sequence[Rank]) -> list[Rank]:
         """Return the members that have not contributed."""
-        return [rank for rank in members if rank not in contributed]
+        here = frozenset(contributed)
+        return [rank for rank in members if rank not in here]

@@ -45,9 +45,9 @@ _HTTP_HINT: Final = "this is HTTP, but this port speaks only aiokv's own protoco
 _OTHER_HINT: Final = "this is not an aiokv peer, or the stream is corrupted: check the address and port"
 
 
-def _refuse_extension(code: int, data: memoryview) -> NoReturn:
+def _refuse_extension(code: int, _data: memoryview) -> NoReturn:
     # Without this the decoder would hand out a view of receive memory that is soon overwritten.
-    raise ValueError(f"extension type {code} ({len(data)} bytes) is not used by this protocol")
+    raise ValueError(f"extension type {code} is not used by this protocol")
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

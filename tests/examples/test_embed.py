@@ -14,7 +14,7 @@ def test_the_cluster_adds_and_the_program_ticks(run_example: Callable[..., Compl
     done = run_example("embed.py")
     assert (done.returncode, done.stderr) == (0, "")
     total, ticks = done.stdout.splitlines()
-    assert total == "every worker has the sum 3 of 1 and 2"
+    assert total == "the sum of 1 and 2, as each worker got it: [3.0, 3.0]"
     found = re.fullmatch(r"ticks meanwhile: (\d+)", ticks)
     assert found is not None
     assert int(found[1]) > 1

@@ -444,7 +444,7 @@ def test_random_bytes_end_in_a_protocol_error_or_in_waiting(data: bytes) -> None
         assert feed(second, data) == []
     except ProtocolError:
         return
-    assert len(data) < 4 or data.startswith(b"AIOK\x01")
+    assert len(data) < 4 or data[:5] in (b"AIOK", b"AIOK\x01")
 
 
 def session() -> bytes:

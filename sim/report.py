@@ -1,0 +1,250 @@
+"""From runs to numbers: statistics, a table for people and a dict for programs. Times are seconds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sim.record import Run
+
+NOTHING: Final = math.nan
+
+NAMED_WORKERS: Final = 8
+"""A note names so many workers; more are counted."""
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """Seconds from the start of a step's computation to the answer to its push."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+
+class Staleness(msgspec.Struct, frozen=True):
+    """Versions made between the one that a gradient was computed at and the one that it was applied to."""
+
+    mean: float
+    p95: float
+    max: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a run, or their means over several runs; NaN where there is nothing to count.
+
+    All but `elapsed_s` count what ended in the window: from the moment at which the first worker completes its warm-up
+    to that at which the first worker ends its loop, so all workers are at work.
+    """
+
+    step_time_s: StepTime
+    utilisation: float
+    """Share of the window in which a worker computes, 0 to 1, mean over the workers."""
+    updates_per_s: float
+    """Versions made a second, of a chunk."""
+    gradients_per_s: float
+    """Gradients applied a second, of a chunk."""
+    staleness: Staleness
+    window_s: float
+    elapsed_s: float
+    """From the start of the first node to the end of the last."""
+
+
+def window(run: Run) -> tuple[float, float]:
+    """Return the begin and end of the time in which statistics are taken; an empty one when there is none."""
+    warmup = run.scenario.warmup
+    begins = [
+        worker.steps[warmup - 1].end if warmup else worker.begun
+        for worker in run.workers
+        if len(worker.steps) >= max(1, warmup)
+    ]
+    end = min(worker.ended for worker in run.workers)
+    return min(begins, default=end), end
+
+
+def summarise(run: Run) -> Summary:
+    """Return the numbers of a run."""
+    begin, end = window(run)
+    length = max(0.0, end - begin)
+    steps = [step for worker in run.workers for step in worker.steps]
+    times = [step.end - step.start for step in steps if step.answered and begin < step.end <= end]
+    busy = math.fsum(max(0.0, min(step.computed, end) - max(step.start, begin)) for step in steps)
+    updates = [update for update in run.updates if begin < update.time <= end]
+    chunks = len({(update.key, update.start) for update in run.updates})
+    behind = [staleness for update in updates for staleness in update.staleness]
+    return Summary(
+        step_time_s=StepTime(*_mean_and_percentiles(times, 50, 95, 99)),
+        utilisation=_ratio(busy, length * len(run.workers)),
+        updates_per_s=_ratio(len(updates), length * chunks),
+        gradients_per_s=_ratio(len(behind), length * chunks),
+        staleness=Staleness(*_mean_and_percentiles(behind, 95, 100)),
+        window_s=length,
+        elapsed_s=run.elapsed,
+    )
+
+
+def _mean_and_percentiles(values: Sequence[float], *percents: float) -> list[float]:
+    if not values:
+        return [NOTHING] * (1 + len(percents))
+    return [float(np.mean(values)), *np.percentile(values, percents).tolist()]
+
+
+def _ratio(count: float, whole: float) -> float:
+    return count / whole if whole > 0 else NOTHING
+
+
+def combine(summaries: Sequence[Summary], reduce: Callable[[list[float]], float]) -> Summary:
+    """Return a summary each of whose numbers is made of that number in all summaries where it is not NaN."""
+
+    def together(parts: Sequence[Any]) -> Any:
+        if isinstance(parts[0], dict):
+            return {name: together([part[name] for part in parts]) for name in parts[0]}
+        numbers = [part for part in parts if not math.isnan(part)]
+        return reduce(numbers) if numbers else NOTHING
+
+    # NaN has no place in JSON, but the builtins of `to_builtins` may hold it.
+    return msgspec.convert(together([msgspec.to_builtins(summary) for summary in summaries]), Summary)
+
+
+def mean(summaries: Sequence[Summary]) -> Summary:
+    """Return the means over replications."""
+    return combine(summaries, statistics.fmean)
+
+
+def standard_error(summaries: Sequence[Summary]) -> Summary:
+    """Return the standard errors of the means over replications; NaN for fewer than two."""
+
+    def error(numbers: list[float]) -> float:
+        return statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else NOTHING
+
+    return combine(summaries, error)
+
+
+# --- what did not go well ---
+
+
+def failures(run: Run) -> list[dict[str, Any]]:
+    """Return one entry for each worker that did not come to the end of its loop."""
+    found: list[dict[str, Any]] = []
+    for worker in run.workers:
+        done = sum(step.answered for step in worker.steps)
+        entry = {"seed": run.seed, "worker": worker.name, "steps": done, "ended_s": worker.ended}
+        if worker.error is not None:
+            found.append({**entry, "error": type(worker.error).__name__, "message": worker.error.message})
+        elif worker.struck:
+            found.append({**entry, "error": "Fault", "message": "the scenario ended it"})
+    return found
+
+
+# --- for programs ---
+
+
+def to_json(results: Mapping[str, Sequence[Run]], picture: str) -> bytes:
+    """Return one JSON object with the numbers of all policies; null where there is nothing to count.
+
+    Args:
+        results: the runs of each policy, one a replication.
+        picture: where the timeline was written.
+    """
+    first = next(iter(results.values()))[0]
+    scenario = first.scenario
+    policies = {}
+    for policy, runs in results.items():
+        summaries = [summarise(run) for run in runs]
+        policies[policy] = {
+            **msgspec.to_builtins(mean(summaries)),
+            "standard_error": msgspec.to_builtins(standard_error(summaries)) if len(runs) > 1 else None,
+            "failures": [failure for run in runs for failure in failures(run)],
+            "traces": [run.digest for run in runs],
+        }
+    document = {
+        "scenario": scenario.name,
+        "title": scenario.title,
+        "seed": first.seed,
+        "replications": max(len(runs) for runs in results.values()),
+        "workers": scenario.cluster.workers,
+        "servers": scenario.cluster.servers,
+        "steps": scenario.steps,
+        "warmup": scenario.warmup,
+        "policies": policies,
+        "picture": picture,
+    }
+    # msgspec writes NaN as null.
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+# --- for people ---
+
+_ROWS: list[tuple[str, Callable[[Summary], float]]] = [
+    ("step time, mean (s)", lambda s: s.step_time_s.mean),
+    ("step time, median (s)", lambda s: s.step_time_s.p50),
+    ("step time, 95th percentile (s)", lambda s: s.step_time_s.p95),
+    ("step time, 99th percentile (s)", lambda s: s.step_time_s.p99),
+    ("utilisation (%)", lambda s: 100.0 * s.utilisation),
+    ("updates per second", lambda s: s.updates_per_s),
+    ("gradients per second", lambda s: s.gradients_per_s),
+    ("staleness, mean (versions)", lambda s: s.staleness.mean),
+    ("staleness, 95th percentile", lambda s: s.staleness.p95),
+    ("staleness, maximum", lambda s: s.staleness.max),
+]
+
+
+def table(results: Mapping[str, Sequence[Run]]) -> Table:
+    """Return a table of the numbers, one column a policy; with replications, means and their standard errors."""
+    first = next(iter(results.values()))[0]
+    scenario = first.scenario
+    made = Table(title=f"{scenario.name}: {scenario.title}" if scenario.title else scenario.name)
+    made.add_column("")
+    columns = []
+    for policy, runs in results.items():
+        made.add_column(policy, justify="right")
+        summaries = [summarise(run) for run in runs]
+        columns.append((mean(summaries), standard_error(summaries)))
+    for label, value in _ROWS:
+        made.add_row(label, *(_cell(value(middle), value(error)) for middle, error in columns))
+    return made
+
+
+def _cell(value: float, error: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.4g}" if math.isnan(error) else f"{value:.4g} ± {error:.2g}"
+
+
+def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Return what the reader of the table should know, one line each."""
+    runs = next(iter(results.values()))
+    scenario = runs[0].scenario
+    cluster = scenario.cluster
+    slow = "".join(f", {name} {factor:g} times slower" for name, factor in scenario.slow.items())
+    seeds = f"seed {runs[0].seed}" if len(runs) == 1 else f"seeds {runs[0].seed} to {runs[-1].seed}"
+    lines = [
+        f"{_count(cluster.workers, 'worker')}{slow}; {_count(cluster.servers, 'server')}; "
+        f"{_count(scenario.steps, 'step')} a worker; {seeds}",
+        "counted while all workers are at work"
+        + (f", after the first {scenario.warmup} steps of the fastest" if scenario.warmup else ""),
+    ]
+    if len(runs) > 1:
+        lines.append(f"mean of {len(runs)} runs ± standard error of the mean")
+    for policy, replications in results.items():
+        found = [failure for run in replications for failure in failures(run)]
+        kinds = Counter((failure["error"], failure["message"]) for failure in found)
+        for (error, message), count in kinds.items():
+            names = ", ".join(f["worker"] for f in found if (f["error"], f["message"]) == (error, message))
+            lines.append(
+                f"{policy}: {names if count <= NAMED_WORKERS else _count(count, 'worker')}: {error}: {message}"
+            )
+    return lines
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

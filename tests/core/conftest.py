@@ -1,0 +1,473 @@
+"""What the tests of the state machines share: partial matches, and a rig for each machine that plays all of its peers.
+
+Every rig validates its machine after each stimulus, and fails when a request or a call is answered twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.coordinator import Coordinator
+from aiokv.core.joiner import Joiner
+from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.session import Session
+from aiokv.errors import AiokvError
+from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, Slot, TensorSpec, Version
+from aiokv.wire import messages as m
+
+T = TypeVar("T")
+
+ADDRESS = ("127.0.0.1", 9091)
+
+
+class Like:
+    """Equal to every object of the class whose named fields are equal, or alike."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, cls: type, **fields: Any) -> None:
+        self.cls = cls
+        self.fields = fields
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, self.cls) and all(getattr(other, name) == value for name, value in self.fields.items())
+
+    def __repr__(self) -> str:
+        return f"{self.cls.__name__}({', '.join(f'{name}={value!r}' for name, value in self.fields.items())}, ...)"
+
+
+def only(effects: list[ef.Effect], kind: type[T]) -> list[T]:
+    """Return the effects of one class."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request of a peer, and how it was answered."""
+
+    peer: Peer
+    request: int
+    answer: m.Message | AiokvError | None = None
+    payload: Any = None
+
+    def take(self, effect: ef.Send | ef.Refuse) -> None:
+        """Keep the answer; there is only one."""
+        assert self.answer is None, f"answered {self.answer}, and then {effect}"
+        self.answer = effect.error if isinstance(effect, ef.Refuse) else effect.message
+        self.payload = effect.payload if isinstance(effect, ef.Send) else None
+
+    @property
+    def error(self) -> AiokvError:
+        """The error with which the request was refused."""
+        assert isinstance(self.answer, AiokvError), self.answer
+        return self.answer
+
+
+def views_entries(names: list[str], states: dict[Rank, tuple[str, str]]) -> tuple[m.WorkerEntry, ...]:
+    """Return the workers of a view; those without a state are alive."""
+    return tuple(m.WorkerEntry(rank, name, 1, *states.get(rank, ("alive", ""))) for rank, name in enumerate(names))
+
+
+class Server:
+    """A coordinator with attached workers and a store that knows one number per chunk, with the rule w += sum.
+
+    Worker r is peer 10 + r. A slot holds the number that was pushed; it is used once, or the rig fails.
+    """
+
+    def __init__(self, workers: int = 3, policy: str = "bsp", *, attach: bool = True) -> None:
+        joiner = Joiner(
+            role=Role.SERVER, name="server-0", incarnation=1, scheduler=ADDRESS, advertised=("127.0.0.1", 9000)
+        )
+        self.machine = Coordinator(joiner)
+        self.policy = policy
+        self.now = 0.0
+        self.epoch = 0
+        self.names = [f"worker-{rank}" for rank in range(workers)]
+        self.states: dict[Rank, tuple[str, str]] = {}
+        self.effects: list[ef.Effect] = []
+        self.asked: dict[tuple[Peer, int], Asked] = {}
+        self.slots: dict[Slot, np.float32] = {}
+        self.values: dict[tuple[Key, int], dict[Version, np.float32]] = {}
+        self.hold = False
+        """With `hold`, updates take until `finish` is called."""
+        self.applying: list[ef.Apply] = []
+        self.pushed: dict[tuple[Rank, Key], int] = {}
+        self._numbers = itertools.count(100)
+        if attach:
+            self.handle(st.Join(0, 10.0))
+            self.handle(st.Connected(SCHEDULER))
+            self.publish()
+            for rank in range(workers):
+                assert self.attach(rank).answer == m.Done()
+
+    # --- stimuli ---
+
+    def handle(self, stimulus: st.Stimulus) -> list[ef.Effect]:
+        """Give one stimulus, perform what comes of it, and return that."""
+        effects = self.machine.handle(stimulus, now=self.now)
+        self.effects += effects
+        for effect in effects:
+            self._perform(effect)
+        self.machine.validate()
+        self._check_slots()
+        while self.applying and not self.hold:
+            self.finish()
+        return effects
+
+    def publish(self, epoch: int | None = None) -> list[ef.Effect]:
+        """Let the scheduler send the next view."""
+        self.epoch = self.epoch + 1 if epoch is None else epoch
+        server = m.ServerEntry(0, "server-0", 1, "127.0.0.1", 9000)
+        view = m.View(self.epoch, views_entries(self.names, self.states), (server,), 2.0, 2**19, 2**16)
+        return self.handle(st.Received(SCHEDULER, 0, view))
+
+    def lose(self, rank: Rank, reason: str = "connection closed") -> list[ef.Effect]:
+        """Let the scheduler say that a worker is lost."""
+        self.states[rank] = ("lost", reason)
+        return self.publish()
+
+    def leave(self, rank: Rank) -> list[ef.Effect]:
+        """Let the scheduler say that a worker has left."""
+        self.states[rank] = ("left", "left in good order")
+        return self.publish()
+
+    def attach(self, rank: Rank, *, peer: Peer | None = None, **changes: Any) -> Asked:
+        """Let a worker say who it is."""
+        fields = {"rank": rank, "name": f"worker-{rank}", "incarnation": 1, "epoch": self.epoch, "timeout": 5.0}
+        return self.ask(rank, m.Attach(**(fields | changes)), peer=peer)
+
+    def ask(self, rank: Rank, message: m.Message, value: float | None = None, *, peer: Peer | None = None) -> Asked:
+        """Send a message of a worker, with a payload when `value` is given."""
+        asked = Asked(10 + rank if peer is None else peer, next(self._numbers))
+        self.asked[asked.peer, asked.request] = asked
+        slot, nbytes = None, 0
+        if value is not None and isinstance(message, m.Init | m.Push):
+            slot, nbytes = next(self._numbers), 4 * (message.stop - message.start)
+            self.slots[slot] = np.float32(value)
+        self.handle(st.Received(asked.peer, asked.request, message, slot, nbytes))
+        return asked
+
+    def init(self, key: Key = "w", value: float = 0.0, *, rank: Rank = 0, **changes: Any) -> Asked:
+        """Let a worker initialise one chunk: one element, unless `changes` say otherwise."""
+        fields: dict[str, Any] = {"shape": (1,), "dtype": "float32", "start": 0, "stop": 1}
+        fields |= {"policy": self.policy, "timeout": 5.0} | changes
+        empty = fields["stop"] == fields["start"]
+        return self.ask(rank, m.Init(key=key, **fields), None if rank or empty else value)
+
+    def push(self, rank: Rank, value: float = 1.0, *, key: Key = "w", **changes: Any) -> Asked:
+        """Let a worker push one number."""
+        number = self.pushed.get((rank, key), 0) + 1
+        fields: dict[str, Any] = {"shape": (1,), "dtype": "float32", "start": 0, "stop": 1, "sequence": number}
+        fields |= {"read_version": 0, "want_value": False, "timeout": 5.0} | changes
+        empty = fields["stop"] == fields["start"]
+        asked = self.ask(rank, m.Push(key=key, **fields), None if empty else value)
+        if asked.answer is None or isinstance(asked.answer, m.Done | m.Value):
+            self.pushed[rank, key] = number
+        return asked
+
+    def pull(self, rank: Rank, *, key: Key = "w", **changes: Any) -> Asked:
+        """Let a worker pull, at a version that holds its last push."""
+        fields: dict[str, Any] = {"shape": (1,), "dtype": "float32", "start": 0, "stop": 1}
+        fields |= {"at_least": self.pushed.get((rank, key), 0), "timeout": 5.0} | changes
+        return self.ask(rank, m.Pull(key=key, **fields))
+
+    def tick(self, now: float) -> list[ef.Effect]:
+        """Let time pass."""
+        self.now = now
+        return self.handle(st.Tick())
+
+    def finish(self) -> list[ef.Effect]:
+        """Carry out the oldest update that is to be applied."""
+        apply = self.applying.pop(0)
+        versions = self.values[apply.key, apply.start]
+        total = np.float32(0) if apply.slot is None else self.slots.pop(apply.slot)
+        assert apply.version == max(versions) + 1
+        versions[apply.version] = versions[apply.version - 1] + total
+        return self.handle(st.Applied(apply.key, apply.start, apply.version))
+
+    # --- what came of it ---
+
+    def value(self, key: Key = "w", start: int = 0) -> float:
+        """Return the newest value of a chunk."""
+        versions = self.values[key, start]
+        return float(versions[max(versions)])
+
+    def seen(self, kind: type[T]) -> list[T]:
+        """Return all effects of one class so far."""
+        return only(self.effects, kind)
+
+    def _perform(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.Send(peer, request) | ef.Refuse(peer, request) if peer != SCHEDULER:
+                asked = self.asked[peer, request]
+                asked.take(effect)
+                if isinstance(asked.payload, ef.StoredChunk):
+                    at = asked.payload
+                    asked.payload = float(self.values[at.key, at.start][at.version])
+            case ef.Install(key, start, _, _, slot):
+                assert (key, start) not in self.values
+                self.values[key, start] = {0: np.float32(0) if slot is None else self.slots.pop(slot)}
+            case ef.Fold(target, source):
+                assert all(target != apply.slot for apply in self.applying), "the sum is being applied"
+                self.slots[target] += self.slots.pop(source)
+            case ef.Apply():
+                assert all((apply.key, apply.start) != (effect.key, effect.start) for apply in self.applying)
+                self.applying.append(effect)
+            case ef.Free(slot):
+                del self.slots[slot]
+            case _:
+                pass
+
+    def _check_slots(self) -> None:
+        """Fail when a slot is lost: neither used, nor freed, nor held for an open update."""
+        held: list[Slot | None] = [apply.slot for apply in self.applying]
+        for chunk in self.machine._catalog.chunks.values():
+            for update in chunk.updates.values():
+                held += [update.accumulator, *(part.slot for part in update.contributions.values())]
+        assert set(self.slots) == {slot for slot in held if slot is not None}
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a worker's user: what was sent for it, and how it ended."""
+
+    number: int
+    sends: list[ef.Send] = field(default_factory=list)
+    outcome: str | AiokvError | None = None
+    released: ef.Release | None = None
+
+    def end(self, outcome: str | AiokvError) -> None:
+        """Keep the outcome; there is only one."""
+        assert self.outcome is None, f"ended with {self.outcome}, and then with {outcome}"
+        self.outcome = outcome
+
+    @property
+    def error(self) -> AiokvError:
+        """The error with which the call failed."""
+        assert isinstance(self.outcome, AiokvError), self.outcome
+        return self.outcome
+
+    @property
+    def messages(self) -> list[Any]:
+        """The messages that were sent."""
+        return [send.message for send in self.sends]
+
+
+class Worker:
+    """A session whose scheduler and servers are played by hand. Unless told otherwise, it has joined."""
+
+    def __init__(
+        self,
+        *,
+        rank: Rank = 0,
+        workers: int = 2,
+        servers: int = 2,
+        policy: str = "bsp",
+        chunk_bytes: int = 2**19,
+        split_bytes: int = 2**16,
+        join: bool = True,
+    ) -> None:
+        joiner = Joiner(role=Role.WORKER, name=f"worker-{rank}", incarnation=1, scheduler=ADDRESS, advertised=("", 0))
+        self.machine = Session(joiner, policy=policy)
+        self.now = 0.0
+        self.effects: list[ef.Effect] = []
+        self.calls: dict[int, Call] = {}
+        self._sizes = (chunk_bytes, split_bytes)
+        self._names = [f"worker-{number}" for number in range(workers)]
+        self._servers = servers
+        self._epoch = 0
+        if join:
+            joined = self.call(st.Join, timeout=10.0)
+            self.handle(st.Connected(SCHEDULER))
+            self.publish()
+            for server in range(servers):
+                (attach,) = only(self.handle(st.Connected(server)), ef.Send)
+                self.answer(attach)
+            assert joined.outcome == "done"
+
+    def handle(self, stimulus: st.Stimulus) -> list[ef.Effect]:
+        """Give one stimulus and return what comes of it."""
+        effects = self.machine.handle(stimulus, now=self.now)
+        self.effects += effects
+        for effect in effects:
+            match effect:
+                case ef.Complete(call):
+                    self.calls[call].end("done")
+                case ef.Fail(call, error):
+                    self.calls[call].end(error)
+                case ef.Release(call):
+                    assert self.calls[call].outcome is None, "released first, then failed"
+                    self.calls[call].released = effect
+                case _:
+                    pass
+        self.machine.validate()
+        return effects
+
+    def view(self, **states: tuple[str, str]) -> m.View:
+        """Return the next view; `states` are states and reasons of servers, as `server_1=("lost", "...")`."""
+        self._epoch += 1
+        entries = tuple(
+            m.ServerEntry(
+                index, f"server-{index}", 1, "127.0.0.1", 9000 + index, *states.get(f"server_{index}", ("alive", ""))
+            )
+            for index in range(self._servers)
+        )
+        return m.View(self._epoch, views_entries(self._names, {}), entries, 2.0, *self._sizes)
+
+    def publish(self, **states: tuple[str, str]) -> list[ef.Effect]:
+        """Let the scheduler send the next view."""
+        return self.handle(st.Received(SCHEDULER, 0, self.view(**states)))
+
+    def call(self, stimulus: Any, **fields: Any) -> Call:
+        """Make a call and return it with what was sent for it."""
+        call = self.calls[len(self.calls)] = Call(len(self.calls))
+        call.sends = only(self.handle(stimulus(call.number, **fields)), ef.Send)
+        return call
+
+    def transfer(
+        self, operation: str, *keys: Any, shape: tuple[int, ...] = (2, 3), dtype: str = "float32", timeout: float = 10.0
+    ) -> Call:
+        """Init, push, pull or pushpull keys of one shape; the key "w" unless others are given."""
+        tensors = [(key, TensorSpec(shape, dtype)) for key in keys or ("w",)]
+        return self.call(st.Transfer, operation=st.Operation(operation), tensors=tensors, timeout=timeout)
+
+    def answer(self, send: ef.Send, message: m.Message | None = None, nbytes: int | None = None) -> list[ef.Effect]:
+        """Answer one message: with what was asked for, unless told otherwise."""
+        if message is None:
+            asks = isinstance(send.message, m.Pull) or (isinstance(send.message, m.Push) and send.message.want_value)
+            message = m.Value(1) if asks else m.Done(1)
+        if nbytes is None:
+            place = self.machine._requests.get(send.request)
+            nbytes = place.memory.stop - place.memory.start if place and place.memory else 0
+        return self.handle(st.Received(send.peer, send.request, message, None, nbytes))
+
+    def refuse(self, send: ef.Send, error: AiokvError) -> list[ef.Effect]:
+        """Answer one message with an error."""
+        return self.answer(send, m.Error(error.code, error.message, error.details), 0)
+
+    def finish(self, call: Call) -> Call:
+        """Answer all that was sent for a call."""
+        for send in call.sends:
+            self.answer(send)
+        return call
+
+    def tick(self, now: float) -> list[ef.Effect]:
+        """Let time pass."""
+        self.now = now
+        return self.handle(st.Tick())
+
+
+class Scheduler:
+    """A membership whose nodes are played by hand."""
+
+    def __init__(self, workers: int = 2, servers: int = 1) -> None:
+        self.machine = Membership(ClusterPlan(workers, servers, 0.5, 2.0, 2**19, 2**16))
+        self.now = 0.0
+        self.peers: dict[str, Peer] = {}
+        self.asked: dict[tuple[Peer, int], Asked] = {}
+        self.views: dict[str, list[m.View]] = {}
+        self.effects: list[ef.Effect] = []
+
+    def handle(self, stimulus: st.Stimulus) -> list[ef.Effect]:
+        """Give one stimulus and return what comes of it."""
+        effects = self.machine.handle(stimulus, now=self.now)
+        self.effects += effects
+        names = {peer: name for name, peer in self.peers.items()}
+        for effect in effects:
+            match effect:
+                case ef.Send(peer, _, m.View() as view):
+                    self.views[names[peer]].append(view)
+                case ef.Send(peer, request) | ef.Refuse(peer, request) if (peer, request) in self.asked:
+                    self.asked[peer, request].take(effect)
+                case _:
+                    pass
+        self.machine.validate()
+        return effects
+
+    def ask(self, name: str, message: m.Message) -> Asked:
+        """Send a message of a node; its first one opens a connection."""
+        peer = self.peers.setdefault(name, len(self.peers))
+        self.views.setdefault(name, [])
+        asked = Asked(peer, len(self.asked))
+        self.asked[peer, asked.request] = asked
+        self.handle(st.Received(peer, asked.request, message))
+        return asked
+
+    def register(self, name: str, role: Role | None = None, *, timeout: float = 10.0) -> Asked:
+        """Let a node ask for its place; its role is the beginning of its name unless given."""
+        role = role or Role(name.partition("-")[0])
+        return self.ask(name, m.Register(role, name, 1, "127.0.0.1", 9000, timeout))
+
+    def form(self, *names: str) -> None:
+        """Let nodes register, in this order."""
+        for name in names:
+            assert self.register(name).answer is None
+
+    def barrier(self, name: str, barrier: str = "b", *, timeout: float = 5.0) -> Asked:
+        """Let a node arrive at a barrier."""
+        return self.ask(name, m.Barrier(barrier, timeout))
+
+    def drop(self, name: str, reason: str = "connection closed") -> list[ef.Effect]:
+        """Let a node's connection end."""
+        return self.handle(st.PeerLost(self.peers[name], reason))
+
+    def tick(self, now: float) -> list[ef.Effect]:
+        """Let time pass."""
+        self.now = now
+        return self.handle(st.Tick())
+
+    def beat(self, *names: str) -> None:
+        """Let nodes say that they are alive."""
+        for name in names:
+            self.handle(st.Received(self.peers[name], 0, m.Heartbeat()))
+
+
+@pytest.fixture
+def like() -> type[Like]:
+    """Partial matches."""
+    return Like
+
+
+@pytest.fixture
+def make_server() -> type[Server]:
+    """A server's rig with any number of workers, under any policy."""
+    return Server
+
+
+@pytest.fixture
+def server() -> Server:
+    """A server with three attached workers."""
+    return Server()
+
+
+@pytest.fixture
+def make_worker() -> type[Worker]:
+    """A worker's rig in any cluster."""
+    return Worker
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """Worker 0 of two, joined, with two servers."""
+    return Worker()
+
+
+@pytest.fixture
+def make_scheduler() -> type[Scheduler]:
+    """A scheduler's rig for any cluster."""
+    return Scheduler
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    """A scheduler of two workers and one server, who have all joined."""
+    rig = Scheduler()
+    rig.form("worker-0", "worker-1", "server-0")
+    return rig

@@ -1,0 +1,93 @@
+"""A node as the main thing of its process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from aiokv.core.effects import Stop
+from aiokv.launch.serve import serve
+from aiokv.launch.supervisor import Outcome
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class FakeNode:
+    """A node whose work is over when `stop` says so."""
+
+    def __init__(self, stop: Stop | None = None) -> None:
+        self.host, self.port = "127.0.0.1", 0
+        self.is_closed = False
+        self._stop = stop
+
+    async def __aenter__(self) -> Self:
+        """Listen at a made-up port."""
+        self.port = 4321
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remember it."""
+        self.is_closed = True
+
+    async def wait_stopped(self) -> Stop:
+        """Return why, at once or never."""
+        never: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
+        return self._stop or await never
+
+
+@pytest.mark.parametrize(
+    ("stop", "outcome"),
+    [
+        (Stop("all workers have left"), Outcome(0, "all workers have left")),
+        (Stop("rank 1 is lost", failed=True), Outcome(1, "rank 1 is lost")),
+    ],
+)
+async def test_node_that_ends_by_itself_says_why(stop: Stop, outcome: Outcome) -> None:
+    assert await serve(FakeNode(stop), lambda: None) == outcome
+
+
+async def test_address_is_announced_when_it_is_known() -> None:
+    node, ports = FakeNode(Stop("done")), []
+    await serve(node, lambda: ports.append(node.port))
+    assert ports == [4321]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows delivers no signals to itself")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_closes_the_node_and_shows_in_the_exit_code(number: signal.Signals, code: int) -> None:
+    node = FakeNode()
+    assert asyncio.run(serve(node, lambda: os.kill(os.getpid(), number))) == Outcome(code)
+    assert node.is_closed
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_signal_that_was_ignored_from_the_start_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        outcome = asyncio.run(serve(FakeNode(Stop("done")), lambda: os.kill(os.getpid(), signal.SIGHUP)))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert outcome == Outcome(0, "done")
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(serve(FakeNode(Stop("done")), lambda: None))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_cancelling_it_is_no_signal() -> None:
+    started = asyncio.Event()
+    task = asyncio.create_task(serve(FakeNode(), started.set))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,140 @@
+"""What the launcher decides when a node ends, a signal comes or time runs out."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from aiokv.launch.supervisor import Outcome, Phase, Step, Supervisor, describe_exit
+from aiokv.types import Role
+
+ROLES = {
+    "scheduler": Role.SCHEDULER,
+    "server-0": Role.SERVER,
+    "worker-0": Role.WORKER,
+    "worker-1": Role.WORKER,
+}
+
+
+def running() -> Supervisor:
+    """Return a supervisor of a job whose nodes are all started."""
+    supervisor = Supervisor(ROLES)
+    assert supervisor.scheduler_ready() is Step.START
+    return supervisor
+
+
+def test_job_is_done_when_the_last_worker_is() -> None:
+    job = running()
+    assert job.exited("worker-1", 0) is Step.WAIT
+    assert job.exited("worker-0", 0) is Step.FINISH
+    assert job.outcome == Outcome(0)
+
+
+def test_scheduler_and_server_may_end_well_while_a_worker_still_saves_its_model() -> None:
+    job = running()
+    assert [job.exited("scheduler", 0), job.exited("server-0", 0), job.exited("worker-0", 0)] == [Step.WAIT] * 3
+    assert job.exited("worker-1", 0) is Step.FINISH
+
+
+@pytest.mark.parametrize("name", ["scheduler", "server-0", "worker-1"])
+def test_any_node_that_fails_ends_the_job_with_its_code(name: str) -> None:
+    job = running()
+    assert job.exited(name, 3) is Step.END
+    assert job.outcome == Outcome(3, f"{name} exited with code 3", name)
+
+
+def test_node_that_is_killed_ends_the_job_as_a_shell_would_say_it() -> None:
+    job = running()
+    assert job.exited("server-0", -9) is Step.END
+    assert job.outcome == Outcome(137, "server-0 was killed by SIGKILL", "server-0")
+
+
+def test_exit_code_that_no_shell_can_return_becomes_one() -> None:
+    job = running()
+    job.exited("worker-0", 0xC0000005)
+    assert job.outcome.exit_code == 1
+
+
+def test_first_failure_is_the_reason_whatever_follows() -> None:
+    job = running()
+    job.exited("server-0", -9)
+    assert job.exited("worker-0", 1) is Step.WAIT
+    assert job.timed_out(5) is Step.WAIT
+    assert job.outcome.node == "server-0"
+
+
+def test_server_that_fails_after_the_last_worker_is_done_changes_nothing() -> None:
+    job = running()
+    job.exited("worker-0", 0)
+    job.exited("worker-1", 0)
+    assert job.exited("server-0", -15) is Step.WAIT
+    assert job.outcome == Outcome(0)
+
+
+def test_scheduler_that_ends_before_it_listens_is_a_failure_even_with_code_0() -> None:
+    job = Supervisor(ROLES)
+    assert job.exited("scheduler", 0) is Step.END
+    assert job.outcome == Outcome(1, "scheduler exited with code 0 before it said where it listens", "scheduler")
+
+
+def test_scheduler_that_never_listens_ends_the_job() -> None:
+    job = Supervisor(ROLES)
+    assert job.not_ready(30.0) is Step.END
+    assert job.outcome == Outcome(1, "the scheduler did not say within 30 s where it listens")
+
+
+def test_time_to_start_does_not_count_once_the_scheduler_listens() -> None:
+    assert running().not_ready(30.0) is Step.WAIT
+
+
+def test_scheduler_that_listens_too_late_starts_nothing() -> None:
+    job = Supervisor(ROLES)
+    job.not_ready(30.0)
+    assert job.scheduler_ready() is Step.WAIT
+
+
+def test_program_that_can_not_be_started_ends_the_job() -> None:
+    job = running()
+    assert job.not_started("worker-0", "Permission denied") is Step.END
+    assert job.outcome == Outcome(127, "worker-0 could not be started: Permission denied", "worker-0")
+
+
+def test_job_that_takes_too_long_ends_and_names_who_was_still_running() -> None:
+    job = running()
+    job.exited("worker-0", 0)
+    assert job.timed_out(2.5) is Step.END
+    assert job.outcome.exit_code == 124
+    assert job.outcome.reason == "the job did not end within 2.5 s; still running: scheduler, server-0, worker-1"
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [(signal.SIGINT, Outcome(130, "interrupted")), (signal.SIGTERM, Outcome(143, "ended by SIGTERM"))],
+)
+def test_signal_ends_the_job(number: int, outcome: Outcome) -> None:
+    job = running()
+    assert job.signalled(number) is Step.END
+    assert job.outcome == outcome
+
+
+def test_second_ctrl_c_kills() -> None:
+    job = running()
+    job.signalled(signal.SIGINT)
+    assert job.signalled(signal.SIGINT) is Step.KILL
+
+
+def test_signal_ends_a_job_that_is_still_starting() -> None:
+    job = Supervisor(ROLES)
+    assert job.signalled(signal.SIGTERM) is Step.END
+    assert job.phase is Phase.ENDING
+
+
+def test_job_ends_when_nobody_reads_its_output() -> None:
+    job = running()
+    assert job.output_lost() is Step.END
+    assert job.outcome.exit_code == 141
+
+
+def test_signal_without_a_name_is_shown_by_its_number() -> None:
+    assert describe_exit(-200) == "was killed by signal 200"

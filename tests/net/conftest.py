@@ -1,0 +1,83 @@
+"""A whole cluster in the test's own loop, on loopback, with free ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import aiokv
+
+SETTINGS: dict[str, Any] = {
+    "token": "a shared secret",
+    "cluster": "test",
+    "heartbeat": 0.5,
+    "death_timeout": 5.0,
+    "call_timeout": 20.0,
+    "join_timeout": 20.0,
+}
+
+
+@dataclass
+class Cluster:
+    """The nodes of a running cluster. `workers[r]` has rank r."""
+
+    scheduler: aiokv.Scheduler
+    servers: list[aiokv.Server]
+    settings: dict[str, Any]
+    workers: list[aiokv.Client] = field(default_factory=list)
+
+    def client(self, name: str, **settings: Any) -> aiokv.Client:
+        """Return another worker, not started."""
+        return aiokv.connect(self.scheduler.address, name=name, **{**self.settings, **settings})
+
+    async def each(self, call: Callable[[aiokv.Client], Any]) -> list[Any]:
+        """Make one call on every worker at the same time and return the results by rank."""
+        return await asyncio.gather(*(call(worker) for worker in self.workers))
+
+
+MakeCluster = Callable[..., AbstractAsyncContextManager[Cluster]]
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(
+    *, workers: int = 2, servers: int = 1, policy: str = "bsp", start_workers: bool = True, **settings: Any
+) -> AsyncIterator[Cluster]:
+    """Run a cluster; at the end all workers leave, then everything is closed."""
+    shared = {**SETTINGS, **settings}
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(
+            aiokv.Scheduler(num_workers=workers, num_servers=servers, bind_port=0, **shared)
+        )
+        nodes = [
+            await stack.enter_async_context(aiokv.Server(scheduler=scheduler.address, name=f"server-{i}", **shared))
+            for i in range(servers)
+        ]
+        cluster = Cluster(scheduler, nodes, shared)
+        if start_workers:
+            cluster.workers = [cluster.client(f"worker-{rank}", policy=policy) for rank in range(workers)]
+            await cluster.each(lambda worker: worker.start())
+        try:
+            yield cluster
+        finally:
+            await asyncio.gather(*(worker.close() for worker in cluster.workers))
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Return a port of 127.0.0.1 at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def cluster() -> MakeCluster:
+    """Return the factory of clusters: `async with cluster(workers=2, servers=1, policy="bsp") as running`."""
+    return running_cluster

@@ -1,0 +1,116 @@
+"""Listening: real ports, busy ports, addresses, and a node's life."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import aiokv
+from aiokv.errors import BindError, ClosedError, ConfigError
+
+if TYPE_CHECKING:
+    from conftest import MakeCluster
+else:
+    MakeCluster = Any
+
+
+async def test_a_busy_port_is_an_error_with_address_and_errno() -> None:
+    """Scenario 38."""
+    async with aiokv.Scheduler(bind_port=0) as first:
+        for node in (aiokv.Scheduler, aiokv.Server):
+            with pytest.raises(BindError, match=rf"{first.address}: Address already in use \(EADDRINUSE\)") as caught:
+                await node(bind_port=first.port).start()
+            assert caught.value.details == {"address": first.address, "errno": errno.EADDRINUSE}
+            assert isinstance(caught.value, OSError)
+
+
+async def test_an_address_of_another_machine_is_an_error() -> None:
+    with pytest.raises(BindError, match=r"192\.0\.2\.1:0: .*EADDRNOTAVAIL"):
+        await aiokv.Scheduler(bind_host="192.0.2.1", bind_port=0, token="t").start()
+
+
+async def test_port_0_reports_the_real_port() -> None:
+    async with aiokv.Scheduler(bind_port=0) as scheduler:
+        assert scheduler.port > 0
+        assert scheduler.address == f"127.0.0.1:{scheduler.port}"
+        _, writer = await asyncio.open_connection("127.0.0.1", scheduler.port)
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_listening_on_a_network_needs_a_token() -> None:
+    with pytest.raises(ConfigError, match="token"):
+        await aiokv.Scheduler(bind_host="0.0.0.0", bind_port=0).start()
+
+
+async def trains(kv: aiokv.Client) -> Any:
+    await kv.init("w", np.zeros(4, np.float32))
+    return await kv.pushpull("w", np.ones(4, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("bind", "advertise", "reached_at"),
+    [("0.0.0.0", "127.0.0.1", "127.0.0.1"), ("0.0.0.0", None, "127.0.0.1"), ("localhost", None, "localhost")],
+)
+async def test_bind_and_advertised_address_are_separate(bind: str, advertise: str | None, reached_at: str) -> None:
+    """Scenario 39."""
+    async with aiokv.Scheduler(bind_host=bind, bind_port=0, token="t") as scheduler:
+        address = f"{reached_at}:{scheduler.port}"
+        server = aiokv.Server(scheduler=address, bind_host=bind, advertise_host=advertise, token="t")
+        async with server, aiokv.connect(address, token="t") as kv:
+            np.testing.assert_array_equal(await trains(kv), np.ones(4))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
+async def test_ipv6(cluster: MakeCluster) -> None:
+    try:
+        scheduler = aiokv.Scheduler(bind_host="::1", bind_port=0)
+        await scheduler.start()
+    except BindError:
+        pytest.skip("this machine's loopback has no IPv6 address")
+    async with aiokv.Server(scheduler=scheduler.address, bind_host="::1"), aiokv.connect(scheduler.address) as kv:
+        assert scheduler.address.startswith("[::1]:")
+        np.testing.assert_array_equal(await trains(kv), np.ones(4))
+    await scheduler.close()
+
+
+async def test_all_nodes_stop_when_all_workers_have_left(cluster: MakeCluster) -> None:
+    async with cluster(workers=2, servers=2) as running:
+        waiting = [asyncio.ensure_future(node.wait_stopped()) for node in (running.scheduler, *running.servers)]
+        await running.workers[0].close()
+        assert not any(wait.done() for wait in waiting)
+        await running.workers[1].close()
+        stops = await asyncio.gather(*waiting)
+    assert [(stop.reason, stop.failed) for stop in stops] == [("all workers have left", False)] * 3
+
+
+async def test_a_server_that_cannot_join_stops_with_the_reason(free_port: int) -> None:
+    short: dict[str, Any] = {"join_timeout": 0.4, "call_timeout": 0.3, "death_timeout": 0.2, "heartbeat": 0.1}
+    async with aiokv.Server(scheduler=f"127.0.0.1:{free_port}", **short) as server:
+        stop = await server.wait_stopped()
+    assert stop.failed
+    assert f"127.0.0.1:{free_port}" in stop.reason
+
+
+async def test_a_node_can_be_closed_twice_and_waits_for_nothing_before_its_start() -> None:
+    scheduler = aiokv.Scheduler(bind_port=0)
+    with pytest.raises(ClosedError, match="not started"):
+        await scheduler.wait_stopped()
+    await scheduler.close()
+    await scheduler.start()
+    await scheduler.close()
+    await scheduler.close()
+    assert (await scheduler.wait_stopped()).reason == "closed"
+
+
+async def test_two_clusters_in_one_loop_do_not_mix(cluster: MakeCluster) -> None:
+    async with cluster(workers=1, cluster="a") as first, cluster(workers=1, cluster="b") as second:
+        for running, value in ((first, 1), (second, 2)):
+            await running.workers[0].init("w", np.full(3, value, np.float32))
+        for running, value in ((first, 1), (second, 2)):
+            np.testing.assert_array_equal(await running.workers[0].pull("w"), np.full(3, value))

@@ -1,0 +1,92 @@
+"""A server's memory: what is being sent never changes, and every buffer is used again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiokv.kernels import get_backend
+from aiokv.optim import SGD
+from aiokv.store.memory import ParameterStore
+from aiokv.store.pool import Pool
+
+
+@pytest.fixture
+def store() -> ParameterStore:
+    return ParameterStore(get_backend("reference"))
+
+
+def landed(store: ParameterStore, *values: float) -> int:
+    """Return a slot that holds these float32 values."""
+    array = np.array(values, np.float32)
+    slot, view = store.land(array.nbytes)
+    view[:] = array.tobytes()
+    return slot
+
+
+def read(store: ParameterStore, version: int) -> Any:
+    value = store.acquire("w", 0, version)
+    array = value.buffer.view(np.float32).copy()
+    store.release(value)
+    return array
+
+
+def test_fold_adds_and_frees(store: ParameterStore) -> None:
+    target, source = landed(store, 1, 2), landed(store, 10, 20)
+    store.install("w", 0, "float32", 2, landed(store, 0, 0))
+    store.fold(target, source, "float32")
+    store.apply("w", 0, 1, target)
+    np.testing.assert_array_equal(read(store, 1), [11, 22])
+    assert store.open_slots == 0
+
+
+def test_a_value_that_is_being_sent_never_changes(store: ParameterStore) -> None:
+    store.install("w", 0, "float32", 2, landed(store, 1, 1))
+    reading = store.acquire("w", 0, 0)
+    for version in range(1, 5):
+        store.apply("w", 0, version, landed(store, 100 * version, 0))
+    np.testing.assert_array_equal(reading.buffer.view(np.float32), [1, 1])
+    store.release(reading)
+
+
+def test_buffers_are_used_again_when_their_readers_are_done(store: ParameterStore) -> None:
+    store.install("w", 0, "float32", 2, landed(store, 1, 1))
+    first, second = store.acquire("w", 0, 0), store.acquire("w", 0, 0)
+    old = first.buffer
+    store.apply("w", 0, 1, landed(store, 2, 2))
+    store.release(first)
+    taken = [store.land(8)[1].obj for _ in range(3)]
+    assert all(buffer is not old for buffer in taken)
+    store.release(second)
+    assert store.land(8)[1].obj is old
+
+
+def test_sgd_keeps_momentum_per_chunk(store: ParameterStore) -> None:
+    """w0 = 1, gradients .5, .5, lr .1, momentum .9: .95, .855 (by hand)."""
+    store.configure(SGD(learning_rate=0.1, momentum=0.9))
+    for start in (0, 2):
+        store.install("w", start, "float32", 2, landed(store, 1, 1))
+    for version in (1, 2):
+        store.apply("w", 0, version, landed(store, 0.5, 0.5))
+    store.apply("w", 2, 1, landed(store, 0.5, 0.5))
+    np.testing.assert_allclose(read(store, 2), [0.855, 0.855], rtol=1e-6)
+    value = store.acquire("w", 2, 1)
+    np.testing.assert_allclose(value.buffer.view(np.float32), [0.95, 0.95], rtol=1e-6)
+
+
+def test_chunks_without_elements(store: ParameterStore) -> None:
+    store.install("w", 0, "float32", 0, None)
+    store.apply("w", 0, 1, None)
+    assert read(store, 1).shape == (0,)
+
+
+def test_a_pool_is_bounded() -> None:
+    pool = Pool(max_idle_bytes=100)
+    buffers = [pool.take(60) for _ in range(3)]
+    for buffer in buffers:
+        pool.give(buffer)
+    assert pool.idle_bytes == 60
+    assert pool.take(60) is buffers[0]
+    assert pool.idle_bytes == 0
