@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,20 +76,19 @@ def _load(entry: EntryPoint) -> click.Command:
             f"{_install_hint(entry, missing)}"
         ) from None
     if not isinstance(command, click.Command):
+        kind = type(command).__name__
         raise AiokvError(
-            f"the command {entry.name!r} can't be used: {entry.value} is of type {type(command).__name__}, not a click command"
+            f"the command {entry.name!r} can't be used: {entry.value} is of type {kind}, not a click command"
         )
     return command
 
 
 def _install_hint(entry: EntryPoint, missing: str) -> str:
     """Name the extra of the plug-in's distribution that has the plug-in's name, or else the missing package."""
-    distribution = entry.dist.name if entry.dist else ""
-    try:
-        extras = metadata(distribution).get_all("Provides-Extra") or [] if distribution else []
-    except PackageNotFoundError:
-        extras = []
-    return f"pip install '{distribution}[{entry.name}]'" if entry.name in extras else f"pip install {missing}"
+    extras = entry.dist.metadata.get_all("Provides-Extra") if entry.dist else None
+    if entry.dist and entry.name in (extras or []):
+        return f"pip install '{entry.dist.name}[{entry.name}]'"
+    return f"pip install {missing}"
 
 
 # --- the command itself ---

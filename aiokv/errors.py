@@ -24,8 +24,8 @@
     ├── OptimizerError              unknown rule, wrong parameter, or another rule is set
     └── PolicyError                 unknown policy, wrong option, or another policy is set
 
-A driver turns a peer's mistake into a frame with the code, the text and the details; the caller's side turns it back into
-the same class.
+A driver turns a peer's mistake into a frame with the code, the text and the details; the caller's side turns it back
+into the same class.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class AiokvError(Exception):
 
     Args:
         message: what was wrong, expected and got, and what to do, in one or two sentences.
-        details: machine-readable facts under fixed names: `ranks`, `key`, `round`, `server`, `address`, `expected`, `got`.
-            Only None, bool, int, float, str and lists of them, so that they can travel.
+        details: machine-readable facts under fixed names: `ranks`, `key`, `round`, `server`, `address`, `expected`,
+            `got`. Only None, bool, int, float, str and lists of them, so that they can travel.
     """
 
     code: ClassVar[int] = 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from aiokv.arrays import Keys
 from aiokv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiokv.arrays import Keys
 
 DIST_POLICIES = {"dist": "bsp", "dist_sync": "bsp", "dist_async": "asp"}
 """Name of a store on a cluster -> name of its synchronisation policy."""
@@ -50,7 +52,7 @@ def create(name: str = "local", **settings: Any) -> KVStore:
     """Return a store that is ready for use.
 
     Args:
-        name: "local" (in this process), "dist_sync" = "dist" or "dist_async" (on the cluster that the environment names).
+        name: "local" (in this process), "dist_sync" = "dist" or "dist_async" (on the cluster of the environment).
         settings: for `local` the backend; otherwise fields of `Config` that win over the environment.
 
     Raises:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, receiving, sending
 from aiokv.core import effects as ef
@@ -22,6 +21,9 @@ from aiokv.kernels import get_backend
 from aiokv.store.memory import ParameterStore
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SERVER = 0
 WORKER = 0

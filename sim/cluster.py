@@ -37,7 +37,7 @@ def simulate(
     on_step: Callable[[], None] = lambda: None,
     validate: bool = False,
 ) -> Run:
-    """Run a scenario once, until all nodes have stopped.
+    """Run a scenario once, until all nodes have stopped, or all workers have and the others do not follow in time.
 
     Args:
         scenario: what is simulated.
@@ -76,11 +76,19 @@ class _Cluster:
             self._plan_fault(fault)
 
     def run(self) -> Run:
-        self._env.run(until=self._env.all_of([node.over for node in self._nodes.values()]))
-        self._run.elapsed = self._env.now
+        workers = [self._nodes[name] for name in self._scenario.workers]
+        self._env.run(until=self._all_over(workers))
+        # A scheduler whose cluster never became complete goes on listening, so the end needs a limit.
+        grace = self._env.timeout(self._scenario.cluster.join_timeout)
+        self._env.run(until=self._all_over(list(self._nodes.values())) | grace)
+        self._run.unstopped = [node.name for node in self._nodes.values() if node.ended is None]
+        self._run.elapsed = max(node.ended or 0.0 for node in self._nodes.values())
         self._run.digest = self._trace.digest
         self._run.in_flight = [token for node in self._nodes.values() for token in node.ledger.remaining]
         return self._run
+
+    def _all_over(self, nodes: list[Node]) -> simpy.Event:
+        return self._env.all_of([node.over for node in nodes])
 
     def _add_scheduler(self) -> None:
         cluster = self._scenario.cluster

@@ -83,6 +83,8 @@ class Node:
         self.alive = True
         self.over = world.env.event()
         """Happens when the node stops, or a fault ends it."""
+        self.ended: float | None = None
+        """When that was."""
         self._world = world
         self._env = world.env
         self._machine = machine
@@ -122,6 +124,7 @@ class Node:
         self.alive = False
         self._inbox.clear()
         if not self.over.triggered:
+            self.ended = self._env.now
             self.over.succeed()
 
     # --- the network's side ---

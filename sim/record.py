@@ -75,6 +75,9 @@ class Run:
     logs: list[LogRecord] = field(default_factory=list)
     in_flight: list[Token] = field(default_factory=list)
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""
+    unstopped: list[str] = field(default_factory=list)
+    """Nodes that went on although all workers had ended long ago."""
     elapsed: float = 0.0
+    """When the last node that stopped did so."""
     digest: str = ""
     """SHA-256 of the trace of effects."""

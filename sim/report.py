@@ -164,6 +164,7 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str) -> bytes:
             **msgspec.to_builtins(mean(summaries)),
             "standard_error": msgspec.to_builtins(standard_error(summaries)) if len(runs) > 1 else None,
             "failures": [failure for run in runs for failure in failures(run)],
+            "unstopped": list(dict.fromkeys(name for run in runs for name in run.unstopped)),
             "traces": [run.digest for run in runs],
         }
     document = {
@@ -236,6 +237,9 @@ def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
     if len(runs) > 1:
         lines.append(f"mean of {len(runs)} runs ± standard error of the mean")
     for policy, replications in results.items():
+        stuck = dict.fromkeys(name for run in replications for name in run.unstopped)
+        if stuck:
+            lines.append(f"{policy}: still running long after the last worker: {', '.join(stuck)}")
         found = [failure for run in replications for failure in failures(run)]
         kinds = Counter((failure["error"], failure["message"]) for failure in found)
         for (error, message), count in kinds.items():

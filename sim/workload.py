@@ -91,3 +91,6 @@ def serve(node: Node, run: Run, env: simpy.Environment, timeout: float) -> Gener
     except AiokvError as error:
         run.logs.append(LogRecord(env.now, node.name, "error", str(error)))
         node.stop(str(error))
+    except simpy.Interrupt:
+        # A fault has hit the node, and has ended it already.
+        pass

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 NET_TESTS = Path(__file__).parent / "net"
 TURNS_TO_END = 20
 """How many turns of the loop a task that was cancelled, or is about to end, gets before it counts as left behind."""
+NAMED = 10
+"""How many of the tasks that a test left behind are named."""
 SECONDS_TO_END = 2.0
 """How long a thread that is about to end gets before it counts as left behind."""
 
@@ -38,10 +41,25 @@ def pytest_asyncio_loop_factories(
     """Run every async test on asyncio's own loop, and on uvloop where there is one."""
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     with contextlib.suppress(ImportError):
-        import uvloop  # noqa: PLC0415 - not every platform has it
-
-        factories["uvloop"] = uvloop.new_event_loop
+        factories["uvloop"] = _make_uvloop_factory()
     return factories
+
+
+def _make_uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes a uvloop; raises ImportError where there is none."""
+    import uvloop  # noqa: PLC0415 - not every platform has it
+
+    class Loop(uvloop.Loop):
+        def close(self) -> None:
+            # A warning about an open transport that is raised while uvloop closes it keeps uvloop waiting forever,
+            # so the warnings come when it is done.
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", ResourceWarning)
+                super().close()
+            for warning in caught:
+                warnings.warn(warning.message, stacklevel=1)
+
+    return Loop
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,15 +76,32 @@ def _nothing_left_behind(_freeze_old_objects: None) -> Iterator[None]:
     It is set up first and torn down last, when the event loop is closed and every fixture has cleaned up.
     """
     threads = set(threading.enumerate())
+    sockets = _open_sockets()
     yield
     # An object in a cycle warns of its open socket when it is collected: do that here, so that this test fails for it.
     gc.collect()
-    left = [thread for thread in threading.enumerate() if thread not in threads]
-    for thread in left:
+    new_threads = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in new_threads:
         thread.join(SECONDS_TO_END)
-    alive = sorted(thread.name for thread in left if thread.is_alive())
-    if alive:
-        pytest.fail(f"the test left threads running: {', '.join(alive)}", pytrace=False)
+    running = sorted(thread.name for thread in new_threads if thread.is_alive())
+    if running:
+        pytest.fail(f"the test left threads running: {', '.join(running)}", pytrace=False)
+    new_sockets = sorted(_open_sockets() - sockets)
+    if new_sockets:
+        pytest.fail(f"the test left sockets open that something still refers to: {new_sockets}", pytrace=False)
+
+
+def _open_sockets() -> set[str]:
+    """Return what identifies the sockets of this process, e.g. `fd 7 socket:[81034]`; empty where there is no /proc."""
+    sockets = set()
+    with contextlib.suppress(FileNotFoundError):
+        for fd in os.listdir("/proc/self/fd"):
+            # The descriptor of the listing itself is gone by now.
+            with contextlib.suppress(FileNotFoundError):
+                target = os.readlink(f"/proc/self/fd/{fd}")
+                if target.startswith("socket:"):
+                    sockets.add(f"fd {fd} {target}")
+    return sockets
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +119,10 @@ async def _no_task_left_behind() -> AsyncIterator[None]:
         if not _other_tasks():
             return
         await asyncio.sleep(0)
-    names = sorted(f"{task.get_name()} ({_where(task)})" for task in _other_tasks())
-    if names:
-        pytest.fail(f"the test left tasks pending: {', '.join(names)}", pytrace=False)
+    left = _other_tasks()
+    if left:
+        names = sorted(f"{task.get_name()} ({_where(task)})" for task in left)
+        pytest.fail(f"the test left {len(left)} tasks pending: {', '.join(names[:NAMED])}", pytrace=False)
 
 
 def _other_tasks() -> list[asyncio.Task[object]]:
@@ -105,7 +141,7 @@ def _where(task: asyncio.Task[object]) -> str:
 def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test of `aiokv.net` in which something blocks the event loop.
 
-    Mark a test `allow_blocking(reason)` when it has to. Only calls below a frame of `aiokv` count: tests may read files.
+    Mark a test `allow_blocking(reason)` when it has to. Only calls made by `aiokv` count: tests may read files.
     """
     watched = NET_TESTS in request.path.parents and request.node.get_closest_marker("allow_blocking") is None
     if not watched:

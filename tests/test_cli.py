@@ -367,6 +367,14 @@ def test_plugin_without_an_extra_names_the_package(
     assert capsys.readouterr().err.endswith("which is not installed: pip install nosuchpackage\n")
 
 
+def test_plugin_that_misses_a_part_of_itself_is_not_blamed_on_an_extra(
+    plugin: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin("import hellopack_cli.part", extras=("hello",))
+    assert call("hello") == 1
+    assert capsys.readouterr().err.startswith("error: the command 'hello' can't be loaded from hellopack_cli:hello: ")
+
+
 @pytest.mark.parametrize("source", ["raise RuntimeError('broken')", "import nosuchpackage", "hello = 3"])
 def test_broken_plugin_does_not_hide_the_help_of_the_others(plugin: Callable[..., None], source: str) -> None:
     plugin(source)

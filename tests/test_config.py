@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from aiokv.config import Config, format_address, is_loopback, load_config, parse_address
-from aiokv.errors import ConfigError
+from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.types import Role
 
 if TYPE_CHECKING:
@@ -149,6 +149,12 @@ def test_unknown_interface_is_refused_with_those_that_exist() -> None:
     assert loopback_interface() in text
 
 
+def test_interface_without_psutil_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(MissingExtraError, match="pip install psutil, or give the address as bind_host"):
+        load_config(environ={"DMLC_INTERFACE": "lo"})
+
+
 def test_interface_and_address_together_are_refused() -> None:
     assert "give one of them" in problem({"AIOKV_INTERFACE": "lo", "AIOKV_BIND_HOST": "127.0.0.1"})
 
@@ -157,6 +163,7 @@ def test_interface_and_address_together_are_refused() -> None:
     ("advertise", "bound", "expected"),
     [
         ("", "10.0.0.7", "10.0.0.7"),
+        ("", "node7", "node7"),
         ("", "0.0.0.0", "10.9.9.9"),
         ("", "::", "10.9.9.9"),
         ("public", "0.0.0.0", "public"),

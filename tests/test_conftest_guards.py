@@ -32,13 +32,20 @@ def test_it():
     cycle.append(cycle)
 """
 
+LEAVES_REFERENCED_SOCKET = """
+import socket
+
+def test_it():
+    test_it.socket = socket.socket()
+"""
+
 LEAVES_TRANSPORT = """
 import asyncio
 
 async def test_it():
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    await asyncio.open_connection(host, port)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
     server.close()
 """
 
@@ -110,7 +117,7 @@ def inner(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_left_task_fails_the_test_and_is_named(inner: pytest.Pytester) -> None:
     inner.makepyfile(LEAVES_TASK)
     result = inner.runpytest_subprocess()
-    result.stdout.fnmatch_lines(["*left tasks pending: forgotten (Event.wait, line *"])
+    result.stdout.fnmatch_lines(["*left 1 tasks pending: forgotten (Event.wait, line *"])
     assert result.parseoutcomes()["errors"] == result.parseoutcomes()["passed"]
 
 
@@ -118,7 +125,9 @@ def test_left_task_fails_the_test_and_is_named(inner: pytest.Pytester) -> None:
     ("source", "message"),
     [
         pytest.param(LEAVES_SOCKET_IN_CYCLE, "*ResourceWarning: unclosed <socket.socket*", id="socket"),
-        pytest.param(LEAVES_TRANSPORT, "*ResourceWarning: unclosed*ransport*", id="transport"),
+        pytest.param(
+            LEAVES_REFERENCED_SOCKET, "*left sockets open that something still refers to*", id="referenced-socket"
+        ),
         pytest.param(LEAVES_THREAD, "*left threads running: forgotten*", id="thread"),
     ],
 )
@@ -127,6 +136,18 @@ def test_what_is_left_fails_the_test_and_is_named(inner: pytest.Pytester, source
     result = inner.runpytest_subprocess()
     result.stdout.fnmatch_lines([message])
     assert result.parseoutcomes()["errors"] == result.parseoutcomes()["passed"]
+
+
+@pytest.mark.parametrize(
+    ("loop", "kind"), [("asyncio", "transport <*SocketTransport"), ("uvloop", "resource <TCPTransport")]
+)
+def test_left_transport_fails_the_test_on_either_loop(inner: pytest.Pytester, loop: str, kind: str) -> None:
+    if loop == "uvloop":
+        pytest.importorskip("uvloop", reason="not every platform has uvloop")
+    inner.makepyfile(LEAVES_TRANSPORT)
+    result = inner.runpytest_subprocess("-k", loop)
+    result.stdout.fnmatch_lines([f"*ResourceWarning: unclosed {kind}*"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
 def test_what_cleans_up_passes_on_every_loop(inner: pytest.Pytester) -> None:

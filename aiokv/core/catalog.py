@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiokv.core.chunk import Chunk
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
 from aiokv.errors import AlreadyInitializedError, PolicyError, ProtocolError, SpecMismatchError, UnknownKeyError
 from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
-from aiokv.wire.messages import Init, Pull, Push
+
+if TYPE_CHECKING:
+    from aiokv.wire.messages import Init, Pull, Push
 
 
 class Catalog:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aiokv.core.effects import Effect, Fold
-from aiokv.policy import Policy
-from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokv.policy import Policy
+    from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
 
 
 @dataclass(slots=True, eq=False)

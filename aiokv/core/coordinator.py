@@ -21,7 +21,7 @@ from aiokv.core.effects import (
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
 from aiokv.core.parked import ParkedInits, RequestName
 from aiokv.core.roster import Roster
-from aiokv.core.stimuli import Applied, ConnectFailed, Connected, Join, PeerLost, Received, Stimulus, Tick
+from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from aiokv.errors import AiokvError
-from aiokv.optim import Optimizer
-from aiokv.types import Key, Peer, Rank, Slot, Version
-from aiokv.wire.messages import Message
+if TYPE_CHECKING:
+    from aiokv.errors import AiokvError
+    from aiokv.optim import Optimizer
+    from aiokv.types import Key, Peer, Rank, Slot, Version
+    from aiokv.wire.messages import Message
 
 # --- payloads, by reference: the driver finds the bytes ---
 

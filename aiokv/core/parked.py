@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from aiokv.types import Key, Peer
 from aiokv.wire.messages import Init
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 RequestName = tuple[Peer, int]
 """A request of a peer: the connection and its request id."""

@@ -7,10 +7,13 @@ one server each, by a hash of the name.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from aiokv.types import Key, TensorSpec
+if TYPE_CHECKING:
+    from aiokv.types import Key, TensorSpec
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,7 +28,7 @@ class Chunk:
 def split_range(size: int, parts: int) -> list[tuple[int, int]]:
     """Cut range(size) into `parts` neighbouring ranges whose lengths differ by at most one."""
     bounds = [size * part // parts for part in range(parts + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(itertools.pairwise(bounds))
 
 
 def home_of(key: Key, servers: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from aiokv.errors import WorkerLostError
-from aiokv.types import Key, Rank, Version
-from aiokv.wire.messages import View, WorkerEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokv.types import Key, Rank, Version
+    from aiokv.wire.messages import View, WorkerEntry
 
 
 class Roster:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from aiokv.errors import AiokvError
-from aiokv.types import Key, Peer, Slot, TensorSpec, Version
-from aiokv.wire.messages import Message
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiokv.errors import AiokvError
+    from aiokv.types import Key, Peer, Slot, TensorSpec, Version
+    from aiokv.wire.messages import Message
 
 # --- for every machine ---
 

@@ -6,14 +6,18 @@ import asyncio
 import atexit
 import sys
 import threading
-from collections.abc import Coroutine
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from aiokv.arrays import Keys
 from aiokv.config import Config, load_config
 from aiokv.errors import ClosedError
 from aiokv.net.runner import loop_factory
-from aiokv.net.worker import Client, connect as connect_async
+from aiokv.net.worker import Client
+from aiokv.net.worker import connect as connect_async
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from aiokv.arrays import Keys
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What the three asyncio drivers share: feed a state machine, perform its effects, keep its connections and its timer."""
+"""What the three asyncio drivers share: feed a state machine, perform its effects, keep its links and its timer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from aiokv.config import Config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net.tcp import Link
 from aiokv.telemetry import Counters, EventLog
-from aiokv.types import Peer
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.messages import Error, Message
-from aiokv.wire.receiver import Frame, Head, Landing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokv.config import Config
+    from aiokv.types import Peer
+    from aiokv.wire.receiver import Frame, Head, Landing
 
 logger = logging.getLogger("aiokv")
 

@@ -6,13 +6,15 @@ import asyncio
 import errno
 import os
 import socket
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aiokv.config import Config, format_address
 from aiokv.core import effects as ef
 from aiokv.errors import BindError, ClosedError
 from aiokv.net.driver import Driver, Log
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
 async def bind(host: str, port: int) -> socket.socket:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core.membership import ClusterPlan, Membership
 from aiokv.errors import ProtocolError
-from aiokv.net.driver import Log
 from aiokv.net.node import Node
-from aiokv.net.tcp import Link
 from aiokv.types import Role
-from aiokv.wire.receiver import Head, Landing
+
+if TYPE_CHECKING:
+    from aiokv.net.driver import Log
+    from aiokv.net.tcp import Link
+    from aiokv.wire.receiver import Head, Landing
 
 
 class Scheduler(Node):

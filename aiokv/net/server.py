@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokv.config import Config, is_wildcard, load_config
 from aiokv.core import effects as ef
@@ -14,10 +13,14 @@ from aiokv.core.joiner import Joiner
 from aiokv.kernels import get_backend
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.node import Node, local_host_towards
-from aiokv.net.tcp import Link
 from aiokv.store.memory import ParameterStore
 from aiokv.types import Role
 from aiokv.wire.receiver import Head, Landing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokv.net.tcp import Link
 
 JOIN_CALL = 0
 
@@ -35,7 +38,7 @@ class Server(Node):
     """
 
     def __init__(self, config: Config | None = None, *, log: Log | None = None, **settings: Any) -> None:
-        super().__init__(config or load_config(**settings), log)
+        super().__init__(config or load_config(role=Role.SERVER, **settings), log)
         self.name = make_name(self.config, Role.SERVER)
         self._store = ParameterStore(get_backend(self.config.backend))
 

@@ -6,17 +6,21 @@ import asyncio
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from aiokv.errors import AiokvError, HandshakeError
-from aiokv.types import Peer
 from aiokv.wire.connection import Connection
 from aiokv.wire.limits import Limits
-from aiokv.wire.receiver import Frame, Head, Landing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokv.types import Peer
+    from aiokv.wire.receiver import Frame, Head, Landing
 
 WINDOW_BYTES = 512 * 1024
-"""How many bytes may lie in the transport. What waits in our own queue can still be copied, when its owner wants it back."""
+"""How many bytes may lie in the transport. What waits in our queue can be copied when its owner wants it back.
+"""
 
 JOIN_BYTES = 16 * 1024
 """Payloads up to this size are copied behind their header: one write for many small frames."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, receiving, sending
 from aiokv.config import Config, load_config
@@ -17,21 +15,26 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
-from aiokv.net.tcp import Link
 from aiokv.types import Role
 from aiokv.wire.receiver import Head, Landing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from aiokv.net.tcp import Link
 
 
 class Client(Driver):
     """A worker of the cluster, for any asyncio program. Made by `aiokv.connect`.
 
-    Every call takes one key with its array, or a dict of them, and `timeout` in seconds (default: `Config.call_timeout`).
-    Many calls may be in flight at once. A call that is cancelled or times out gives its arrays back at once; what it pushed
-    still counts. Do not change an array while a call uses it.
+    Every call takes one key with its array, or a dict of them, and `timeout` in seconds (default:
+    `Config.call_timeout`). Many calls may be in flight at once. A call that is cancelled or times out gives its arrays
+    back at once; what it pushed still counts. Do not change an array while a call uses it.
 
     All methods raise:
         ClosedError: the client is not connected.
-        CallTimeoutError: the deadline passed; the message names the ranks, the key and the round, or the node, that are missing.
+        CallTimeoutError: the deadline passed; the message names the missing ranks, key and round, or node.
         WorkerLostError, ServerLostError, SchedulerLostError: a member that the call needs is gone.
     """
 
@@ -66,7 +69,7 @@ class Client(Driver):
         """Join the cluster; waits until all of its members are there.
 
         Raises:
-            JoinTimeoutError: the cluster is not complete within `Config.join_timeout`; the message says what is missing.
+            JoinTimeoutError: the cluster is not complete within `Config.join_timeout`; names what is missing.
             ClusterFullError: all places are taken.
             HandshakeError: another cluster, token or protocol version.
         """
@@ -81,7 +84,7 @@ class Client(Driver):
             raise
 
     async def close(self) -> None:
-        """Leave the cluster in good order: later rounds do not wait for this worker. Pending calls fail. Idempotent."""
+        """Leave the cluster in good order: later rounds do not wait for this worker. Pending calls fail."""
         if not self._open:
             return
         timeout = self.config.death_timeout
@@ -174,8 +177,8 @@ class Client(Driver):
         Args:
             key: one key, or a dict of keys and arrays.
             value: the array of the one key.
-            out: the array to receive into, or a dict of them with the same keys; may be the pushed ones. New arrays when
-                not given.
+            out: the array to receive into, or a dict of them with the same keys; may be the pushed ones. New arrays
+                when not given.
             timeout: seconds.
 
         Returns:

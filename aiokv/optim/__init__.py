@@ -5,12 +5,14 @@ No arrays here: a server's decisions compare and log rules, the store carries th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from aiokv.errors import OptimizerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["SGD", "Assign", "Optimizer", "make_optimizer"]
 

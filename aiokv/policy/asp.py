@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from aiokv.policy.base import Policy
-from aiokv.types import Rank, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokv.types import Rank, Version
 
 
 class ASP(Policy):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from aiokv.types import Rank, Version
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokv.types import Rank, Version
 
 
 class Policy(abc.ABC):
     """Says to which update a contribution belongs and when that update is complete.
 
-    A policy is asked about one chunk at a time and keeps no state of its own: what it needs is passed in, so that the same
-    answers come from a server over TCP and from one in the simulator.
+    A policy is asked about one chunk at a time and keeps no state of its own: what it needs is passed in, so that the
+    same answers come from a server over TCP and from one in the simulator.
     """
 
     name: ClassVar[str]

@@ -1,12 +1,18 @@
-"""Bulk synchronous: a round closes when every member has contributed (MXNet `dist_sync`, counting ranks, not requests)."""
+"""Bulk synchronous: a round closes when every member has contributed.
+
+MXNet calls it `dist_sync`, but counts requests; here ranks are counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from aiokv.policy.base import Policy
-from aiokv.types import Rank, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokv.types import Rank, Version
 
 
 class BSP(Policy):

@@ -7,15 +7,17 @@ another buffer, and the old one is used again when its last reader is done.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.kernels import Backend
 from aiokv.optim import SGD, Assign, Optimizer
 from aiokv.store.pool import Pool
-from aiokv.types import Key, Slot, Version
+
+if TYPE_CHECKING:
+    from aiokv.kernels import Backend
+    from aiokv.types import Key, Slot, Version
 
 Array = NDArray[Any]
 

@@ -18,13 +18,14 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.membership import ClusterPlan, Membership
 from aiokv.core.session import Session
-from aiokv.errors import AiokvError
+from aiokv.errors import AiokvError, RoundTimeoutError, WorkerLostError
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, Slot, TensorSpec, Version
 from aiokv.wire import messages as m
 
 T = TypeVar("T")
 
 ADDRESS = ("127.0.0.1", 9091)
+COUNTED = (RoundTimeoutError, WorkerLostError)
 
 
 class Like:
@@ -62,6 +63,11 @@ class Asked:
         assert self.answer is None, f"answered {self.answer}, and then {effect}"
         self.answer = effect.error if isinstance(effect, ef.Refuse) else effect.message
         self.payload = effect.payload if isinstance(effect, ef.Send) else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is no answer yet."""
+        return self.answer is None
 
     @property
     def error(self) -> AiokvError:
@@ -140,7 +146,13 @@ class Server:
 
     def attach(self, rank: Rank, *, peer: Peer | None = None, **changes: Any) -> Asked:
         """Let a worker say who it is."""
-        fields = {"rank": rank, "name": f"worker-{rank}", "incarnation": 1, "epoch": self.epoch, "timeout": 5.0}
+        fields: dict[str, Any] = {
+            "rank": rank,
+            "name": f"worker-{rank}",
+            "incarnation": 1,
+            "epoch": self.epoch,
+            "timeout": 5.0,
+        }
         return self.ask(rank, m.Attach(**(fields | changes)), peer=peer)
 
     def ask(self, rank: Rank, message: m.Message, value: float | None = None, *, peer: Peer | None = None) -> Asked:
@@ -168,7 +180,7 @@ class Server:
         fields |= {"read_version": 0, "want_value": False, "timeout": 5.0} | changes
         empty = fields["stop"] == fields["start"]
         asked = self.ask(rank, m.Push(key=key, **fields), None if empty else value)
-        if asked.answer is None or isinstance(asked.answer, m.Done | m.Value):
+        if not isinstance(asked.answer, AiokvError) or isinstance(asked.answer, COUNTED):
             self.pushed[rank, key] = number
         return asked
 

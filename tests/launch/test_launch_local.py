@@ -125,6 +125,11 @@ def test_failing_worker_ends_the_job_with_its_code_and_its_last_words() -> None:
     assert ("exited", {"node": "worker-0", "exit_code": -signal.SIGTERM}) in output.notes
 
 
+def test_last_words_are_cut_when_they_are_long() -> None:
+    outcome, _ = launch(make_job("raise SystemExit('x' * 1000)", workers=1))
+    assert outcome.reason == f"worker-0 exited with code 1; its last line on stderr: {'x' * 300}..."
+
+
 def test_server_that_is_killed_ends_the_job_and_its_signal_is_named() -> None:
     outcome, _ = launch(make_job(PAUSE, server="import os; os.kill(os.getpid(), 9)"))
     assert outcome == Outcome(137, "server-0 was killed by SIGKILL", "server-0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -69,19 +70,26 @@ def test_signal_closes_the_node_and_shows_in_the_exit_code(number: signal.Signal
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
 def test_signal_that_was_ignored_from_the_start_stays_ignored() -> None:
+    seen = []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        outcome = asyncio.run(serve(FakeNode(Stop("done")), lambda: os.kill(os.getpid(), signal.SIGHUP)))
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        asyncio.run(serve(FakeNode(Stop("done")), lambda: seen.append(signal.getsignal(signal.SIGHUP))))
+        seen.append(signal.getsignal(signal.SIGHUP))
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert outcome == Outcome(0, "done")
+    assert seen == [signal.SIG_IGN, signal.SIG_IGN]
 
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     asyncio.run(serve(FakeNode(Stop("done")), lambda: None))
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_node_runs_outside_the_main_thread_where_there_are_no_signals() -> None:
+    with ThreadPoolExecutor() as threads:
+        outcome = threads.submit(lambda: asyncio.run(serve(FakeNode(Stop("done")), lambda: None))).result()
+    assert outcome == Outcome(0, "done")
 
 
 async def test_cancelling_it_is_no_signal() -> None:

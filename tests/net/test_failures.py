@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import struct
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -42,10 +43,10 @@ async def test_a_worker_that_dies_fails_the_round_that_needs_it(cluster: MakeClu
     async with cluster(workers=3, servers=2) as running:
         await running.each(lambda kv: kv.init("w", full(0)))
         await running.each(lambda kv: kv.push("w", full(1)))
-        pushes = [asyncio.ensure_future(kv.push("w", full(1))) for kv in running.workers[:2]]
+        pushes = [asyncio.create_task(kv.push("w", full(1))) for kv in running.workers[:2]]
         await running.workers[2].abort()
         for push in pushes:
-            with pytest.raises(WorkerLostError, match=r"'w', round 2 .*rank 2 \(worker-2\).*connection closed") as caught:
+            with pytest.raises(WorkerLostError, match=r"'w', round 2 .*rank 2 \(worker-2\).*closed") as caught:
                 await push
             assert caught.value.details == {"ranks": [2], "key": "w", "round": 2}
         with pytest.raises(WorkerLostError):
@@ -76,7 +77,7 @@ async def test_in_async_the_survivors_go_on(cluster: MakeCluster) -> None:
 async def test_init_by_a_lost_rank_0_fails_the_workers_that_wait_for_it(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         root, other = running.workers
-        waiting = asyncio.ensure_future(other.init("w", full(0)))
+        waiting = asyncio.create_task(other.init("w", full(0)))
         await other.set_optimizer("assign")
         await root.abort()
         with pytest.raises(WorkerLostError, match=r"init of key 'w'.*rank 0 \(worker-0\)"):
@@ -152,7 +153,7 @@ async def test_barrier_names_who_did_not_come_and_can_be_used_again(cluster: Mak
 async def test_a_server_that_dies_fails_the_calls_that_need_it(cluster: MakeCluster) -> None:
     async with cluster(workers=2, servers=2) as running:
         await running.each(lambda kv: kv.init("w", full(0, 100_000)))
-        push = asyncio.ensure_future(running.workers[0].push("w", full(1, 100_000)))
+        push = asyncio.create_task(running.workers[0].push("w", full(1, 100_000)))
         victim = running.servers[1]
         address = victim.address
         await victim.close()
@@ -167,7 +168,7 @@ async def test_the_scheduler_may_die_and_training_goes_on(
 ) -> None:
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full(0)))
-        waiting = asyncio.ensure_future(running.workers[0].barrier())
+        waiting = asyncio.create_task(running.workers[0].barrier())
         await running.workers[0].pull("w")
         await running.scheduler.close()
         with pytest.raises(aiokv.AiokvError, match=f"scheduler at {running.scheduler.address} is gone"):
@@ -197,7 +198,8 @@ async def test_joining_without_a_scheduler_names_its_address_and_whom_it_waits_f
     client = aiokv.connect(
         f"127.0.0.1:{free_port}", join_timeout=0.5, call_timeout=0.4, death_timeout=0.3, heartbeat=0.1, name="early"
     )
-    with pytest.raises(JoinTimeoutError, match=f"early could not join within 0.5 s.*127.0.0.1:{free_port} .connection refused"):
+    words = f"early could not join within 0.5 s.*127.0.0.1:{free_port} .connection refused"
+    with pytest.raises(JoinTimeoutError, match=words):
         await client.start()
     assert f"early waits for the scheduler at 127.0.0.1:{free_port}" in caplog.text
 
@@ -207,8 +209,8 @@ async def test_a_worker_may_start_before_the_scheduler(free_port: int, caplog: p
     shared: dict[str, Any] = {"token": "t", "scheduler": f"127.0.0.1:{free_port}"}
     caplog.set_level(logging.INFO)
     client = aiokv.connect(name="early", **shared)
-    start = asyncio.ensure_future(client.start())
-    while "early waits for" not in caplog.text:
+    start = asyncio.create_task(client.start())
+    while "early waits for" not in caplog.text:  # noqa: ASYNC110 - a log record is no event
         await asyncio.sleep(0.01)
     async with aiokv.Scheduler(bind_port=free_port, token="t"), aiokv.Server(**shared):
         await start
@@ -244,7 +246,7 @@ async def test_one_worker_too_many_is_told_so(cluster: MakeCluster) -> None:
 GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     bytes.fromhex("1603010200010001fc0303") + bytes(100),
-    b"AIOK" + bytes([1, 34]) + bytes(2) + bytes(8) + (2**60).to_bytes(8, "little") + (2**31).to_bytes(4, "little") + bytes(4),
+    struct.pack("<4sBBHQQII", b"AIOK", 1, 34, 0, 0, 2**60, 2**31, 0),
     bytes(range(256)) * 40,
 ]
 
@@ -274,7 +276,7 @@ async def test_a_cancelled_call_gives_its_arrays_back_and_the_next_one_works(clu
         first, second = running.workers
         await running.each(lambda kv: kv.init("w", full(0, 100_000)))
         gradient, out = full(1, 100_000), full(-1, 100_000)
-        call = asyncio.ensure_future(first.pushpull("w", gradient, out=out))
+        call = asyncio.create_task(first.pushpull("w", gradient, out=out))
         await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -324,7 +326,7 @@ async def test_calls_on_a_closed_client_are_refused(cluster: MakeCluster) -> Non
 async def test_closing_fails_the_calls_that_are_pending(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full(0)))
-        push = asyncio.ensure_future(running.workers[0].push("w", full(1)))
+        push = asyncio.create_task(running.workers[0].push("w", full(1)))
         await asyncio.sleep(0)
         await running.workers[0].close()
         with pytest.raises(ClosedError, match="push of 'w'"):

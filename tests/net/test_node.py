@@ -81,7 +81,7 @@ async def test_ipv6(cluster: MakeCluster) -> None:
 
 async def test_all_nodes_stop_when_all_workers_have_left(cluster: MakeCluster) -> None:
     async with cluster(workers=2, servers=2) as running:
-        waiting = [asyncio.ensure_future(node.wait_stopped()) for node in (running.scheduler, *running.servers)]
+        waiting = [asyncio.create_task(node.wait_stopped()) for node in (running.scheduler, *running.servers)]
         await running.workers[0].close()
         assert not any(wait.done() for wait in waiting)
         await running.workers[1].close()

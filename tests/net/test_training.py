@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import aiokv
 from aiokv.errors import AlreadyInitializedError, KeyUseError, OptimizerError, SpecMismatchError, UnknownKeyError
 
 if TYPE_CHECKING:
     from conftest import MakeCluster
+
+    import aiokv
 else:
     MakeCluster = Any
 
@@ -36,7 +37,7 @@ async def test_sync_assigns_the_sum_of_all_ranks(cluster: MakeCluster) -> None:
 async def test_rank_0_initial_values_win_and_the_others_wait_for_them(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         root, other = running.workers
-        waiting = asyncio.ensure_future(other.init("w", full((4,), 99)))
+        waiting = asyncio.create_task(other.init("w", full((4,), 99)))
         # A round trip on the same connection: the init has arrived.
         await other.set_optimizer("assign")
         assert not waiting.done()
@@ -50,8 +51,8 @@ async def test_pull_after_a_push_that_was_not_awaited_returns_the_new_round(clus
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full((1,), 0)))
         first, second = running.workers
-        push = asyncio.ensure_future(first.push("w", full((1,), 1)))
-        pull = asyncio.ensure_future(first.pull("w"))
+        push = asyncio.create_task(first.push("w", full((1,), 1)))
+        pull = asyncio.create_task(first.pull("w"))
         np.testing.assert_array_equal(await second.pull("w"), full((1,), 0))
         assert not pull.done()
         await second.push("w", full((1,), 2))
@@ -63,7 +64,7 @@ async def test_ranks_are_counted_not_requests(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full((1,), 0)))
         first, second = running.workers
-        pushes = [asyncio.ensure_future(first.pushpull("w", full((1,), value))) for value in (1, 100)]
+        pushes = [asyncio.create_task(first.pushpull("w", full((1,), value))) for value in (1, 100)]
         np.testing.assert_array_equal(await second.pushpull("w", full((1,), 2)), full((1,), 3))
         assert not pushes[1].done()
         np.testing.assert_array_equal(await second.pushpull("w", full((1,), 200)), full((1,), 300))
@@ -79,7 +80,7 @@ async def test_sums_have_the_same_bits_in_every_order_of_arrival(cluster: MakeCl
         for order in itertools.permutations(range(3)):
             pending = []
             for position, rank in enumerate(order):
-                pending.append(asyncio.ensure_future(running.workers[rank].pushpull("w", full((1,), values[rank]))))
+                pending.append(asyncio.create_task(running.workers[rank].pushpull("w", full((1,), values[rank]))))
                 # A round trip on the same connection: the push has arrived before the next rank pushes.
                 if position < 2:
                     await running.workers[rank].set_optimizer("assign")
@@ -167,7 +168,7 @@ async def test_a_worker_that_left_is_not_waited_for(cluster: MakeCluster) -> Non
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full((1,), 0)))
         first, second = running.workers
-        open_round = asyncio.ensure_future(second.pushpull("w", full((1,), 7)))
+        open_round = asyncio.create_task(second.pushpull("w", full((1,), 7)))
         await first.close()
         np.testing.assert_array_equal(await open_round, full((1,), 7))
         await second.barrier()

@@ -1,0 +1,71 @@
+"""The snippets of the README and the tutorial do what the text around them says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+
+def snippets(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    """Return the command lines of a page without their comments."""
+    return [line.split("#")[0].strip() for block in snippets(page, "sh") for line in block.splitlines() if line.strip()]
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    """Run a command to its end and return what it printed."""
+    done = subprocess.run(arguments, cwd=cwd, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_worker_of_the_readme_trains_on_two_workers(tmp_path: Path) -> None:
+    worker = next(snippet for snippet in snippets(README, "python") if "connect()" in snippet)
+    (tmp_path / "train.py").write_text(worker, encoding="utf-8")
+    command = next(line for line in commands(README) if line.startswith("aiokv run"))
+    output = run(sys.executable, "-m", *command.split(), cwd=tmp_path)
+    assert command.endswith("train.py")
+    for rank in range(2):
+        assert f"worker {rank} of 2: w = 1.000, b = 0.500" in output
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"), [(README, "[0.95 0.95 0.95]"), (TUTORIAL, "[-0.1 -0.1 -0.1]")], ids=["readme", "tutorial"]
+)
+def test_the_local_store_of_the_page(page: Path, expected: str, tmp_path: Path) -> None:
+    snippet = next(snippet for snippet in snippets(page, "python") if 'create("local")' in snippet)
+    assert expected in run(sys.executable, "-c", snippet, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("page", [README, TUTORIAL], ids=["readme", "tutorial"])
+def test_the_simulation_of_the_page(page: Path, tmp_path: Path) -> None:
+    command = next(line for line in commands(page) if line.startswith("aiokv sim"))
+    output = run(sys.executable, "-m", *command.split(), cwd=tmp_path)
+    assert "bsp" in output
+    assert "asp" in output
+    assert list(tmp_path.glob("*.png"))
+
+
+def test_every_option_that_a_page_uses_exists() -> None:
+    for line in {*commands(README), *commands(TUTORIAL)}:
+        words = line.split()
+        if "aiokv" not in words:
+            continue
+        words = words[words.index("aiokv") + 1 :]
+        words = words[: words.index("--")] if "--" in words else words
+        subcommand = words[:2] if words[0] == "sim" else words[:1]
+        described = run(sys.executable, "-m", "aiokv", *subcommand, "--help", cwd=ROOT)
+        for option in (word for word in words if word.startswith("-")):
+            assert re.search(rf"(^|[\s,]){re.escape(option)}\b", described), f"{line}: {option}"
