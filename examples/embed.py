@@ -43,7 +43,7 @@ async def main() -> None:
     times: list[float] = []
     ticker = asyncio.create_task(tick(times))
     async with (
-        aiokv.Scheduler(num_workers=WORKERS, num_servers=SERVERS) as scheduler,
+        aiokv.Scheduler(num_workers=WORKERS, num_servers=SERVERS, bind_port=0) as scheduler,
         aiokv.Server(scheduler=scheduler.address),
         aiokv.Server(scheduler=scheduler.address),
     ):

@@ -47,7 +47,7 @@ def sim() -> None:
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Directory for the picture; made if it does not exist.  [default: here]",
+    help="Directory for the picture; made if it does not exist.  [default: current directory]",
 )
 def run(scenario: str, seed: int, replications: int, as_json: bool, out: Path) -> None:
     """Run SCENARIO under each of its policies, and compare them.

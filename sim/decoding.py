@@ -33,7 +33,7 @@ _ELSEWHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re
 
 def closest(name: str, known: Sequence[str]) -> str:
     """Return "; did you mean ...?" for the name that is most alike; empty when none is."""
-    found = difflib.get_close_matches(name, known, n=1)
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 

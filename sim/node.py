@@ -108,7 +108,10 @@ class Node:
         return self._call
 
     def call(self, stimulus: Call) -> simpy.Event:
-        """Begin a call; the event succeeds or fails with it."""
+        """Begin a call; the event's value is None when the call succeeds, and the error when it fails.
+
+        The event itself never fails: SimPy hands a copy of the exception to who waits, without its details.
+        """
         event = self._calls[stimulus.call] = self._env.event()
         self.deliver(stimulus)
         return event
@@ -184,9 +187,9 @@ class Node:
             case fx.Install(slot=slot) | fx.Free(slot=slot):
                 self.ledger.take(slot)
             case fx.Complete(call):
-                self._calls.pop(call).succeed()
+                self._calls.pop(call).succeed(None)
             case fx.Fail(call, error):
-                self._calls.pop(call).fail(error)
+                self._calls.pop(call).succeed(error)
             case fx.Connect(peer, host, port, delay):
                 after(self._env, delay, lambda: self._connect(peer, (host, port)))
             case fx.Disconnect(peer, reason):

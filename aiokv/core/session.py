@@ -441,13 +441,14 @@ class Session:
     # --- leaving ---
 
     def _depart(self, number: int, timeout: float, now: float) -> list[Effect]:
+        if self._closed:
+            return [Complete(number)]
         effects = self._joiner.fail(ClosedError("join: the worker was closed while it was joining"))
         for call in list(self._calls.values()):
             effects += self._fail(call, ClosedError(f"{call.what}: the worker was closed while the call was pending"))
-        if self._closed or not self._joiner.joined or not self._joiner.connected:
-            self._closed = True
-            return [*effects, Complete(number)]
         self._closed = True
+        if not self._joiner.joined or not self._joiner.connected:
+            return [*effects, Complete(number)]
         call = Call(number, "leave", timeout)
         self._open_call(call, now)
         request = self._new_request(Request(number, SCHEDULER))

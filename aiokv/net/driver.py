@@ -71,7 +71,8 @@ class Driver:
         self._machine: Machine
         self._loop: asyncio.AbstractEventLoop
         self._links: dict[Peer, Link] = {}
-        self._unready: dict[Link, None] = {}
+        self._others: dict[Link, None] = {}
+        """Connections whose handshake is not done, or that are closing: everything that is not in `_links`."""
         self._dirty: dict[Link, None] = {}
         self._next_peer: Peer = 0
         self._stimuli: deque[st.Stimulus] = deque()
@@ -140,6 +141,7 @@ class Driver:
                 link = self._links.pop(peer, None)
                 if link is not None:
                     logger.debug("closing connection %d: %s", peer, reason)
+                    self._others[link] = None
                     link.refuse(ProtocolError(reason))
             case ef.Log(level, text):
                 logger.log(logging.getLevelNamesMapping()[level.upper()], text)
@@ -175,21 +177,21 @@ class Driver:
         """Return the protocol of a new incoming connection."""
         peer, self._next_peer = self._next_peer, self._next_peer + 1
         link = self._make_link(peer, initiator=False)
-        self._unready[link] = None
+        self._others[link] = None
         return link
 
     async def _connect(self, peer: Peer, host: str, port: int, delay: float) -> None:
         await asyncio.sleep(delay)
         link = self._make_link(peer, initiator=True)
-        self._unready[link] = None
+        self._others[link] = None
         try:
             await self._loop.create_connection(lambda: link, host, port)
         except OSError as error:
-            del self._unready[link]
+            del self._others[link]
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             self.feed(st.ConnectFailed(peer, reason.lower()))
         except asyncio.CancelledError:
-            self._unready.pop(link, None)
+            self._others.pop(link, None)
             link.abort()
             raise
 
@@ -199,10 +201,10 @@ class Driver:
 
     def link_up(self, link: Link) -> None:
         """Enter a connection that is authenticated."""
-        self._unready.pop(link, None)
         if self._closed:
             link.abort()
             return
+        del self._others[link]
         self._links[link.peer] = link
         if link.initiator:
             self.feed(st.Connected(link.peer))
@@ -216,8 +218,8 @@ class Driver:
 
     def link_down(self, link: Link, reason: str, error: AiokvError | None) -> None:
         """Take out a connection that is over."""
-        if link in self._unready:
-            del self._unready[link]
+        self._others.pop(link, None)
+        if not link.established:
             self._handshake_failed(link, reason, error)
         elif self._links.get(link.peer) is link:
             del self._links[link.peer]
@@ -239,7 +241,7 @@ class Driver:
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
-        links = [*self._links.values(), *self._unready]
+        links = [*self._links.values(), *self._others]
         for link in links:
             link.close()
         if links:
@@ -248,4 +250,4 @@ class Driver:
             link.abort()
             await link.ended
         self._links.clear()
-        self._unready.clear()
+        self._others.clear()

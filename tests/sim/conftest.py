@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sim.compute import Law
 
-MakeScenario = "Callable[..., Scenario]"
-
 
 @pytest.fixture
 def make_scenario() -> Callable[..., Scenario]:

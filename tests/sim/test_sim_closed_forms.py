@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sim.record import Run
     from sim.scenario import Scenario
 
-MakeScenario = "Callable[..., Scenario]"
-
 # Mean of the maximum of N exponential times with mean 1: H_N = 1 + 1/2 + ... + 1/N.
 EXPECTED_MAXIMUM = {8: 2.717857, 16: 3.380729, 100: 5.187378}
 

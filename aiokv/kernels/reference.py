@@ -1,0 +1,41 @@
+"""The arithmetic in NumPy: short, plain, and what the other backends are compared with, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Scalar = np.floating[Any]
+
+
+def accumulate(target: Array, source: Array) -> None:
+    """Add `source` to `target`."""
+    # A gradient that overflows says so itself; the compiled backends don't warn either.
+    with np.errstate(all="ignore"):
+        np.add(target, source, out=target)
+
+
+def sgd(  # noqa: PLR0913, PLR0917 - a kernel's arguments
+    weight: Array,
+    gradient: Array,
+    momentum_state: Array | None,
+    out: Array,
+    learning_rate: Scalar,
+    momentum: Scalar,
+    wd: Scalar,
+    rescale_grad: Scalar,
+) -> None:
+    """Write the new weight to `out`; the type of the scalars is the type in which it is computed."""
+    kind = learning_rate.dtype
+    with np.errstate(all="ignore"):
+        w = weight.astype(kind, copy=False)
+        g = rescale_grad * gradient.astype(kind, copy=False) + wd * w
+        if momentum_state is None:
+            out[...] = w - learning_rate * g
+        else:
+            m = momentum * momentum_state.astype(kind, copy=False) - learning_rate * g
+            momentum_state[...] = m
+            out[...] = w + m

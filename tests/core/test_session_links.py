@@ -1,0 +1,342 @@
+"""A worker's links: how it joins, what it does when a server or the scheduler is gone, and how it leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.joiner import Joiner
+from aiokv.core.session import Session
+from aiokv.errors import (
+    ClosedError,
+    ClusterFullError,
+    HandshakeError,
+    JoinTimeoutError,
+    MembershipError,
+    SchedulerLostError,
+    ServerLostError,
+)
+from aiokv.types import SCHEDULER, Role
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Call, Like, Worker
+
+
+@pytest.fixture
+def outsider(make_worker: type[Worker]) -> Worker:
+    """Worker 0 of a cluster with two servers, which has not begun to join."""
+    return make_worker(join=False)
+
+
+def join(worker: Worker, timeout: float = 10.0) -> Call:
+    """Let a worker begin to join."""
+    return worker.call(st.Join, timeout=timeout)
+
+
+# --- joining ---
+
+
+def test_worker_joins_scheduler_then_servers_then_says_who_it_is(outsider: Worker, like: type[Like]) -> None:
+    call = join(outsider)
+    assert outsider.effects == [ef.Connect(SCHEDULER, "127.0.0.1", 9091)]
+    assert outsider.handle(st.Connected(SCHEDULER)) == [
+        like(ef.Send, peer=SCHEDULER, message=like(m.Register, role=Role.WORKER, name="worker-0", timeout=9.5))
+    ]
+    assert outsider.publish() == [ef.Connect(index, "127.0.0.1", 9000 + index) for index in (0, 1)]
+    attach = like(m.Attach, rank=0, name="worker-0", incarnation=1, epoch=1)
+    attaches = [outsider.handle(st.Connected(server)) for server in (1, 0)]
+    assert attaches == [[like(ef.Send, peer=server, message=attach)] for server in (1, 0)]
+    for (send,) in attaches:
+        assert isinstance(send, ef.Send)
+        assert call.outcome is None
+        outsider.answer(send)
+    assert call.outcome == "done"
+
+
+def test_session_is_for_workers_only() -> None:
+    joiner = Joiner(role=Role.SERVER, name="x", incarnation=1, scheduler=("h", 1), advertised=("h", 1))
+    with pytest.raises(ValueError, match="server"):
+        Session(joiner, policy="bsp")
+
+
+def test_worker_tries_again_while_there_is_no_scheduler(outsider: Worker, like: type[Like]) -> None:
+    # Scenario 40.
+    join(outsider)
+    (connect, log) = outsider.handle(st.ConnectFailed(SCHEDULER, "connection refused"))
+    assert connect == like(ef.Connect, peer=SCHEDULER, host="127.0.0.1", port=9091)
+    assert isinstance(log, ef.Log)
+    for word in ("worker-0", "127.0.0.1:9091", "connection refused"):
+        assert word in log.text
+
+
+def test_worker_tries_again_while_a_server_does_not_answer(outsider: Worker, like: type[Like]) -> None:
+    join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish()
+    failures = [outsider.handle(st.ConnectFailed(1, "connection refused")) for _ in range(3)]
+    delays = [effects[0].delay for effects in failures if isinstance(effects[0], ef.Connect)]
+    assert delays == sorted(delays)
+    assert len(set(delays)) == 3
+    assert failures[0][1:] == [like(ef.Log, level="warning")]
+    assert "server 1 (server-1 at 127.0.0.1:9001)" in outsider.effects[-3].text  # type: ignore[union-attr]
+
+
+def test_late_join_names_the_scheduler_that_does_not_answer(outsider: Worker) -> None:
+    call = join(outsider, 2.0)
+    outsider.handle(st.ConnectFailed(SCHEDULER, "connection refused"))
+    outsider.tick(2.0)
+    assert isinstance(call.error, JoinTimeoutError)
+    assert "127.0.0.1:9091 (connection refused)" in str(call.error)
+
+
+def test_late_join_names_the_server_that_does_not_answer(outsider: Worker) -> None:
+    call = join(outsider, 2.0)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish()
+    (attach,) = outsider.handle(st.Connected(0))
+    assert isinstance(attach, ef.Send)
+    outsider.answer(attach)
+    outsider.tick(2.0)
+    assert isinstance(call.error, JoinTimeoutError)
+    assert "server 1 (server-1 at 127.0.0.1:9001)" in str(call.error)
+    assert "server-0" not in str(call.error)
+
+
+def test_scheduler_that_refuses_the_worker_says_why(outsider: Worker) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    error = ClusterFullError("all 2 places for a worker are taken", expected=2)
+    outsider.handle(st.Received(SCHEDULER, 1, m.Error(error.code, error.message, error.details)))
+    assert isinstance(call.error, ClusterFullError)
+    assert call.error.details == {"expected": 2}
+
+
+@pytest.mark.parametrize("peer", [SCHEDULER, 1])
+def test_wrong_token_is_not_tried_again(outsider: Worker, peer: int) -> None:
+    call = join(outsider)
+    if peer != SCHEDULER:
+        outsider.handle(st.Connected(SCHEDULER))
+        outsider.publish()
+    outsider.handle(st.ConnectFailed(peer, "refused", HandshakeError("another token")))
+    assert isinstance(call.outcome, HandshakeError)
+
+
+def test_server_that_refuses_the_worker_ends_the_join(outsider: Worker) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish()
+    (attach,) = outsider.handle(st.Connected(0))
+    assert isinstance(attach, ef.Send)
+    outsider.refuse(attach, MembershipError("not an alive member"))
+    assert isinstance(call.outcome, MembershipError)
+
+
+def test_scheduler_that_is_lost_ends_the_join(outsider: Worker) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    assert isinstance(call.outcome, SchedulerLostError)
+    assert not [effect for effect in outsider.effects if isinstance(effect, ef.Log)]
+
+
+def test_server_that_is_lost_ends_the_join(outsider: Worker) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish()
+    outsider.handle(st.Connected(0))
+    outsider.handle(st.PeerLost(0, "connection reset"))
+    assert isinstance(call.outcome, ServerLostError)
+
+
+def test_nothing_goes_on_after_a_join_that_failed(outsider: Worker, like: type[Like]) -> None:
+    join(outsider, 1.0)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish()
+    outsider.tick(1.0)
+    assert outsider.machine.deadline() is None
+    assert isinstance(outsider.transfer("push").outcome, ClosedError)
+    for peer in (SCHEDULER, 0):
+        assert outsider.handle(st.Connected(peer)) == [like(ef.Disconnect, peer=peer)]
+        assert outsider.handle(st.ConnectFailed(peer, "")) == []
+    assert outsider.call(st.Depart, timeout=1.0).outcome == "done"
+    assert not [effect for effect in outsider.effects if effect == like(ef.Send, message=like(m.Leave))]
+
+
+def test_worker_sends_heartbeats(worker: Worker) -> None:
+    assert worker.tick(2.0) == [ef.Send(SCHEDULER, 0, m.Heartbeat())]
+    assert worker.machine.deadline() == 4.0
+
+
+# --- a server is lost ---
+
+
+def test_lost_server_fails_its_pending_calls_at_once(worker: Worker) -> None:
+    both = worker.call(st.ConfigureOptimizer, name="assign", params={}, timeout=10.0)
+    worker.answer(both.sends[0])
+    barrier = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    worker.handle(st.PeerLost(1, "connection reset"))
+    assert isinstance(both.error, ServerLostError)
+    assert both.error.details == {"server": 1, "address": "127.0.0.1:9001"}
+    for word in ("server 1", "server-1", "127.0.0.1:9001", "connection reset"):
+        assert word in str(both.error)
+    assert barrier.outcome is None
+
+
+def test_lost_server_fails_later_calls_at_once(worker: Worker) -> None:
+    worker.handle(st.PeerLost(1, "connection reset"))
+    for call in (worker.transfer("pull"), worker.call(st.EnterBarrier, name="b", timeout=1.0)):
+        assert isinstance(call.error, ServerLostError)
+        assert call.error.details == {"server": 1, "address": "127.0.0.1:9001"}
+        assert call.sends == []
+
+
+def test_lost_server_gives_memory_back(make_worker: type[Worker]) -> None:
+    worker = make_worker(chunk_bytes=16, split_bytes=16)
+    call = worker.transfer("pull", shape=(8,))
+    gone, other = sorted(call.sends, key=lambda send: send.peer == 0)
+    worker.handle(st.PeerLost(gone.peer, "connection reset"))
+    assert call.released == ef.Release(call.number, [(other.peer, other.request)])
+    assert worker.answer(other, m.Value(1), 16) == []
+    assert worker.machine.pending == 0
+
+
+def test_call_of_several_tensors_fails_once(worker: Worker) -> None:
+    call = worker.transfer("push", *(f"key-{number}" for number in range(20)))
+    worker.handle(st.PeerLost(0, "connection reset"))
+    assert isinstance(call.outcome, ServerLostError)
+
+
+def test_requests_of_a_cancelled_call_go_with_their_server(worker: Worker) -> None:
+    call = worker.transfer("push")
+    worker.handle(st.Cancel(call.number))
+    worker.handle(st.PeerLost(call.sends[0].peer, "connection reset"))
+    assert worker.machine.pending == 0
+
+
+def test_view_with_a_lost_server_is_believed(worker: Worker, like: type[Like]) -> None:
+    call = worker.call(st.ConfigureOptimizer, name="assign", params={}, timeout=10.0)
+    effects = worker.publish(server_1=("lost", "no heartbeat for 2.0 s"))
+    assert effects[0] == like(ef.Disconnect, peer=1)
+    assert isinstance(call.error, ServerLostError)
+    assert "no heartbeat for 2.0 s" in str(call.error)
+    assert worker.publish(server_1=("lost", "no heartbeat for 2.0 s")) == []
+
+
+def test_view_without_losses_changes_nothing(worker: Worker) -> None:
+    call = worker.transfer("push")
+    assert worker.publish() == []
+    worker.finish(call)
+    assert call.outcome == "done"
+
+
+# --- the scheduler is lost ---
+
+
+def test_worker_goes_on_without_its_scheduler_but_not_through_barriers(worker: Worker, like: type[Like]) -> None:
+    waiting = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    push = worker.transfer("push")
+    effects = worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    assert effects[0] == like(ef.Log, level="warning")
+    later = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    for call in (waiting, later):
+        assert isinstance(call.error, SchedulerLostError)
+        assert call.error.details == {"address": "127.0.0.1:9091"}
+    worker.finish(push)
+    assert push.outcome == "done"
+    assert worker.machine.deadline() is None
+
+
+# --- nonsense ---
+
+
+@pytest.mark.parametrize("peer", [0, SCHEDULER])
+def test_peer_that_talks_nonsense_is_as_good_as_lost(worker: Worker, like: type[Like], peer: int) -> None:
+    call = worker.call(st.EnterBarrier, name="b", timeout=10.0) if peer == SCHEDULER else worker.transfer("push", "k")
+    assert call.sends[0].peer == peer
+    effects = worker.handle(st.Received(peer, 3, m.Heartbeat()))
+    assert effects[0] == like(ef.Disconnect, peer=peer)
+    assert isinstance(call.outcome, ServerLostError | SchedulerLostError)
+
+
+def test_view_from_a_server_is_nonsense(worker: Worker, like: type[Like]) -> None:
+    effects = worker.handle(st.Received(0, 0, worker.view()))
+    assert effects == [like(ef.Disconnect, peer=0)]
+
+
+def test_answer_to_a_request_that_nobody_made_is_nonsense(worker: Worker, like: type[Like]) -> None:
+    effects = worker.handle(st.Received(1, 999, m.Done()))
+    assert effects == [like(ef.Disconnect, peer=1)]
+
+
+def test_answer_from_another_server_is_nonsense_and_answers_nothing(worker: Worker, like: type[Like]) -> None:
+    call = worker.transfer("push", "k")
+    (send,) = call.sends
+    wrong = 1 - send.peer
+    assert worker.handle(st.Received(wrong, send.request, m.Done(1))) == [like(ef.Disconnect, peer=wrong)]
+    worker.answer(send)
+    assert call.outcome == "done"
+
+
+# --- leaving ---
+
+
+def test_worker_leaves_in_good_order(worker: Worker) -> None:
+    call = worker.call(st.Depart, timeout=5.0)
+    (send,) = call.sends
+    assert (send.peer, send.message) == (SCHEDULER, m.Leave())
+    worker.answer(send)
+    assert call.outcome == "done"
+
+
+def test_pending_calls_fail_when_the_worker_leaves(worker: Worker) -> None:
+    pending = [worker.transfer("pull"), worker.call(st.EnterBarrier, name="b", timeout=10.0)]
+    worker.call(st.Depart, timeout=5.0)
+    for call in pending:
+        assert isinstance(call.error, ClosedError)
+        assert call.released is not None
+
+
+def test_worker_that_has_left_calls_in_vain(worker: Worker) -> None:
+    worker.finish(worker.call(st.Depart, timeout=5.0))
+    call = worker.transfer("push")
+    assert isinstance(call.error, ClosedError)
+    assert "closed" in str(call.error)
+
+
+def test_scheduler_that_goes_after_the_worker_has_left_is_no_news(worker: Worker) -> None:
+    worker.finish(worker.call(st.Depart, timeout=5.0))
+    assert worker.handle(st.PeerLost(SCHEDULER, "closed")) == []
+
+
+def test_worker_can_leave_when_a_server_is_lost(worker: Worker) -> None:
+    worker.handle(st.PeerLost(1, "connection reset"))
+    assert worker.finish(worker.call(st.Depart, timeout=5.0)).outcome == "done"
+
+
+def test_worker_can_leave_without_a_scheduler(worker: Worker) -> None:
+    worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    call = worker.call(st.Depart, timeout=5.0)
+    assert (call.outcome, call.sends) == ("done", [])
+
+
+def test_leaving_twice_sends_one_message(worker: Worker) -> None:
+    first, again = (worker.call(st.Depart, timeout=5.0) for _ in range(2))
+    assert (again.outcome, again.sends) == ("done", [])
+    assert worker.finish(first).outcome == "done"
+
+
+def test_leaving_while_joining_ends_the_join(outsider: Worker) -> None:
+    joining = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    assert outsider.call(st.Depart, timeout=5.0).outcome == "done"
+    assert isinstance(joining.outcome, ClosedError)
+
+
+def test_scheduler_that_does_not_answer_ends_the_leaving(worker: Worker) -> None:
+    call = worker.call(st.Depart, timeout=1.0)
+    worker.tick(1.0)
+    assert "leave: no answer from the scheduler" in str(call.error)

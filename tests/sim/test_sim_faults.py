@@ -1,0 +1,109 @@
+"""Nodes that die: who is told, when, and who goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiokv.errors import CallTimeoutError, JoinTimeoutError, ServerLostError, WorkerLostError
+from sim.checks import find_violations
+from sim.cluster import simulate
+from sim.compute import ShiftedExponential
+from sim.scenario import ClusterSection, FaultSection, NetworkSection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.record import Run
+    from sim.scenario import Scenario
+
+HEARTBEAT, DEATH = 1.0, 4.0
+AT = 5.25
+LATENCY = 0.01
+STEPS = 20
+
+
+@pytest.fixture
+def run_with(make_scenario: Callable[..., Scenario]) -> Callable[..., Run]:
+    """Return a function that runs a small cluster in which one node dies."""
+
+    def run(policy: str, kind: str, node: str, at: float = AT) -> Run:
+        scenario = make_scenario(
+            3,
+            STEPS,
+            ShiftedExponential(shift=0.5, scale=0.5),
+            cluster=ClusterSection(
+                workers=3, servers=2, heartbeat=HEARTBEAT, death_timeout=DEATH, call_timeout=15.0, join_timeout=30.0
+            ),
+            network=NetworkSection(latency=LATENCY),
+            fault=(FaultSection(kind=kind, node=node, at=at),),  # type: ignore[arg-type]
+        )
+        finished = simulate(scenario, policy, 3, validate=True)
+        assert find_violations(finished) == []
+        return finished
+
+    return run
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("crash", 0.0), ("hang", DEATH + HEARTBEAT)])
+def test_bsp_survivors_are_told_which_worker_is_lost(run_with: Callable[..., Run], kind: str, limit: float) -> None:
+    run = run_with("bsp", kind, "worker-1")
+    first, lost, second = run.workers
+    assert lost.struck
+    for worker in (first, second):
+        assert isinstance(worker.error, WorkerLostError)
+        assert worker.error.details["ranks"] == [1]
+        # Who is still computing is told at its push.
+        asked = max(AT, worker.steps[-1].computed)
+        assert worker.ended <= max(asked, AT + limit) + 4 * LATENCY
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang"])
+def test_asp_survivors_go_on(run_with: Callable[..., Run], kind: str) -> None:
+    first, lost, second = run_with("asp", kind, "worker-1").workers
+    assert lost.struck
+    assert [worker.error for worker in (first, second)] == [None, None]
+    assert [len(worker.steps) for worker in (first, second)] == [STEPS, STEPS]
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp"])
+@pytest.mark.parametrize("kind", ["crash", "hang"])
+def test_workers_are_told_which_server_is_lost(run_with: Callable[..., Run], policy: str, kind: str) -> None:
+    for worker in run_with(policy, kind, "server-1").workers:
+        assert isinstance(worker.error, ServerLostError)
+        assert worker.error.details["server"] == 1
+
+
+def test_workers_go_on_without_a_scheduler(run_with: Callable[..., Run]) -> None:
+    run = run_with("bsp", "crash", "scheduler")
+    assert [(worker.error, len(worker.steps)) for worker in run.workers] == [(None, STEPS)] * 3
+    assert run.unstopped == []
+
+
+def test_workers_leave_a_silent_scheduler_when_the_call_time_out_has_passed(run_with: Callable[..., Run]) -> None:
+    run = run_with("bsp", "hang", "scheduler")
+    assert [len(worker.steps) for worker in run.workers] == [STEPS] * 3
+    assert all(isinstance(worker.error, CallTimeoutError) for worker in run.workers)
+
+
+def test_a_cluster_that_never_becomes_complete_gives_up(run_with: Callable[..., Run]) -> None:
+    run = run_with("bsp", "crash", "worker-2", at=0.0)
+    first, second, _ = run.workers
+    assert all(isinstance(worker.error, JoinTimeoutError) for worker in (first, second))
+    assert run.unstopped == ["scheduler"]
+
+
+def test_a_fault_after_the_end_changes_nothing(run_with: Callable[..., Run]) -> None:
+    run = run_with("asp", "crash", "worker-1", at=1000.0)
+    assert [(worker.error, worker.struck) for worker in run.workers] == [(None, False)] * 3
+
+
+@pytest.mark.parametrize("node", ["scheduler", "server-0", "server-1", "worker-0", "worker-2"])
+@pytest.mark.parametrize("kind", ["crash", "hang"])
+def test_whatever_dies_whenever_every_worker_ends(run_with: Callable[..., Run], kind: str, node: str) -> None:
+    # While connecting, registering, attaching, initialising, training and leaving.
+    for at in (0.005, 0.025, 0.035, 0.045, 0.065, AT, 22.2, 23.83, 26.99):
+        run = run_with("asp", kind, node, at)
+        ended = [worker.error is not None or worker.struck or len(worker.steps) == STEPS for worker in run.workers]
+        assert ended == [True] * 3, (at, run.workers)
