@@ -78,6 +78,7 @@ demo: $(STAMP) ## run the demo
 .PHONY: docs
 docs: $(STAMP) ## build the documentation in docs/_build
 	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build
+	@echo "Open docs/_build/index.html."
 
 .PHONY: clean
 clean: ## remove the environment and everything that was built

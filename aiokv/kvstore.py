@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiokv.errors import ConfigError
 
@@ -17,6 +17,12 @@ class KVStore(Protocol):
     """What every store for ordinary code can do. See `aiokv.Client` for the meaning of each method."""
 
     type: str
+
+    def __enter__(self) -> Self:
+        """Return the store."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leave; after an error the others see this worker as lost."""
 
     @property
     def rank(self) -> int:

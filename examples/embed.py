@@ -46,12 +46,13 @@ async def main() -> None:
         aiokv.Scheduler(num_workers=WORKERS, num_servers=SERVERS, bind_port=0) as scheduler,
         aiokv.Server(scheduler=scheduler.address),
         aiokv.Server(scheduler=scheduler.address),
+        asyncio.TaskGroup() as group,
     ):
-        sums = await asyncio.gather(*(worker(scheduler.address) for _ in range(WORKERS)))
+        workers = [group.create_task(worker(scheduler.address)) for _ in range(WORKERS)]
     ticker.cancel()
     with suppress(asyncio.CancelledError):
         await ticker
-    print(f"the sum of 1 and 2, as each worker got it: {sums}")
+    print(f"the sum of 1 and 2, as each worker got it: {[task.result() for task in workers]}")
     print(f"ticks meanwhile: {len(times)}")
 
 

@@ -119,7 +119,7 @@ class Membership:
         member = self._by_peer.get(peer)
         if member is not None:
             member.heard = now
-            if peer in self._silent:
+            if self._epoch:
                 self._silent.add(peer, now + self._plan.death_timeout)
         try:
             if isinstance(message, (m.Register, m.Barrier)):

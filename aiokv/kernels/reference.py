@@ -13,12 +13,12 @@ Scalar = np.floating[Any]
 
 def accumulate(target: Array, source: Array) -> None:
     """Add `source` to `target`."""
-    # A gradient that overflows says so itself; the compiled backends don't warn either.
+    # A gradient that overflows shows it in its values; compiled code does not warn either.
     with np.errstate(all="ignore"):
         np.add(target, source, out=target)
 
 
-def sgd(  # noqa: PLR0913, PLR0917 - a kernel's arguments
+def sgd(
     weight: Array,
     gradient: Array,
     momentum_state: Array | None,
@@ -28,14 +28,14 @@ def sgd(  # noqa: PLR0913, PLR0917 - a kernel's arguments
     wd: Scalar,
     rescale_grad: Scalar,
 ) -> None:
-    """Write the new weight to `out`; the type of the scalars is the type in which it is computed."""
-    kind = learning_rate.dtype
+    """Write the new weight to `out`, computed in the dtype of the scalars."""
+    dtype = learning_rate.dtype
     with np.errstate(all="ignore"):
-        w = weight.astype(kind, copy=False)
-        g = rescale_grad * gradient.astype(kind, copy=False) + wd * w
+        w = weight.astype(dtype, copy=False)
+        g = rescale_grad * gradient.astype(dtype, copy=False) + wd * w
         if momentum_state is None:
             out[...] = w - learning_rate * g
         else:
-            m = momentum * momentum_state.astype(kind, copy=False) - learning_rate * g
+            m = momentum * momentum_state.astype(dtype, copy=False) - learning_rate * g
             momentum_state[...] = m
             out[...] = w + m

@@ -386,6 +386,7 @@ class Scheduler:
         self.asked: dict[tuple[Peer, int], Asked] = {}
         self.views: dict[str, list[m.View]] = {}
         self.effects: list[ef.Effect] = []
+        self._numbers = itertools.count()
 
     def handle(self, stimulus: st.Stimulus) -> list[ef.Effect]:
         """Give one stimulus and return what comes of it."""
@@ -405,7 +406,9 @@ class Scheduler:
 
     def ask(self, name: str, message: m.Message) -> Asked:
         """Send a message of a node; its first one opens a connection."""
-        peer = self.peers.setdefault(name, len(self.peers))
+        if name not in self.peers:
+            self.peers[name] = next(self._numbers)
+        peer = self.peers[name]
         self.views.setdefault(name, [])
         asked = Asked(peer, len(self.asked))
         self.asked[peer, asked.request] = asked

@@ -7,15 +7,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from examples import demo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pytest
 
-@pytest.mark.timeout(120)
+
 def test_it_trains_in_both_modes_and_leaves_nothing_running(
     run_example: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

@@ -1,0 +1,31 @@
+"""Bulk synchronous: push number r belongs to round r, and a round waits for every member."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiokv.policy import BSP
+
+
+@pytest.mark.parametrize("newest", [0, 3, 7])
+@pytest.mark.parametrize("sequence", [1, 5])
+def test_push_belongs_to_the_round_of_its_number(sequence: int, newest: int) -> None:
+    assert BSP().version_of(sequence=sequence, newest=newest) == sequence
+
+
+@pytest.mark.parametrize(
+    ("contributed", "members", "missing"),
+    [
+        ([], [0, 1, 2], [0, 1, 2]),
+        ([2, 0], [0, 1, 2], [1]),
+        ([2, 0, 1], [0, 1, 2], []),
+        ([2], [0, 1, 2], [0, 1]),
+        ([0, 1], [1], []),
+        ([1], [], []),
+        ([], [], []),
+    ],
+)
+def test_members_that_have_not_pushed_are_missing(
+    contributed: list[int], members: list[int], missing: list[int]
+) -> None:
+    assert BSP().missing(contributed=contributed, members=members) == missing
