@@ -230,7 +230,7 @@ def train(
             work = progress.track(batches(mine, options.batch_size, steps, rng), total=steps, task_id=bar)
             loss, step_ms, gb_per_s = train_epoch(kv, weights, work)
             epochs.append(Epoch(number, loss, accuracy(weights, held_out), step_ms, gb_per_s))
-            console.print(str(epochs[-1]))
+            console.print(f"{epochs[-1]}  {bar_of(number, options.epochs)}")
 
     # In async mode the others may still be pushing: the weights are final when everybody is here.
     kv.barrier()
@@ -246,6 +246,12 @@ def train(
         gb_per_s=median(epoch.gb_per_s for epoch in epochs),
         epochs=epochs,
     )
+
+
+def bar_of(done: int, total: int, width: int = 20) -> str:
+    """Return a bar that shows in a file or a pipe too, where `progress_bar` can't move."""
+    filled = width * done // total
+    return f"{'#' * filled}{'.' * (width - filled)} {100 * done // total:3}%"
 
 
 def progress_bar(console: Console) -> Progress:

@@ -35,7 +35,7 @@ def test_public_names() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
-        _ = aiokv.conect  # type: ignore[attr-defined]
+        _ = aiokv.conect
 
 
 def test_importing_everything_public_needs_none_of_the_extras() -> None:

@@ -1,7 +1,7 @@
 """The backends that a test of the arithmetic runs on.
 
-The simulator replaces CUDA for a whole process, so it has its own: `test_cuda_simulator.py` starts one in which the
-variable is set, and there the tests run on nothing else.
+The simulator replaces CUDA for a whole process, and a device keeps threads and memory: `test_kernel_cuda.py` starts a
+process in which a variable is set, and there the tests run on CUDA and on nothing else.
 """
 
 from __future__ import annotations
@@ -10,20 +10,11 @@ import os
 
 import pytest
 
-from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.kernels import Backend, get_backend
 
-SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+BACKENDS = os.environ.get("KERNEL_TESTS_BACKENDS", "reference cpu").split()
 
 
-@pytest.fixture(
-    scope="session",
-    params=["cuda"] if SIMULATED else ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)],
-)
+@pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    if request.param != "cuda" or SIMULATED:
-        return get_backend(request.param)
-    try:
-        return get_backend("cuda")
-    except (ConfigError, MissingExtraError) as error:
-        pytest.skip(f"no CUDA device: {error}")
+    return get_backend(request.param)

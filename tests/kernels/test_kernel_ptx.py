@@ -25,8 +25,8 @@ def kernels() -> Any:
     return cuda
 
 
-def compiled(kernel: Any, dtypes: list[Any], capability: tuple[int, int]) -> str:
-    from numba import cuda, from_dtype, types  # noqa: PLC0415 - optional
+def compiled(cuda: Any, kernel: Any, dtypes: list[Any], capability: tuple[int, int]) -> str:
+    from numba import from_dtype, types  # noqa: PLC0415 - optional
 
     arguments = tuple(
         types.Array(from_dtype(np.dtype(dtype[0])), 1, "C") if isinstance(dtype, list) else from_dtype(np.dtype(dtype))
@@ -46,7 +46,7 @@ def check(ptx: str, capability: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", ITEM_SIZES)
 def test_accumulate_compiles(kernels: Any, dtype: str, capability: tuple[int, int]) -> None:
     kernel = kernels.accumulate_half_kernel if dtype == "float16" else kernels.accumulate_kernel
-    check(compiled(kernel, [[dtype], [dtype]], capability), capability)
+    check(compiled(kernels.cuda, kernel, [[dtype], [dtype]], capability), capability)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -58,7 +58,7 @@ def test_sgd_compiles_to_operations_that_are_not_fused(
     """An operation without a rounding mode, as `mul.f32`, may be fused later, by the assembler."""
     arrays, scalars = (4, 4) if momentum else (3, 3)
     kernel = kernels.SGD_KERNELS[SCALARS[dtype]][momentum]
-    ptx = compiled(kernel, [[dtype]] * arrays + [SCALARS[dtype]] * scalars, capability)
+    ptx = compiled(kernels.cuda, kernel, [[dtype]] * arrays + [SCALARS[dtype]] * scalars, capability)
     check(ptx, capability)
     assert f"mul.rn.f{8 * ITEM_SIZES[SCALARS[dtype]]}" in ptx
     assert re.findall(r"\b(?:mul|add|sub)\.f\d+", ptx) == []

@@ -29,9 +29,7 @@ from aiokv.errors import (
 )
 
 if TYPE_CHECKING:
-    from conftest import MakeCluster
-else:
-    MakeCluster = Any
+    from tests.net.conftest import MakeCluster
 
 
 def full(value: float, size: int = 1) -> Any:

@@ -14,9 +14,7 @@ import aiokv
 from aiokv.errors import BindError, ClosedError, ConfigError
 
 if TYPE_CHECKING:
-    from conftest import MakeCluster
-else:
-    MakeCluster = Any
+    from tests.net.conftest import MakeCluster
 
 
 async def test_a_busy_port_is_an_error_with_address_and_errno() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,16 @@ import pytest
 from aiokv.errors import AlreadyInitializedError, KeyUseError, OptimizerError, SpecMismatchError, UnknownKeyError
 
 if TYPE_CHECKING:
-    from conftest import MakeCluster
-
     import aiokv
-else:
-    MakeCluster = Any
+    from tests.net.conftest import MakeCluster
 
 
 def full(shape: tuple[int, ...], value: float, dtype: str = "float32") -> Any:
     return np.full(shape, value, dtype)
+
+
+def pushpull(kv: aiokv.Client, value: Any) -> Any:
+    return kv.pushpull("w", value)
 
 
 async def test_sync_assigns_the_sum_of_all_ranks(cluster: MakeCluster) -> None:
@@ -181,7 +183,8 @@ async def test_sgd_with_momentum_and_weight_decay(cluster: MakeCluster) -> None:
         await running.each(lambda kv: kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9, wd=0.01))
         seen = []
         for gradient in (0.5, 0.5, -0.25):
-            value, _ = await running.each(lambda kv, g=gradient: kv.pushpull("w", full((4,), g / 2, "float64")))
+            half = full((4,), gradient / 2, "float64")
+            value, _ = await running.each(functools.partial(pushpull, value=half))
             seen.append(value[0])
     np.testing.assert_allclose(seen, [0.949, 0.852151, 0.789134749], rtol=1e-12)
 

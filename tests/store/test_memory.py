@@ -54,7 +54,7 @@ def test_a_value_that_is_being_sent_never_changes(store: ParameterStore) -> None
 def test_buffers_are_used_again_when_their_readers_are_done(store: ParameterStore) -> None:
     store.install("w", 0, "float32", 2, landed(store, 1, 1))
     first, second = store.acquire("w", 0, 0), store.acquire("w", 0, 0)
-    old = first.buffer
+    old: object = first.buffer
     store.apply("w", 0, 1, landed(store, 2, 2))
     store.release(first)
     taken = [store.land(8)[1].obj for _ in range(3)]

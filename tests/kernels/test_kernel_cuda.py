@@ -1,0 +1,47 @@
+"""The arithmetic on CUDA, in processes of their own: Numba's simulator replaces CUDA when it is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiokv.errors import ConfigError, MissingExtraError
+from aiokv.kernels import get_backend
+
+ARITHMETIC = Path(__file__).with_name("test_kernel_arithmetic.py")
+
+
+def run_arithmetic_tests(*, simulated: bool) -> None:
+    """Run them in another process; fail with all its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", str(ARITHMETIC)],
+        env=os.environ | {"KERNEL_TESTS_BACKENDS": "cuda", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    # Where all tests were skipped the process would end well, too.
+    if done.returncode != 0 or not re.search(r"^\d+ passed in ", done.stdout, re.MULTILINE):
+        pytest.fail(f"the tests of the arithmetic on CUDA, exit code {done.returncode}:\n{done.stdout}", pytrace=False)
+
+
+@pytest.mark.timeout(300)
+def test_the_arithmetic_in_the_simulator() -> None:
+    run_arithmetic_tests(simulated=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_the_arithmetic_on_a_device() -> None:
+    try:
+        get_backend("cuda")
+    except (ConfigError, MissingExtraError) as error:
+        pytest.skip(str(error))
+    run_arithmetic_tests(simulated=False)
