@@ -7,12 +7,14 @@ from aiokv.types import ITEM_SIZES, MAX_INT_KEY, Key, TensorSpec
 
 MAX_NAME_BYTES = 1024
 MAX_DIMENSIONS = 64
+MAX_SHOWN_BITS = 128
+"""Longer ints are not written out in messages; Python refuses to for very long ones."""
 
 
 def check_key(key: object) -> Key:
     """Return the key as a plain str or int, if it is one.
 
-    Subclasses (enums, NumPy strings) are taken for what they contain, so that every worker finds the same place for them.
+    Subclasses (enums, NumPy strings) are taken for what they contain, so that every worker finds the same place for it.
 
     Raises:
         KeyUseError: not a str or int, empty, too long, not encodable, negative or over 63 bits.
@@ -21,8 +23,7 @@ def check_key(key: object) -> Key:
         raise KeyUseError(f"a key is a str or an int, got {type(key).__name__} {key!r}", got=repr(key))
     if isinstance(key, int):
         if not 0 <= key <= MAX_INT_KEY:
-            # Python refuses to write out very long numbers.
-            got = str(int(key)) if key.bit_length() <= 128 else f"a number of {key.bit_length()} bits"
+            got = str(int(key)) if key.bit_length() <= MAX_SHOWN_BITS else f"a number of {key.bit_length()} bits"
             raise KeyUseError(f"an int key is 0 <= key < 2**63, got {got}", got=got)
         return int(key)
     try:

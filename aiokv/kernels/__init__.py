@@ -10,6 +10,7 @@ overflow become inf or nan, integers wrap around; nothing warns. Numba is import
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -161,6 +162,8 @@ def _import_cpu() -> _Kernels:
 
 def _import_cuda() -> _Kernels:
     try:
+        # Without this package `numba.cuda` would be what Numba itself brings, which is deprecated.
+        importlib.import_module("numba_cuda")
         from aiokv.kernels import cuda  # noqa: PLC0415 - numba-cuda is optional and slow to import
     except ImportError as error:
         raise MissingExtraError(_how_to_install("cuda", error)) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from aiokv.kernels.reference import Array, Scalar
 
 Binary = Callable[[Any, Any], Any]
-
-if find_spec("numba_cuda") is None:
-    # Without it `numba.cuda` is the target that Numba itself brings, which is deprecated.
-    raise ModuleNotFoundError("No module named 'numba_cuda'", name="numba_cuda")
 
 SIMULATED: bool = bool(config.ENABLE_CUDASIM)
 

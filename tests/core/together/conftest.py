@@ -1,0 +1,324 @@
+"""A whole cluster in one process: all machines joined by fake links, and a script for each worker's user.
+
+A link keeps the order of what is sent over it, like TCP; which link delivers next is chosen at random, from a seed.
+Time stands still while anything is under way, so that only those who wait in vain wait at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.coordinator import Coordinator
+from aiokv.core.joiner import Joiner
+from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.session import Session
+from aiokv.errors import AiokvError
+from aiokv.types import Key, Peer, Role, TensorSpec
+from aiokv.wire import messages as m
+
+Array = npt.NDArray[np.float32]
+Script = Generator[int, AiokvError | None, None]
+"""What a worker's user does: yields a call to wait for, gets None or the call's error."""
+
+HOST = "127.0.0.1"
+LIMIT = 20_000
+"""Deliveries after which a cluster counts as going round in circles."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A machine and its connections: peer number -> (node, peer number there)."""
+
+    name: str
+    machine: Membership | Coordinator | Session
+    links: dict[Peer, tuple[Node, Peer]] = field(default_factory=dict)
+    alive: bool = True
+    numbers: Any = field(default_factory=itertools.count)
+    stops: list[ef.Stop] = field(default_factory=list)
+
+
+class Store:
+    """A server's memory, with the rule w += sum."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, Array] = {}
+        self.chunks: dict[tuple[Key, int], dict[int, Array]] = {}
+        self._numbers = itertools.count()
+
+    def land(self, payload: bytes) -> int:
+        """Keep what arrived and return its slot."""
+        slot = next(self._numbers)
+        self.slots[slot] = np.frombuffer(payload, np.float32).copy()
+        return slot
+
+    def take(self, slot: int | None) -> Array:
+        """Use up a slot."""
+        return np.zeros(0, np.float32) if slot is None else self.slots.pop(slot)
+
+    def apply(self, effect: ef.Apply) -> st.Applied:
+        """Make the next version."""
+        versions = self.chunks[effect.key, effect.start]
+        versions[effect.version] = versions[effect.version - 1] + self.take(effect.slot)
+        return st.Applied(effect.key, effect.start, effect.version)
+
+
+class Cluster:
+    """A scheduler, servers and workers, each worker with its user's script."""
+
+    def __init__(self, seed: int, *, workers: int = 3, servers: int = 2, policy: str = "bsp") -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.ready: dict[tuple[str, Peer], deque[tuple[Node, st.Stimulus | None, bytes | None]]] = {}
+        self.stores: dict[str, Store] = {}
+        self.calls: dict[tuple[str, int], list[Array]] = {}
+        self.waiting: dict[str, int] = {}
+        self.outcomes: dict[tuple[str, int], AiokvError | None] = {}
+        self.released: dict[tuple[str, int], bytes] = {}
+        self.scripts: dict[str, Script] = {}
+        self.nodes: dict[str, Node] = {}
+        self._calls = itertools.count()
+        self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64)))
+        for index in range(servers):
+            joiner = self.joiner(Role.SERVER, index)
+            self.add(joiner.name, Coordinator(joiner))
+            self.stores[joiner.name] = Store()
+            self.feed(self.nodes[joiner.name], st.Join(next(self._calls), 30.0))
+        for index in range(workers):
+            joiner = self.joiner(Role.WORKER, index)
+            self.add(joiner.name, Session(joiner, policy=policy))
+
+    def joiner(self, role: Role, index: int) -> Joiner:
+        """Return a node's joiner; servers listen at port 9000 + index."""
+        advertised = (HOST, 9000 + index) if role is Role.SERVER else ("", 0)
+        return Joiner(role=role, name=f"{role}-{index}", incarnation=1, scheduler=(HOST, 9091), advertised=advertised)
+
+    def add(self, name: str, machine: Any) -> None:
+        """Put a node in."""
+        self.nodes[name] = Node(name, machine)
+
+    # --- the users ---
+
+    def run(self, script: Callable[[User], Script], *others: Callable[[User], Script]) -> None:
+        """Let every worker run a script, the first ones the given others, until all scripts are over."""
+        workers = [node for node in self.nodes.values() if isinstance(node.machine, Session)]
+        for number, node in enumerate(workers):
+            chosen = others[number] if number < len(others) else script
+            self.scripts[node.name] = chosen(User(self, node))
+            self.advance(node.name, None)
+        for _ in range(LIMIT):
+            if not self.scripts:
+                return
+            self.step()
+        pytest.fail(f"going round in circles; still running: {', '.join(self.scripts)}")
+
+    def settle(self) -> None:
+        """Deliver all that is under way."""
+        while any(self.ready.values()):
+            self.step()
+
+    def advance(self, name: str, error: AiokvError | None) -> None:
+        """Let a script go on to its next wait."""
+        try:
+            while True:
+                call = self.scripts[name].send(error)
+                if (name, call) not in self.outcomes:
+                    self.waiting[name] = call
+                    return
+                error = self.outcomes[name, call]
+        except StopIteration:
+            del self.scripts[name]
+
+    # --- the world ---
+
+    def step(self) -> None:
+        """Let one thing happen: a delivery, or time to pass to the next deadline."""
+        queues = [queue for queue in self.ready.values() if queue]
+        if queues:
+            node, stimulus, payload = self.random.choice(queues).popleft()
+            if stimulus is not None:
+                self.deliver(node, stimulus, payload)
+            return
+        deadlines = {node.name: node.machine.deadline() for node in self.nodes.values() if node.alive}
+        due = {name: time for name, time in deadlines.items() if time is not None}
+        self.now = max(self.now, min(due.values()))
+        for name, time in due.items():
+            if time <= self.now and self.nodes[name].alive:
+                self.feed(self.nodes[name], st.Tick())
+
+    def deliver(self, node: Node, stimulus: st.Stimulus, payload: bytes | None) -> None:
+        """Give a stimulus to a node, its payload to its memory."""
+        if not node.alive:
+            return
+        if isinstance(stimulus, st.Received | st.PeerLost) and stimulus.peer not in node.links:
+            return
+        if isinstance(stimulus, st.PeerLost):
+            del node.links[stimulus.peer]
+        if isinstance(stimulus, st.Received) and payload:
+            stimulus.nbytes = len(payload)
+            if node.name in self.stores:
+                stimulus.slot = self.stores[node.name].land(payload)
+            else:
+                self.land(node, stimulus, payload)
+        self.feed(node, stimulus)
+
+    def land(self, node: Node, stimulus: st.Received, payload: bytes) -> None:
+        """Write an answer's payload into the array that waits for it."""
+        assert isinstance(node.machine, Session)
+        place = node.machine.landing(stimulus.request, len(payload))
+        if place is not None:
+            assert (node.name, place.call) not in self.released, "the caller has its memory back"
+            array = self.calls[node.name, place.call][place.tensor]
+            array.reshape(-1).view(np.uint8)[place.start : place.stop] = np.frombuffer(payload, np.uint8)
+
+    def feed(self, node: Node, stimulus: st.Stimulus) -> None:
+        """Give a stimulus to a node and perform what it wants."""
+        effects = node.machine.handle(stimulus, now=self.now)
+        node.machine.validate()
+        for effect in effects:
+            self.perform(node, effect)
+
+    def perform(self, node: Node, effect: ef.Effect) -> None:
+        """Perform one effect."""
+        match effect:
+            case ef.Connect(peer, _, port):
+                self.connect(node, peer, "scheduler" if port == 9091 else f"server-{port - 9000}")
+            case ef.Send(peer, request, message, payload):
+                self.send(node, peer, st.Received(-9, request, message), self.bytes_of(node, payload))
+            case ef.Refuse(peer, request, error):
+                self.send(node, peer, st.Received(-9, request, m.Error(error.code, error.message, error.details)))
+            case ef.Disconnect(peer, reason):
+                self.close(node, peer, reason)
+            case ef.Stop():
+                node.stops.append(effect)
+            case ef.Complete(call):
+                self.end(node, call, None)
+            case ef.Fail(call, error):
+                self.end(node, call, error)
+            case ef.Release(call):
+                self.released[node.name, call] = b""
+            case ef.Log():
+                pass
+            case _:
+                self.perform_store(node, self.stores[node.name], effect)
+
+    def perform_store(self, node: Node, store: Store, effect: ef.Effect) -> None:
+        """Perform an effect on a server's memory."""
+        match effect:
+            case ef.Install(key, start, _, _, slot):
+                store.chunks[key, start] = {0: store.take(slot)}
+            case ef.Fold(target, source):
+                store.slots[target] += store.slots.pop(source)
+            case ef.Free(slot):
+                store.take(slot)
+            case ef.Apply():
+                applied = store.apply(effect)
+                # Each chunk's updates take their own time.
+                self.ready.setdefault((node.name, -100 - effect.start), deque()).append((node, applied, None))
+            case _:
+                raise AssertionError(effect)
+
+    def bytes_of(self, node: Node, payload: ef.CallMemory | ef.StoredChunk | None) -> bytes | None:
+        """Return what a payload refers to."""
+        match payload:
+            case ef.CallMemory(call, tensor, start, stop):
+                return self.calls[node.name, call][tensor].tobytes()[start:stop]
+            case ef.StoredChunk(key, start, version, nbytes):
+                value = self.stores[node.name].chunks[key, start][version].tobytes()
+                assert len(value) == nbytes
+                return value
+            case _:
+                return None
+
+    def connect(self, node: Node, peer: Peer, name: str) -> None:
+        """Open a connection."""
+        other = self.nodes[name]
+        there = next(other.numbers)
+        node.links[peer], other.links[there] = (other, there), (node, peer)
+        self.ready.setdefault((node.name, peer), deque()).append((node, st.Connected(peer), None))
+
+    def send(self, node: Node, peer: Peer, stimulus: Any, payload: bytes | None = None) -> None:
+        """Put something on a link, if it is still there."""
+        if peer in node.links:
+            other, there = node.links[peer]
+            stimulus.peer = there
+            self.ready.setdefault((other.name, there), deque()).append((other, stimulus, payload))
+
+    def close(self, node: Node, peer: Peer, reason: str) -> None:
+        """Close a connection: the other side hears of it after all that was sent."""
+        self.send(node, peer, st.PeerLost(-9, reason))
+        node.links.pop(peer, None)
+
+    def end(self, node: Node, call: int, error: AiokvError | None) -> None:
+        """Keep a call's outcome, and let a script that waits for it go on."""
+        assert (node.name, call) not in self.outcomes, "a call ends once"
+        self.outcomes[node.name, call] = error
+        if self.waiting.get(node.name) == call:
+            del self.waiting[node.name]
+            self.advance(node.name, error)
+
+    def kill(self, name: str, *, quietly: bool = False) -> None:
+        """Let a node die; `quietly` means that its connections stay open, as when its machine hangs."""
+        node = self.nodes[name]
+        for peer in [] if quietly else list(node.links):
+            self.close(node, peer, "connection reset")
+        node.alive = False
+        self.scripts.pop(name, None)
+
+
+class User:
+    """What a worker's user sees."""
+
+    def __init__(self, cluster: Cluster, node: Node) -> None:
+        self.cluster = cluster
+        self.node = node
+
+    @property
+    def rank(self) -> int:
+        """The worker's rank."""
+        assert isinstance(self.node.machine, Session)
+        return self.node.machine.rank
+
+    def _feed(self, make: Callable[[int], st.Stimulus], arrays: list[Array] | None = None) -> int:
+        number = next(self.cluster._calls)
+        self.cluster.calls[self.node.name, number] = arrays or []
+        self.cluster.feed(self.node, make(number))
+        return number
+
+    def join(self) -> int:
+        """Begin to join."""
+        return self._feed(lambda call: st.Join(call, 30.0))
+
+    def transfer(self, operation: str, arrays: dict[Key, Array], timeout: float = 10.0) -> int:
+        """Begin to init, push, pull or pushpull."""
+        tensors = [(key, TensorSpec(array.shape, "float32")) for key, array in arrays.items()]
+        values = list(arrays.values())
+        return self._feed(lambda call: st.Transfer(call, st.Operation(operation), tensors, timeout), values)
+
+    def barrier(self) -> int:
+        """Arrive at a barrier."""
+        return self._feed(lambda call: st.EnterBarrier(call, "b", 10.0))
+
+    def leave(self) -> int:
+        """Begin to leave."""
+        return self._feed(lambda call: st.Depart(call, 5.0))
+
+    def cancel(self, call: int) -> None:
+        """Stop waiting for a call."""
+        self.cluster.feed(self.node, st.Cancel(call))
+
+
+@pytest.fixture(scope="session")
+def make_cluster() -> type[Cluster]:
+    """A cluster of any size, under any policy."""
+    return Cluster
