@@ -34,6 +34,7 @@ VIEW = m.View(
     workers=(m.WorkerEntry(0, "worker", 1),),
     servers=(m.ServerEntry(0, "server", 1, *NOWHERE),),
     heartbeat=1.0,
+    death_timeout=2.0,
     chunk_bytes=1 << 62,
     split_bytes=1 << 62,
 )

@@ -11,6 +11,7 @@ from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:
+    from aiokv.optim import Optimizer
     from aiokv.wire.messages import Init, Pull, Push
 
 
@@ -26,12 +27,22 @@ class Catalog:
         """Return a chunk by its key and first element."""
         return self.chunks.get((key, start))
 
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Compare a rule with all keys.
+
+        Raises:
+            OptimizerError: it can't update one of them.
+        """
+        for key, (spec, _) in self._keys.items():
+            optimizer.check_dtype(key, spec.dtype)
+
     def create(self, message: Init, nbytes: int) -> Chunk:
         """Enter a new chunk.
 
         Raises:
             AlreadyInitializedError: it exists.
-            KeyUseError, SpecMismatchError, PolicyError: key, spec or policy can't be, or differ from the key's other chunks.
+            KeyUseError, SpecMismatchError, PolicyError: key, spec or policy can't be, or differ from the key's
+                other chunks.
         """
         key, start, stop = message.key, message.start, message.stop
         if (key, start) in self.chunks:

@@ -34,7 +34,7 @@ from aiokv.errors import (
     from_code,
 )
 from aiokv.optim import Optimizer, make_optimizer
-from aiokv.types import SCHEDULER, Peer, Rank, Role, Slot
+from aiokv.types import SCHEDULER, Peer, Rank, Role
 from aiokv.wire import messages as m
 
 MAX_OPEN_UPDATES = 1024
@@ -68,8 +68,8 @@ class Coordinator:
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
         match stimulus:
-            case Received(peer, request, message, slot, nbytes):
-                return self._received(peer, request, message, slot, nbytes, now)
+            case Received():
+                return self._received(stimulus, now)
             case Applied(key, start, version):
                 return self._applied(self._catalog.chunks[key, start], version)
             case Tick():
@@ -91,21 +91,21 @@ class Coordinator:
 
     # --- messages ---
 
-    def _received(
-        self, peer: Peer, request: int, message: m.Message, slot: Slot | None, nbytes: int, now: float
-    ) -> list[Effect]:
-        if peer == SCHEDULER:
-            return self._from_scheduler(request, message, now)
+    def _received(self, received: Received, now: float) -> list[Effect]:
+        if received.peer == SCHEDULER:
+            self._joiner.heard(now)
+            return self._from_scheduler(received.request, received.message, now)
         try:
-            return self._from_worker(peer, request, message, slot, nbytes, now)
+            return self._from_worker(received, now)
         except AiokvError as error:
-            freed: list[Effect] = [Free(slot)] if slot is not None else []
-            return [*freed, Refuse(peer, request, error)]
+            return [*_freed(received), Refuse(received.peer, received.request, error)]
 
     def _from_scheduler(self, request: int, message: m.Message, now: float) -> list[Effect]:
         match message:
             case m.View():
                 return self._viewed(message, now)
+            case m.Heartbeat():
+                return []
             case m.Stop(reason):
                 return self._stop(reason, failed=False)
             case m.Error(code, text, details) if request == REGISTER_REQUEST:
@@ -114,28 +114,26 @@ class Coordinator:
                 reason = f"unexpected {type(message).__name__} from the scheduler"
                 return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
 
-    def _from_worker(
-        self, peer: Peer, request: int, message: m.Message, slot: Slot | None, nbytes: int, now: float
-    ) -> list[Effect]:
+    def _from_worker(self, received: Received, now: float) -> list[Effect]:
+        peer, request, message = received.peer, received.request, received.message
         if (peer, request) in self._deadlines:
             raise ProtocolError(f"request id {request} is in use")
         if isinstance(message, (m.Attach, m.Init, m.Push, m.Pull)):
             check_timeout(message.timeout)
         match message:
             case m.Push():
-                return self._push(peer, request, message, slot, nbytes, now)
+                return self._push(received, message, now)
             case m.Pull():
                 return self._pull(peer, request, message, now)
             case m.Init():
-                return self._init(peer, request, message, slot, nbytes, now)
+                return self._init(received, message, now)
             case m.SetOptimizer(name, params):
                 return self._set_optimizer(peer, request, name, params)
             case m.Attach():
                 return self._attach(peer, request, message, now)
             case _:
-                freed: list[Effect] = [Free(slot)] if slot is not None else []
                 reason = f"unexpected {type(message).__name__} from a worker"
-                return [*freed, Disconnect(peer, reason), *self._peer_lost(peer, reason)]
+                return [*_freed(received), Disconnect(peer, reason), *self._peer_lost(peer, reason)]
 
     # --- membership ---
 
@@ -226,13 +224,12 @@ class Coordinator:
 
     # --- keys and optimizer ---
 
-    def _init(
-        self, peer: Peer, request: int, message: m.Init, slot: Slot | None, nbytes: int, now: float
-    ) -> list[Effect]:
+    def _init(self, received: Received, message: m.Init, now: float) -> list[Effect]:
+        peer, request = received.peer, received.request
         rank = self._rank_of(peer)
         if rank == 0:
-            return self._create(peer, request, message, slot, nbytes)
-        if slot is not None:
+            return self._create(received, message)
+        if received.slot is not None:
             raise ProtocolError(f"key {message.key!r}: only rank 0 sends initial values, got some from rank {rank}")
         self._catalog.check_init(message)
         chunk = self._catalog.find(message.key, message.start)
@@ -242,11 +239,13 @@ class Coordinator:
         self._deadlines.add((peer, request), now + message.timeout)
         return self._refuse_orphaned_inits()
 
-    def _create(self, peer: Peer, request: int, message: m.Init, slot: Slot | None, nbytes: int) -> list[Effect]:
-        chunk = self._catalog.create(message, nbytes)
+    def _create(self, received: Received, message: m.Init) -> list[Effect]:
+        if self._optimizer is not None:
+            self._optimizer.check_dtype(message.key, message.dtype)
+        chunk = self._catalog.create(message, received.nbytes)
         size = chunk.stop - chunk.start
-        effects: list[Effect] = [Install(chunk.key, chunk.start, chunk.spec.dtype, size, slot)]
-        effects.append(Send(peer, request, m.Done()))
+        effects: list[Effect] = [Install(chunk.key, chunk.start, chunk.spec.dtype, size, received.slot)]
+        effects.append(Send(received.peer, received.request, m.Done()))
         return effects + self._release_inits(chunk)
 
     def _release_inits(self, chunk: Chunk) -> list[Effect]:
@@ -282,6 +281,7 @@ class Coordinator:
         optimizer = make_optimizer(name, params)
         effects: list[Effect] = []
         if self._optimizer is None:
+            self._catalog.check_optimizer(optimizer)
             self._optimizer = optimizer
             effects.append(Configure(optimizer))
         elif self._optimizer != optimizer:
@@ -294,9 +294,8 @@ class Coordinator:
 
     # --- push and pull ---
 
-    def _push(
-        self, peer: Peer, request: int, message: m.Push, slot: Slot | None, nbytes: int, now: float
-    ) -> list[Effect]:
+    def _push(self, received: Received, message: m.Push, now: float) -> list[Effect]:
+        peer, request, slot, nbytes = received.peer, received.request, received.slot, received.nbytes
         rank = self._rank_of(peer)
         chunk = self._catalog.lookup(message)
         if nbytes != chunk.nbytes:
@@ -406,6 +405,8 @@ class Coordinator:
 
     def _tick(self, now: float) -> list[Effect]:
         effects = self._joiner.tick(now)
+        if reason := self._joiner.silence(now):
+            effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
         for name in self._deadlines.due(now):
             if name in self._waiters:
                 waiter = self._waiters[name]
@@ -462,3 +463,7 @@ class Coordinator:
         named = set(self._waiters) | set(self._initializing) | set(self._attaching)
         assert all(name in self._deadlines for name in named)
         assert len(named) == len(self._deadlines)
+
+
+def _freed(received: Received) -> list[Effect]:
+    return [] if received.slot is None else [Free(received.slot)]

@@ -14,8 +14,8 @@ K = TypeVar("K", bound=Hashable)
 class Deadlines(Generic[K]):
     """A table of entries with a time each, in the order in which they were added.
 
-    A heap would keep the answered entries until their time has come; here they leave at once. The price: the next time is
-    only a lower bound until `due` recomputes it, so a `Tick` may find nothing to do.
+    A heap would keep the answered entries until their time has come; here they leave at once. The price: the next time
+    is only a lower bound until `due` recomputes it, so a `Tick` may find nothing to do.
     """
 
     def __init__(self) -> None:

@@ -112,8 +112,8 @@ class Fail:
 class Release:
     """The caller of a worker's call gets its memory back, although frames are still under way.
 
-    Nothing more may be received into it (`receiving`: the peers and request ids concerned), and what is still to be sent
-    from it must be copied first.
+    Nothing more may be received into it (`receiving`: the peers and request ids concerned), and what is still to be
+    sent from it must be copied first.
     """
 
     call: int
@@ -150,8 +150,8 @@ class Fold:
 class Apply:
     """Update the chunk with the sum in `slot`, giving `version`; free the slot; ends in `Applied`.
 
-    `ranks` are the contributors in the order of the sum, `staleness` is, for each of them, the number of versions between
-    the one it computed at and the one it is applied to.
+    `ranks` are the contributors in the order of the sum, `staleness` is, for each of them, the number of versions
+    between the one it computed at and the one it is applied to.
     """
 
     key: Key

@@ -22,7 +22,7 @@ def retry_delay(attempt: int) -> float:
 
 
 def answer_time(timeout: float) -> float:
-    """Return the seconds that the other side gets to answer, so that its explanation is here before our own deadline."""
+    """Return the seconds that the other side gets to answer, so that its reasons are here before our own deadline."""
     return timeout - min(0.5, 0.1 * timeout)
 
 
@@ -61,6 +61,7 @@ class Joiner:
         self._reason = "no answer yet"
         self._log_from = 0.0
         self._heartbeat_at: float | None = None
+        self._heard = 0.0
 
     @property
     def address(self) -> str:
@@ -79,7 +80,20 @@ class Joiner:
 
     def deadline(self) -> float | None:
         """Return when `tick` wants to be called."""
-        return earliest(self._heartbeat_at, self._join_by if self.joining else None)
+        return earliest(self._heartbeat_at, self._silent_at(), self._join_by if self.joining else None)
+
+    def _silent_at(self) -> float | None:
+        """Return when the scheduler counts as lost if nothing is heard of it."""
+        return self._heard + self.view.death_timeout if self.connected and self.view is not None else None
+
+    def heard(self, now: float) -> None:
+        """Take note that something came from the scheduler."""
+        self._heard = now
+
+    def silence(self, now: float) -> str:
+        """Return why the scheduler counts as lost when it has been silent for too long; else nothing."""
+        silent_at = self._silent_at()
+        return "" if silent_at is None or now < silent_at else f"no heartbeat for {now - self._heard:.1f} s"
 
     def join(self, call: int, timeout: float, now: float) -> list[Effect]:
         """Begin to join; ends in `Complete(call)` or `Fail(call, error)`."""

@@ -126,7 +126,7 @@ class Membership:
                 check_timeout(message.timeout)
             match message:
                 case m.Heartbeat():
-                    return []
+                    return [] if member is None else [Send(peer, 0, m.Heartbeat())]
                 case m.Register():
                     return self._register(peer, request, message, now)
                 case m.Barrier(name, timeout):
@@ -170,7 +170,7 @@ class Membership:
         for peer in self._by_peer:
             self._joining.discard(peer)
             self._silent.add(peer, now + self._plan.death_timeout)
-        text = f"complete: {self._plan.num_workers} workers and {self._plan.num_servers} servers"
+        text = f"complete, workers: {self._plan.num_workers}, servers: {self._plan.num_servers}"
         return [Log("info", text), *self._publish()]
 
     def _publish(self) -> list[Effect]:
@@ -184,6 +184,7 @@ class Membership:
             self._plan.heartbeat,
             self._plan.chunk_bytes,
             self._plan.split_bytes,
+            self._plan.death_timeout,
         )
         # Servers first: a worker that is quick to call should find that they know it.
         return [Send(member.peer, 0, view) for member in servers + workers if member.state == "alive"]
@@ -205,10 +206,6 @@ class Membership:
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         member = self._by_peer.get(peer)
         if member is None:
-            return []
-        if self._over:
-            # A server that was told to stop.
-            self._drop(member, "left", reason)
             return []
         return self._lose(member, f"{reason}, last heard {now - member.heard:.1f} s before")
 
@@ -238,7 +235,7 @@ class Membership:
         if self._over or any(worker.state == "alive" for worker in workers):
             return []
         self._over = True
-        lost = [worker.name for worker in workers if worker.state == "lost"]
+        lost = [member.name for member in self._members.values() if member.state == "lost"]
         reason = f"no worker is left; lost: {', '.join(lost)}" if lost else "all workers have left"
         servers = [server for server in self._of(Role.SERVER) if server.state == "alive"]
         return [*(Send(server.peer, 0, m.Stop(reason)) for server in servers), Stop(reason, failed=bool(lost))]
@@ -287,8 +284,10 @@ class Membership:
 
     def _tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        # What is missing is the same for all that give up now, so it is read before the first is taken out.
+        missing = self.missing
         for peer in self._joining.due(now):
-            effects += self._give_up_join(self._by_peer[peer], now)
+            effects += self._give_up_join(self._by_peer[peer], missing, now)
         for peer in self._silent.due(now):
             member = self._by_peer[peer]
             silence = now - member.heard
@@ -300,8 +299,8 @@ class Membership:
             del self._arrivals[arrival.peer, arrival.request]
         return effects
 
-    def _give_up_join(self, member: Member, now: float) -> list[Effect]:
-        text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {self.missing}"
+    def _give_up_join(self, member: Member, missing: str, now: float) -> list[Effect]:
+        text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {missing}"
         self._drop(member, "left", text)
         del self._members[member.name]
         return [Refuse(member.peer, member.request, JoinTimeoutError(text)), Log("error", f"{member.name}: {text}")]

@@ -1,8 +1,8 @@
 """Keys -> chunks -> servers: a pure function of one key, its spec and the cluster's settings.
 
-No table and no history: every worker finds the same place for a key, in whatever order keys are used. Arrays of at least
-`split_bytes` are cut evenly over all servers, so nearly all bytes of a model are balanced exactly; the small rest goes to
-one server each, by a hash of the name.
+No table and no history: every worker finds the same place for a key, in whatever order keys are used. Arrays of at
+least `split_bytes` are cut evenly over all servers, so nearly all bytes of a model are balanced exactly; the small rest
+goes to one server each, by a hash of the name.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ from aiokv.wire import messages as m
 Operation = st.Operation
 ErrorOf = Callable[[str], AiokvError]
 
+SHOWN_KEYS = 3
+"""How many keys of a call its errors name."""
+
 COUNTED = (RoundTimeoutError.code, WorkerLostError.code)
 """Errors after which a push still counts in its round. A server that answers another one has not taken the push."""
 
@@ -222,7 +225,8 @@ class Session:
 
     def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
         names = [repr(key) for key, _ in stimulus.tensors]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        more = len(names) - SHOWN_KEYS
+        shown = ", ".join(names[:SHOWN_KEYS]) + (f" and {more} more" if more > 0 else "")
         call = Call(stimulus.call, f"{stimulus.operation.value} of {shown}", stimulus.timeout)
         call.operation = stimulus.operation
         try:
@@ -239,8 +243,7 @@ class Session:
         for tensor, (key, spec) in enumerate(call.tensors):
             if stimulus.operation in (Operation.PUSH, Operation.PUSHPULL):
                 self._pushed[key] = self._pushed.get(key, 0) + 1
-            for chunk in self._place(key, spec):
-                effects.append(self._request(call, tensor, chunk))
+            effects += [self._request(call, tensor, chunk) for chunk in self._place(key, spec)]
         return effects or self._complete(call)
 
     def _check_tensor(self, key: Key, spec: TensorSpec, kind: type | None) -> tuple[Key, type]:
@@ -315,10 +318,24 @@ class Session:
     # --- answers ---
 
     def _received(self, peer: Peer, request: int, message: m.Message, nbytes: int, now: float) -> list[Effect]:
-        if peer == SCHEDULER and isinstance(message, m.View):
-            return self._viewed(message, now)
-        if peer == SCHEDULER and request == REGISTER_REQUEST and isinstance(message, m.Error):
-            return self._joiner.fail(from_code(message.code, message.message, message.details))
+        if peer == SCHEDULER:
+            self._joiner.heard(now)
+            if request <= REGISTER_REQUEST:
+                return self._from_scheduler(message, now)
+        return self._answered(peer, request, message, nbytes)
+
+    def _from_scheduler(self, message: m.Message, now: float) -> list[Effect]:
+        match message:
+            case m.View():
+                return self._viewed(message, now)
+            case m.Heartbeat():
+                return []
+            case m.Error(code, text, details) if self._joiner.joining:
+                return self._joiner.fail(from_code(code, text, details))
+            case _:
+                return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
+
+    def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
         if not isinstance(message, (m.Done, m.Value, m.Error)):
             return self._cut(peer, f"unexpected {type(message).__name__}")
         pending = self._requests.get(request)
@@ -430,6 +447,8 @@ class Session:
     def _tick(self, now: float) -> list[Effect]:
         absent = [self._label(peer) for peer in self._servers if peer not in self._attached]
         effects = self._joiner.tick(now, " and ".join(absent))
+        if reason := self._joiner.silence(now):
+            effects += self._cut(SCHEDULER, reason)
         for number in self._deadlines.due(now):
             call = self._calls[number]
             silent = dict.fromkeys(self._requests[request].peer for request in call.open)

@@ -15,11 +15,20 @@ from aiokv.errors import OptimizerError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aiokv.types import Key
+
 __all__ = ["SGD", "Assign", "Optimizer", "make_optimizer"]
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="name"):
     """Base of all update rules. A rule checks its parameters however it is made."""
+
+    def check_dtype(self, key: Key, dtype: str) -> None:
+        """Refuse a key whose values the rule can't update.
+
+        Raises:
+            OptimizerError: the rule is for floats, and the key has another dtype.
+        """
 
 
 class Assign(Optimizer, tag="assign", frozen=True):
@@ -47,6 +56,13 @@ class SGD(Optimizer, tag="sgd", frozen=True):
     momentum: float = 0.0
     wd: float = 0.0
     rescale_grad: float = 1.0
+
+    def check_dtype(self, key: Key, dtype: str) -> None:
+        """Refuse a key that does not hold floats."""
+        if not dtype.startswith("float"):
+            raise OptimizerError(
+                f"optimizer 'sgd' updates floats, but key {key!r} has {dtype}", key=key, expected="float", got=dtype
+            )
 
     def __post_init__(self) -> None:
         _check_number(self, "learning_rate", "a finite number >= 0", low=0.0)

@@ -40,7 +40,7 @@ class Connection:
 
     __slots__ = ("_deadline", "_handshake", "_handshake_bytes", "_limits", "_outgoing", "_receiver")
 
-    def __init__(  # noqa: PLR0913 - all by keyword, and each is needed once a connection
+    def __init__(
         self,
         *,
         initiator: bool,

@@ -1,9 +1,8 @@
 """The typed control part of every frame. No behaviour: fields, types and the table of frame types.
 
 The same records are what the state machines of `aiokv.core` exchange, over TCP and in the simulator. They are encoded
-as MessagePack arrays, so the order of the fields is the protocol: append only, and raise `PROTOCOL_VERSION` for anything
-else.
-`timeout` is always the number of seconds that the receiver has to answer.
+as MessagePack arrays, so the order of the fields is the protocol: append only, and raise `PROTOCOL_VERSION` for
+anything else. `timeout` is always the number of seconds that the receiver has to answer.
 """
 
 from __future__ import annotations
@@ -100,10 +99,11 @@ class View(Message):
     heartbeat: float
     chunk_bytes: int
     split_bytes: int
+    death_timeout: float
 
 
 class Heartbeat(Message):
-    """I am alive."""
+    """I am alive. The scheduler answers each with one of its own."""
 
 
 class Barrier(Message):

@@ -131,7 +131,7 @@ class Server:
         """Let the scheduler send the next view."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
         server = m.ServerEntry(0, "server-0", 1, "127.0.0.1", 9000)
-        view = m.View(self.epoch, views_entries(self.names, self.states), (server,), 2.0, 2**19, 2**16)
+        view = m.View(self.epoch, views_entries(self.names, self.states), (server,), 2.0, 2**19, 2**16, 10.0)
         return self.handle(st.Received(SCHEDULER, 0, view))
 
     def lose(self, rank: Rank, reason: str = "connection closed") -> list[ef.Effect]:
@@ -331,7 +331,7 @@ class Worker:
             )
             for index in range(self._servers)
         )
-        return m.View(self._epoch, views_entries(self._names, {}), entries, 2.0, *self._sizes)
+        return m.View(self._epoch, views_entries(self._names, {}), entries, 2.0, *self._sizes, 10.0)
 
     def publish(self, **states: tuple[str, str]) -> list[ef.Effect]:
         """Let the scheduler send the next view."""
@@ -410,7 +410,7 @@ class Scheduler:
             self.peers[name] = next(self._numbers)
         peer = self.peers[name]
         self.views.setdefault(name, [])
-        asked = Asked(peer, len(self.asked))
+        asked = Asked(peer, 1 + len(self.asked))
         self.asked[peer, asked.request] = asked
         self.handle(st.Received(peer, asked.request, message))
         return asked

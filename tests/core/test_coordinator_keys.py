@@ -247,6 +247,19 @@ def test_rule_is_validated_and_handed_on(server: Server) -> None:
     assert server.seen(ef.Configure) == [ef.Configure(SGD(learning_rate=0.5))]
 
 
+def test_rule_for_floats_and_key_of_integers_exclude_each_other(server: Server) -> None:
+    server.init("n", dtype="int32")
+    answer = configure(server)
+    assert isinstance(answer, OptimizerError)
+    assert answer.details == {"key": "n", "expected": "float", "got": "int32"}
+    assert not server.seen(ef.Configure)
+
+
+def test_key_of_integers_is_refused_when_the_rule_is_for_floats(server: Server) -> None:
+    configure(server)
+    assert isinstance(server.init("n", dtype="int32").answer, OptimizerError)
+
+
 def test_same_rule_from_every_worker_is_set_once(server: Server) -> None:
     assert [configure(server, rank, learning_rate=0.5, momentum=0.9) for rank in range(3)] == [m.Done()] * 3
     assert len(server.seen(ef.Configure)) == 1

@@ -77,6 +77,15 @@ def test_server_sends_heartbeats(server: Server) -> None:
     assert server.machine.deadline() == 4.0
 
 
+def test_scheduler_that_is_silent_for_the_death_time_out_is_lost(server: Server, like: type[Like]) -> None:
+    server.tick(8.0)
+    server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    server.tick(17.9)
+    effects = server.tick(18.0)
+    assert like(ef.Disconnect, peer=SCHEDULER, reason="no heartbeat for 10.0 s") in effects
+    assert like(ef.Log, level="warning") in effects
+
+
 def test_older_view_is_ignored(server: Server) -> None:
     server.lose(1)
     server.states = {}

@@ -45,6 +45,7 @@ def test_view_says_who_is_in_and_what_all_share(scheduler: Scheduler) -> None:
             0.5,
             2**19,
             2**16,
+            2.0,
         )
     ]
 
@@ -233,3 +234,12 @@ def test_stranger_may_say_that_it_is_alive(scheduler: Scheduler) -> None:
 def test_stimulus_of_another_machine_is_a_bug(scheduler: Scheduler, stimulus: Any) -> None:
     with pytest.raises(TypeError, match="not a stimulus for the scheduler"):
         scheduler.handle(stimulus)
+
+
+def test_all_that_give_up_together_are_told_the_same_missing_nodes(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=3, servers=1)
+    asked = [scheduler.register(name) for name in ("server-0", "worker-0", "worker-1")]
+    scheduler.tick(1000.0)
+    for answer in (request.answer for request in asked):
+        assert isinstance(answer, JoinTimeoutError)
+        assert answer.message.endswith("missing 1 of 3 workers")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
 from aiokv.errors import BarrierTimeoutError, MembershipError, WorkerLostError
 from aiokv.wire import messages as m
 
@@ -246,3 +247,8 @@ def test_tables_are_empty_at_the_end(scheduler: Scheduler) -> None:
     assert scheduler.machine.deadline() is None
     assert not scheduler.machine._by_peer
     assert not scheduler.machine._arrivals
+
+
+def test_every_heartbeat_is_answered_so_that_a_silent_scheduler_is_noticed(scheduler: Scheduler) -> None:
+    peer = scheduler.peers["worker-1"]
+    assert scheduler.handle(st.Received(peer, 0, m.Heartbeat())) == [ef.Send(peer, 0, m.Heartbeat())]

@@ -17,7 +17,7 @@ def roster() -> Roster:
         m.WorkerEntry(1, "b", 1, "left", "left in good order"),
         m.WorkerEntry(2, "c", 1, "lost", "no heartbeat"),
     )
-    return Roster(m.View(7, workers, (), 1.0, 1, 1))
+    return Roster(m.View(7, workers, (), 1.0, 1, 1, 10.0))
 
 
 def test_members_have_not_left_and_are_in_order(roster: Roster) -> None:

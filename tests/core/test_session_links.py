@@ -171,6 +171,20 @@ def test_worker_sends_heartbeats(worker: Worker) -> None:
     assert worker.machine.deadline() == 4.0
 
 
+def test_scheduler_that_is_silent_for_the_death_time_out_is_lost(worker: Worker, like: type[Like]) -> None:
+    for now in (2.0, 4.0):
+        worker.tick(now)
+        worker.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    barrier = worker.call(st.EnterBarrier, name="b", timeout=60.0)
+    for now in (6.0, 8.0, 10.0, 12.0):
+        worker.tick(now)
+        assert barrier.outcome is None
+    effects = worker.tick(14.0)
+    assert like(ef.Disconnect, peer=SCHEDULER, reason="no heartbeat for 10.0 s") in effects
+    assert isinstance(barrier.outcome, SchedulerLostError)
+    assert worker.machine.deadline() is None
+
+
 # --- a server is lost ---
 
 
@@ -257,7 +271,7 @@ def test_worker_goes_on_without_its_scheduler_but_not_through_barriers(worker: W
 def test_peer_that_talks_nonsense_is_as_good_as_lost(worker: Worker, like: type[Like], peer: int) -> None:
     call = worker.call(st.EnterBarrier, name="b", timeout=10.0) if peer == SCHEDULER else worker.transfer("push", "k")
     assert call.sends[0].peer == peer
-    effects = worker.handle(st.Received(peer, 3, m.Heartbeat()))
+    effects = worker.handle(st.Received(peer, 0, m.Leave()))
     assert effects[0] == like(ef.Disconnect, peer=peer)
     assert isinstance(call.outcome, ServerLostError | SchedulerLostError)
 
