@@ -151,6 +151,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Give back everything that was queued and report."""
         self._closed = True
+        self._transport = None
         self._stop_handshake_timer()
         pending = [*self._written, *self._queue]
         self._written.clear()
