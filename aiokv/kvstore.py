@@ -50,7 +50,7 @@ class KVStore(Protocol):
     def set_optimizer(self, name: str, *, timeout: float | None = None, **params: bool | int | float | str) -> None:
         """Set the update rule."""
 
-    def close(self) -> None:
+    def close(self, *, timeout: float | None = None) -> None:
         """Leave."""
 
 

@@ -102,7 +102,7 @@ class LocalStore:
         self._check_open()
         self._call(lambda call: st.ConfigureOptimizer(call, name, params, 1.0))
 
-    def close(self) -> None:
+    def close(self, *, timeout: float | None = None) -> None:
         """Forget all values. Can be called twice."""
         self._closed = True
 

@@ -82,17 +82,17 @@ class BlockingClient:
             raise
         atexit.register(self._at_exit)
 
-    def close(self) -> None:
+    def close(self, *, timeout: float | None = None) -> None:
         """Leave the cluster in good order. Can be called twice. See `aiokv.Client.close`."""
-        self._end(abort=False)
+        self._end(abort=False, timeout=timeout)
 
-    def _end(self, *, abort: bool) -> None:
+    def _end(self, *, abort: bool, timeout: float | None = None) -> None:
         if self._thread is None:
             return
         atexit.unregister(self._at_exit)
         thread, self._thread = self._thread, None
         try:
-            thread.run(self._client.abort() if abort else self._client.close())
+            thread.run(self._client.abort() if abort else self._client.close(timeout=timeout))
         finally:
             thread.close()
 

@@ -83,13 +83,17 @@ class Client(Driver):
             await self._close_links()
             raise
 
-    async def close(self) -> None:
-        """Leave the cluster in good order: later rounds do not wait for this worker. Pending calls fail."""
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Leave the cluster in good order: later rounds do not wait for this worker. Pending calls fail.
+
+        Args:
+            timeout: seconds to wait for the scheduler's answer; `Config.death_timeout` when not given.
+        """
         if not self._open:
             return
-        timeout = self.config.death_timeout
+        seconds = self.config.death_timeout if timeout is None else timeout
         try:
-            await self._call(lambda call: st.Depart(call, timeout))
+            await self._call(lambda call: st.Depart(call, seconds))
         except AiokvError as error:
             logger.warning("left without a word to the scheduler: %s", error)
         finally:
