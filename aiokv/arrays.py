@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ Array = NDArray[Any]
 
 Keys = Key | Mapping[Any, Any]
 """One key, or a dict of keys and arrays. (`Mapping` is invariant in its keys, hence Any.)"""
+
+
+MAX_SPECS = 10_000
+_SPECS: dict[tuple[tuple[int, ...], np.dtype[Any]], TensorSpec] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +51,33 @@ class Arguments:
 
 def spec_of(array: Array) -> TensorSpec:
     """Return an array's shape and dtype."""
-    return TensorSpec(tuple(array.shape), array.dtype.name)
+    # Building the name of a dtype takes longer than all the rest, and equal specs that are one object compare at once.
+    named = (array.shape, array.dtype)
+    spec = _SPECS.get(named)
+    if spec is None:
+        if len(_SPECS) >= MAX_SPECS:
+            _SPECS.clear()
+        spec = _SPECS[named] = TensorSpec(tuple(array.shape), array.dtype.name)
+    return spec
 
 
 def bytes_of(array: Array) -> memoryview:
     """Return the memory of a C-contiguous array as bytes, without a copy; works for shapes () and (0, 5) too."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def gather(arrays: Sequence[Array]) -> memoryview:
+    """Return copies of C-contiguous arrays' memory, one after the other."""
+    return memoryview(b"".join([array.data for array in arrays]))
+
+
+def scatter(buffer: memoryview, arrays: Sequence[Array]) -> None:
+    """Copy what lies one after the other into C-contiguous arrays."""
+    offset = 0
+    for array in arrays:
+        end = offset + array.nbytes
+        array.data.cast("B")[:] = buffer[offset:end]
+        offset = end
 
 
 def sending(key: Keys, value: Any) -> Arguments:
@@ -68,13 +93,13 @@ def sending(key: Keys, value: Any) -> Arguments:
     return Arguments(keys, [_source(array) for array in values], [], [], not isinstance(key, Mapping))
 
 
-def receiving(key: Keys, out: Any, specs: Mapping[Key, TensorSpec]) -> Arguments:
+def receiving(key: Keys, out: Any, spec: Callable[[Key], TensorSpec | None]) -> Arguments:
     """Read the arguments of a call that receives.
 
     Args:
         key: one key, or a dict of keys and arrays.
         out: the array of the one key, or None for a new one.
-        specs: what is known of the keys, to make new arrays.
+        spec: what is known of a key, to make new arrays.
 
     Raises:
         KeyUseError: an array is missing and the key's shape is not known.
@@ -83,9 +108,7 @@ def receiving(key: Keys, out: Any, specs: Mapping[Key, TensorSpec]) -> Arguments
     keys, given = _named(key, out)
     outs = []
     for name, array in zip(keys, given, strict=True):
-        if array is None and name not in specs:
-            raise KeyUseError(f"key {name!r}: pass `out`, since this worker did not initialize the key", key=name)
-        outs.append(np.empty(specs[name].shape, specs[name].dtype) if array is None else _checked_out(name, array))
+        outs.append(_new_out(name, spec(name)) if array is None else _checked_out(name, array))
     return Arguments(keys, [], _targets(outs), outs, not isinstance(key, Mapping))
 
 
@@ -126,6 +149,12 @@ def _source(value: object) -> Array:
     """Return the value as an array whose memory can be sent: itself if it is contiguous and in native byte order."""
     array = np.asarray(value, order="C")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _new_out(key: Key, spec: TensorSpec | None) -> Array:
+    if spec is None:
+        raise KeyUseError(f"key {key!r}: pass `out`, since this worker did not initialize the key", key=key)
+    return np.empty(spec.shape, spec.dtype)
 
 
 def _checked_out(key: Key, out: object) -> Array:

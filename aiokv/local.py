@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, receiving, sending
+from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, gather, receiving, scatter, sending
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
@@ -56,7 +56,7 @@ class LocalStore:
         self._queue: deque[tuple[Session | Coordinator, st.Stimulus]] = deque()
         self._calls = itertools.count()
         self._results: dict[int, Exception | None] = {}
-        self._arguments: Arguments
+        self._arguments = Arguments([], [], [], [], single=False)
         self._closed = False
         self._queue.append((self._coordinator, st.Received(SCHEDULER, 0, VIEW)))
         self._call(lambda call: st.Join(call, 1.0))
@@ -87,7 +87,7 @@ class LocalStore:
 
     def pull(self, key: Keys, out: Any = None, *, timeout: float | None = None) -> Any:
         """Read keys. See `aiokv.Client.pull`."""
-        return self._transfer(st.Operation.PULL, receiving(key, out, self._session.specs))
+        return self._transfer(st.Operation.PULL, receiving(key, out, self._session.spec))
 
     def pushpull(self, key: Keys, value: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
         """Update keys and read the new values. See `aiokv.Client.pushpull`."""
@@ -160,6 +160,10 @@ class LocalStore:
                 store.configure(optimizer)
             case ef.Free(slot):
                 store.free(slot)
+            case ef.Split(slot, parts):
+                store.split(slot, parts)
+            case ef.Divide(key, start, chunks):
+                store.divide(key, start, chunks)
             case _:
                 raise TypeError(f"one worker and one server do not need {effect!r}")
 
@@ -168,20 +172,48 @@ class LocalStore:
             # The only word to a scheduler that is not there is `Register`.
             self._queue.append((sender, st.Received(SCHEDULER, 0, VIEW)))
             return
-        slot, nbytes = None, 0
-        match send.payload:
-            case ef.CallMemory(_, tensor, start, stop) if stop > start:
-                nbytes = stop - start
-                slot, view = self._store.land(nbytes)
-                view[:] = bytes_of(self._arguments.sources[tensor])[start:stop]
-            case ef.StoredChunk(key, start, version, nbytes):
-                memory = self._session.landing(send.request, nbytes)
-                assert memory is not None, "nobody stops waiting in a synchronous call"
+        if sender is self._session:
+            payload = self._sent(send.payload)
+            slot = None
+            if payload.nbytes:
+                slot, view = self._store.land(payload.nbytes)
+                view[:] = payload
+            self._queue.append(
+                (self._coordinator, st.Received(SERVER, send.request, send.message, slot, payload.nbytes))
+            )
+            return
+        payload = self._stored(send.payload)
+        self._receive(self._session.landing(send.request, payload.nbytes), payload)
+        self._queue.append((self._session, st.Received(SERVER, send.request, send.message, None, payload.nbytes)))
+
+    def _sent(self, payload: ef.Payload | None) -> memoryview:
+        sources = self._arguments.sources
+        match payload:
+            case ef.CallMemory(_, tensor, start, stop):
+                return bytes_of(sources[tensor])[start:stop]
+            case ef.CallTensors(_, tensors):
+                return gather([sources[tensor] for tensor in tensors])
+            case _:
+                return memoryview(b"")
+
+    def _stored(self, payload: ef.Payload | None) -> memoryview:
+        match payload:
+            case ef.StoredChunk(key, start, version):
                 value = self._store.acquire(key, start, version)
-                bytes_of(self._arguments.targets[memory.tensor])[memory.start : memory.stop] = value.buffer.data
                 self._store.release(value)
-        receiver = self._coordinator if sender is self._session else self._session
-        self._queue.append((receiver, st.Received(SERVER, send.request, send.message, slot, nbytes)))
+                return value.buffer.data
+            case ef.StoredChunks(chunks):
+                return memoryview(b"".join(self._stored(chunk) for chunk in chunks))
+            case _:
+                return memoryview(b"")
+
+    def _receive(self, memory: ef.CallMemory | ef.CallTensors | None, payload: memoryview) -> None:
+        targets = self._arguments.targets
+        match memory:
+            case ef.CallMemory(_, tensor, start, stop):
+                bytes_of(targets[tensor])[start:stop] = payload
+            case ef.CallTensors(_, tensors):
+                scatter(payload, [targets[tensor] for tensor in tensors])
 
 
 def _joiner(role: Role, name: str) -> Joiner:

@@ -26,6 +26,12 @@ class Ledger:
         """Move what lies in one slot to another."""
         self._slots[target] += self.take(source)
 
+    def split(self, slot: Slot, parts: list[Slot]) -> None:
+        """Cut a slot: the same gradients lie in each part, for other keys."""
+        tokens = self.take(slot)
+        for part in parts:
+            self._slots[part] = list(tokens)
+
     def take(self, slot: Slot | None) -> list[Token]:
         """Return what lies in a slot and free it.
 

@@ -58,8 +58,12 @@ class World:
     """Check the invariants of a state machine after every stimulus."""
 
 
-def _nbytes(payload: fx.CallMemory | fx.StoredChunk | None) -> int:
+def _nbytes(payload: fx.Payload | None) -> int:
     match payload:
+        case fx.CallTensors(nbytes=nbytes):
+            return nbytes
+        case fx.StoredChunks(chunks):
+            return sum(chunk.nbytes for chunk in chunks)
         case fx.CallMemory(start=start, stop=stop):
             return stop - start
         case fx.StoredChunk(nbytes=nbytes):
@@ -149,8 +153,8 @@ class Node:
             return
         message = item.message
         slot = None
-        if item.nbytes and isinstance(message, m.Push | m.Init):
-            sequence = message.sequence if isinstance(message, m.Push) else 0
+        if item.nbytes and isinstance(message, m.Push | m.PushBundle | m.Init | m.InitBundle):
+            sequence = message.sequence if isinstance(message, m.Push | m.PushBundle) else 0
             slot = self.ledger.land((pipe.target.name, sequence))
         self.deliver(st.Received(peer, item.request, message, slot, item.nbytes))
 
@@ -201,15 +205,15 @@ class Node:
                     LogRecord(self._env.now, self.name, "error" if failed else "info", f"stops: {reason}")
                 )
                 self.stop(reason)
-            case fx.Release() | fx.Configure():
+            case fx.Split(slot, parts):
+                self.ledger.split(slot, [part for part, _ in parts])
+            case fx.Release() | fx.Configure() | fx.Divide():
                 # There is no memory to give back, and no arithmetic to set up.
                 pass
             case _:
                 assert_never(effect)
 
-    def _send(
-        self, peer: Peer, request: int, message: m.Message, payload: fx.CallMemory | fx.StoredChunk | None
-    ) -> None:
+    def _send(self, peer: Peer, request: int, message: m.Message, payload: fx.Payload | None) -> None:
         pipe = self._pipes.get(peer)
         if pipe is None:
             # The connection has just ended, and the state machine will be told.

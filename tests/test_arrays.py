@@ -9,7 +9,12 @@ import pytest
 
 from aiokv.arrays import exchanging, receiving, sending
 from aiokv.errors import KeyUseError, SpecMismatchError
-from aiokv.types import TensorSpec
+from aiokv.types import Key, TensorSpec
+
+
+def unknown(key: Key) -> None:
+    """Know nothing of any key."""
+
 
 W = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -28,10 +33,10 @@ def test_a_list_or_a_number_is_sent_as_an_array() -> None:
         (lambda: sending("w", None), KeyUseError, "'w': a value is missing"),
         (lambda: sending({"w": W, "v": None}, None), KeyUseError, "'v': a value is missing"),
         (lambda: sending({"w": W}, W), KeyUseError, "not both"),
-        (lambda: receiving("w", None, {}), KeyUseError, "'w': pass `out`"),
-        (lambda: receiving("w", W.tolist(), {}), SpecMismatchError, "'w': out must be a NumPy array, got list"),
-        (lambda: receiving("w", W.astype(">f4"), {}), SpecMismatchError, "'w': out is not in native byte order"),
-        (lambda: receiving("w", np.broadcast_to(W, (4, 2, 3)), {}), SpecMismatchError, "'w': out is read-only"),
+        (lambda: receiving("w", None, unknown), KeyUseError, "'w': pass `out`"),
+        (lambda: receiving("w", W.tolist(), unknown), SpecMismatchError, "'w': out must be a NumPy array, got list"),
+        (lambda: receiving("w", W.astype(">f4"), unknown), SpecMismatchError, "'w': out is not in native byte order"),
+        (lambda: receiving("w", np.broadcast_to(W, (4, 2, 3)), unknown), SpecMismatchError, "'w': out is read-only"),
         (lambda: exchanging("w", W, W.T.copy()), SpecMismatchError, r"'w': pushed float32\[2, 3\], but out has"),
         (lambda: exchanging({"w": W}, None, W), KeyUseError, "same keys; expected .* got ndarray"),
         (lambda: exchanging({"w": W}, None, {"v": W}), KeyUseError, r"expected \[\"'w'\"\], got \[\"'v'\"\]"),
@@ -43,7 +48,7 @@ def test_what_cannot_be_is_refused_by_name(call: Any, error: type[Exception], wo
 
 
 def test_a_known_key_is_received_into_a_new_array() -> None:
-    arguments = receiving({"w": None}, None, {"w": TensorSpec((2, 3), "float16")})
+    arguments = receiving({"w": None}, None, lambda _: TensorSpec((2, 3), "float16"))
     (value,) = arguments.finish()
     assert (value.shape, value.dtype.name) == ((2, 3), "float16")
 

@@ -4,28 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiokv.core.bundle import BUNDLE_START, Bundle, name_keys
 from aiokv.core.chunk import Chunk
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
 from aiokv.errors import AlreadyInitializedError, PolicyError, ProtocolError, SpecMismatchError, UnknownKeyError
 from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
+from aiokv.wire.messages import Init, InitBundle
 
 if TYPE_CHECKING:
     from aiokv.optim import Optimizer
-    from aiokv.wire.messages import Init, Pull, Push
+    from aiokv.wire.messages import Pull, Push
 
 
 class Catalog:
-    """All keys and chunks of one server. Every method raises the error that the sender of the message should get."""
+    """All keys, chunks and bundles of one server.
+
+    Every method raises the error that the sender of the message should get.
+    """
 
     def __init__(self) -> None:
         self.chunks: dict[tuple[Key, int], Chunk] = {}
+        """Every chunk, by key and first element; that of a bundle under its first key and `BUNDLE_START`."""
         self._keys: dict[Key, tuple[TensorSpec, str]] = {}
+        self._bundles: list[Bundle] = []
+        self._numbers: dict[tuple[Key, ...], int] = {}
+        self._bundle_of: dict[Key, Bundle] = {}
         self._kind: type | None = None
 
+    # --- keys ---
+
     def find(self, key: Key, start: int) -> Chunk | None:
-        """Return a chunk by its key and first element."""
-        return self.chunks.get((key, start))
+        """Return the chunk in which a key's element `start` is the first one of a chunk or of the key in its bundle."""
+        chunk = self.chunks.get((key, start))
+        if chunk is None and start == 0 and key in self._bundle_of:
+            return self._bundle_of[key].chunk
+        return chunk
+
+    def first_missing(self, keys: tuple[Key, ...]) -> Key | None:
+        """Return the first of the keys that does not exist, if there is one."""
+        return next((key for key in keys if key not in self._keys), None)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Compare a rule with all keys.
@@ -36,6 +54,27 @@ class Catalog:
         for key, (spec, _) in self._keys.items():
             optimizer.check_dtype(key, spec.dtype)
 
+    def check_init(self, message: Init | InitBundle) -> None:
+        """Compare another rank's init with the keys, or with what new keys may be.
+
+        Raises:
+            KeyUseError: str and int keys are mixed.
+            SpecMismatchError, PolicyError: they differ.
+        """
+        for key, spec in specs_of(message):
+            if key not in self._keys:
+                check_kind(check_key(key), self._kind)
+                continue
+            known, policy = self._keys[key]
+            check_same_spec(key, known, spec)
+            if policy != message.policy:
+                raise PolicyError(
+                    f"key {key!r} is kept under policy {policy}, not {message.policy}",
+                    key=key,
+                    expected=policy,
+                    got=message.policy,
+                )
+
     def create(self, message: Init, nbytes: int) -> Chunk:
         """Enter a new chunk.
 
@@ -45,14 +84,11 @@ class Catalog:
                 other chunks.
         """
         key, start, stop = message.key, message.start, message.stop
-        if (key, start) in self.chunks:
+        if self.find(key, start) is not None:
             raise AlreadyInitializedError(f"key {key!r} has a value already", key=key)
-        kind = check_kind(check_key(key), self._kind)
+        kind = self._check_new(message)
         spec = TensorSpec(message.shape, message.dtype)
-        check_spec(key, spec)
-        policy = get_policy(message.policy)
-        self.check_init(message)
-        chunk = Chunk(key, start, stop, spec, policy)
+        chunk = Chunk(key, start, stop, spec, get_policy(message.policy), f"key {key!r}")
         if not 0 <= start <= stop <= spec.size or nbytes != chunk.nbytes:
             raise SpecMismatchError(
                 f"key {key!r}: {nbytes} bytes for elements {start} to {stop} of {spec}",
@@ -65,28 +101,8 @@ class Catalog:
         self.chunks[key, start] = chunk
         return chunk
 
-    def check_init(self, message: Init) -> None:
-        """Compare another rank's init with the key, or with what a new key may be.
-
-        Raises:
-            KeyUseError: str and int keys are mixed.
-            SpecMismatchError, PolicyError: they differ.
-        """
-        if message.key not in self._keys:
-            check_kind(check_key(message.key), self._kind)
-            return
-        spec, policy = self._keys[message.key]
-        check_same_spec(message.key, spec, TensorSpec(message.shape, message.dtype))
-        if policy != message.policy:
-            raise PolicyError(
-                f"key {message.key!r} is kept under policy {policy}, not {message.policy}",
-                key=message.key,
-                expected=policy,
-                got=message.policy,
-            )
-
     def lookup(self, message: Push | Pull) -> Chunk:
-        """Return the chunk that a push or pull is about.
+        """Return the chunk that a push or pull is about; that of a bundle if the key is in one.
 
         Raises:
             KeyUseError, UnknownKeyError: no such key here.
@@ -100,9 +116,109 @@ class Catalog:
             raise UnknownKeyError(f"key {key!r} is not initialized: call init first", key=key)
         check_same_spec(key, known[0], TensorSpec(message.shape, message.dtype))
         chunk = self.chunks.get((key, message.start))
-        if chunk is None or chunk.stop != message.stop:
-            held = "not" if chunk is None else f"as {chunk.start} to {chunk.stop}"
+        if chunk is None and key in self._bundle_of and (message.start, message.stop) == (0, known[0].size):
+            chunk = self._bundle_of[key].chunk
+        elif chunk is not None and chunk.stop != message.stop:
+            chunk = None
+        if chunk is None:
             raise ProtocolError(
-                f"key {key!r}: asked for elements {message.start} to {message.stop}, which are {held} held here"
+                f"key {key!r}: asked for elements {message.start} to {message.stop}, which are no chunk of this server"
             )
         return chunk
+
+    def _check_new(self, message: Init | InitBundle) -> type | None:
+        """Check what new keys may be; return whether they are str or int."""
+        kind = self._kind
+        get_policy(message.policy)
+        for key, spec in specs_of(message):
+            kind = check_kind(check_key(key), kind)
+            check_spec(key, spec)
+        self.check_init(message)
+        return kind
+
+    # --- bundles ---
+
+    def bundle(self, number: int) -> Bundle:
+        """Return a bundle by its number.
+
+        Raises:
+            ProtocolError: there is none.
+        """
+        if not 0 <= number < len(self._bundles):
+            raise ProtocolError(f"no bundle has the number {number} on this server")
+        return self._bundles[number]
+
+    def bundle_of(self, key: Key) -> Bundle | None:
+        """Return the bundle whose chunk a key lies in."""
+        return self._bundle_of.get(key)
+
+    def create_bundle(self, message: InitBundle, nbytes: int) -> Bundle:
+        """Enter new keys as one chunk.
+
+        Raises:
+            AlreadyInitializedError: one of them exists.
+            KeyUseError, SpecMismatchError, PolicyError: a key, spec or the policy can't be.
+        """
+        named = specs_of(message)
+        for key, _ in named:
+            if key in self._keys:
+                raise AlreadyInitializedError(f"key {key!r} has a value already", key=key)
+        kind = self._check_new(message)
+        total = TensorSpec((sum(spec.size for _, spec in named),), message.dtype)
+        if nbytes != total.nbytes:
+            raise ProtocolError(f"keys {name_keys(message.keys)}: expected {total.nbytes} bytes, got {nbytes}")
+        first = message.keys[0]
+        policy = get_policy(message.policy)
+        stop = BUNDLE_START + total.size
+        chunk = Chunk(first, BUNDLE_START, stop, total, policy, f"keys {name_keys(message.keys)}")
+        self._kind = kind
+        self._keys.update((key, (spec, message.policy)) for key, spec in named)
+        self.chunks[first, BUNDLE_START] = chunk
+        bundle = self._enter(message, chunk)
+        self._bundle_of.update((key, bundle) for key in message.keys)
+        return bundle
+
+    def bundle_like(self, message: InitBundle) -> Bundle:
+        """Return the bundle of these keys, which all exist, in this order; a divided one if nobody has made it.
+
+        Raises:
+            ProtocolError: a key is not whole on this server.
+        """
+        number = self._numbers.get(message.keys)
+        for key, spec in specs_of(message) if number is None else []:
+            chunk = self.chunks.get((key, 0))
+            if key not in self._bundle_of and (chunk is None or chunk.size != spec.size):
+                raise ProtocolError(f"key {key!r} is cut into chunks, so it can't go in a bundle")
+        return self._enter(message, None) if number is None else self._bundles[number]
+
+    def _enter(self, message: InitBundle, chunk: Chunk | None) -> Bundle:
+        specs = tuple(spec for _, spec in specs_of(message))
+        bundle = Bundle(len(self._bundles), message.keys, specs, chunk)
+        self._bundles.append(bundle)
+        self._numbers[message.keys] = bundle.number
+        return bundle
+
+    def replace(self, bundle: Bundle, chunks: list[Chunk]) -> None:
+        """Enter the chunks that a bundle was divided into, in its place."""
+        del self.chunks[bundle.keys[0], BUNDLE_START]
+        for chunk in chunks:
+            self.chunks[chunk.key, 0] = chunk
+            del self._bundle_of[chunk.key]
+
+
+def specs_of(message: Init | InitBundle) -> list[tuple[Key, TensorSpec]]:
+    """Return each key of an init with its spec.
+
+    Raises:
+        ProtocolError: a bundle without keys, with one twice, or without a shape for each.
+    """
+    if isinstance(message, Init):
+        return [(message.key, TensorSpec(message.shape, message.dtype))]
+    keys, shapes = message.keys, message.shapes
+    if not keys or len(keys) != len(shapes) or len(set(keys)) != len(keys):
+        raise ProtocolError(
+            f"a bundle has at least one key, none twice, and a shape for each; got {len(keys)} keys, "
+            f"{len(set(keys))} different ones, and {len(shapes)} shapes"
+        )
+    pairs = zip(message.keys, message.shapes, strict=True)
+    return [(key, TensorSpec(shape, message.dtype)) for key, shape in pairs]

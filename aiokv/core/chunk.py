@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A parked request: answered when `version` is made (push) or when push `at_least` of `rank` is in (pull)."""
+    """A parked request about one or several chunks; answered when none is `left` to wait for.
+
+    A push waits until its `updates` are applied, one for each chunk; a pull until push `at_least` of `rank` is in each.
+    """
 
     peer: Peer
     request: int
     rank: Rank
-    chunk: Chunk
     waits: float
-    version: Version = 0
+    chunks: list[Chunk]
+    left: int
     at_least: int = 0
     want_value: bool = True
+    updates: list[Update] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +59,7 @@ class Update:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Elements [start, stop) of a key on this server.
+    """Elements [start, stop) of a key on this server, or all elements of a bundle's keys (see `bundle`).
 
     `newest` is the largest version that is made or open; `pushed` counts each rank's pushes that arrived, `reflected`
     those that the current value holds.
@@ -66,6 +70,7 @@ class Chunk:
     stop: int
     spec: TensorSpec
     policy: Policy
+    label: str
     version: Version = 0
     newest: Version = 0
     applying: bool = False
@@ -75,8 +80,13 @@ class Chunk:
     reflected: dict[Rank, int] = field(default_factory=dict)
 
     @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the chunk's elements."""
+        """Bytes of the elements."""
         return (self.stop - self.start) * self.spec.itemsize
 
     def missing(self, update: Update, members: Sequence[Rank]) -> list[Rank]:
@@ -89,10 +99,12 @@ class Chunk:
         return version <= self.version + self.applying or (update is not None and update.is_past(rank))
 
     def awaited_update(self, waiter: Waiter) -> Update | None:
-        """Return the open update whose completion would answer the waiter."""
-        if waiter.at_least == 0:
-            return self.updates.get(waiter.version)
+        """Return the open update of this chunk whose completion the waiter waits for."""
         for update in self.updates.values():
+            if not waiter.at_least:
+                if waiter in update.waiters:
+                    return update
+                continue
             contribution = update.contributions.get(waiter.rank)
             if contribution is not None and contribution.sequence >= waiter.at_least:
                 return update

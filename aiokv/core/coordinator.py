@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from aiokv.core.bundle import Bundle, divide, name_keys
 from aiokv.core.catalog import Catalog
-from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
-from aiokv.core.effects import (
-    Apply,
-    Configure,
-    Disconnect,
-    Effect,
-    Free,
-    Install,
-    Log,
-    Refuse,
-    Send,
-    Stop,
-    StoredChunk,
-)
+from aiokv.core.effects import Configure, Disconnect, Effect, Free, Install, Log, Refuse, Send, Stop
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
-from aiokv.core.parked import ParkedInits, RequestName
+from aiokv.core.parked import AnyInit, ParkedInits, RequestName
 from aiokv.core.roster import Roster
+from aiokv.core.rounds import Rounds
 from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
@@ -28,7 +19,6 @@ from aiokv.errors import (
     MembershipError,
     OptimizerError,
     ProtocolError,
-    RoundTimeoutError,
     SchedulerLostError,
     UnknownKeyError,
     from_code,
@@ -37,8 +27,12 @@ from aiokv.optim import Optimizer, make_optimizer
 from aiokv.types import SCHEDULER, Peer, Rank, Role
 from aiokv.wire import messages as m
 
-MAX_OPEN_UPDATES = 1024
-"""How far a worker may push ahead of the rounds that are closed, per chunk."""
+if TYPE_CHECKING:
+    from aiokv.core.chunk import Chunk
+
+
+PARKABLE = (m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle)
+"""Requests that may have to wait."""
 
 
 class Coordinator:
@@ -58,8 +52,8 @@ class Coordinator:
         self._initializing = ParkedInits()
         self._catalog = Catalog()
         self._optimizer: Optimizer | None = None
-        self._waiters: dict[RequestName, Waiter] = {}
         self._deadlines: Deadlines[RequestName] = Deadlines()
+        self._rounds = Rounds(self._deadlines)
         self._scheduler_lost = False
         self._stopped = False
 
@@ -71,7 +65,7 @@ class Coordinator:
             case Received():
                 return self._received(stimulus, now)
             case Applied(key, start, version):
-                return self._applied(self._catalog.chunks[key, start], version)
+                return self._applied(self._catalog.chunks[key, start], version, now)
             case Tick():
                 return self._tick(now)
             case PeerLost(peer, reason):
@@ -118,14 +112,14 @@ class Coordinator:
         peer, request, message = received.peer, received.request, received.message
         if (peer, request) in self._deadlines:
             raise ProtocolError(f"request id {request} is in use")
-        if isinstance(message, (m.Attach, m.Init, m.Push, m.Pull)):
+        if isinstance(message, PARKABLE):
             check_timeout(message.timeout)
         match message:
-            case m.Push():
-                return self._push(received, message, now)
-            case m.Pull():
-                return self._pull(peer, request, message, now)
-            case m.Init():
+            case m.Push() | m.Pull():
+                return self._exchange(received, message, now)
+            case m.PushBundle() | m.PullBundle():
+                return self._exchange_bundle(received, message, now)
+            case m.Init() | m.InitBundle():
                 return self._init(received, message, now)
             case m.SetOptimizer(name, params):
                 return self._set_optimizer(peer, request, name, params)
@@ -141,7 +135,7 @@ class Coordinator:
         if view.epoch <= self._roster.epoch:
             return []
         self._joiner.on_view(view, now)
-        self._roster = Roster(view)
+        self._roster = self._rounds.roster = Roster(view)
         effects = self._joiner.complete()
         for (peer, request), attach in list(self._attaching.items()):
             if attach.epoch <= view.epoch:
@@ -149,11 +143,7 @@ class Coordinator:
                 self._deadlines.discard((peer, request))
                 effects += self._answer_attach(peer, request, attach)
         effects += self._refuse_orphaned_inits()
-        for chunk in self._catalog.chunks.values():
-            for update in chunk.updates.values():
-                effects += self._settle(chunk, update)
-            effects += self._apply_next(chunk)
-        return effects
+        return effects + self._rounds.advance(self._catalog.chunks.values())
 
     def _attach(self, peer: Peer, request: int, message: m.Attach, now: float) -> list[Effect]:
         if message.epoch > self._roster.epoch:
@@ -194,8 +184,7 @@ class Coordinator:
             self._deadlines.discard(name)
         for name, _ in self._initializing.take_peer(peer):
             self._deadlines.discard(name)
-        for waiter in [waiter for waiter in self._waiters.values() if waiter.peer == peer]:
-            self._forget(waiter)
+        self._rounds.forget_peer(peer)
         return self._stop_when_alone()
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
@@ -224,40 +213,66 @@ class Coordinator:
 
     # --- keys and optimizer ---
 
-    def _init(self, received: Received, message: m.Init, now: float) -> list[Effect]:
+    def _init(self, received: Received, message: AnyInit, now: float) -> list[Effect]:
         peer, request = received.peer, received.request
         rank = self._rank_of(peer)
         if rank == 0:
             return self._create(received, message)
         if received.slot is not None:
-            raise ProtocolError(f"key {message.key!r}: only rank 0 sends initial values, got some from rank {rank}")
+            raise ProtocolError(f"{_named(message)}: only rank 0 sends initial values, got some from rank {rank}")
         self._catalog.check_init(message)
-        chunk = self._catalog.find(message.key, message.start)
-        if chunk is not None:
-            return [Send(peer, request, m.Done(chunk.version))]
-        self._initializing.add((peer, request), message)
+        answered = self._answer_init((peer, request), message)
+        if answered:
+            return answered
         self._deadlines.add((peer, request), now + message.timeout)
         return self._refuse_orphaned_inits()
 
-    def _create(self, received: Received, message: m.Init) -> list[Effect]:
+    def _create(self, received: Received, message: AnyInit) -> list[Effect]:
+        keys = (message.key,) if isinstance(message, m.Init) else message.keys
         if self._optimizer is not None:
-            self._optimizer.check_dtype(message.key, message.dtype)
-        chunk = self._catalog.create(message, received.nbytes)
-        size = chunk.stop - chunk.start
-        effects: list[Effect] = [Install(chunk.key, chunk.start, chunk.spec.dtype, size, received.slot)]
-        effects.append(Send(received.peer, received.request, m.Done()))
-        return effects + self._release_inits(chunk)
-
-    def _release_inits(self, chunk: Chunk) -> list[Effect]:
-        effects: list[Effect] = []
-        for name, message in self._initializing.take_chunk(chunk.key, chunk.start):
-            self._deadlines.discard(name)
-            try:
-                self._catalog.check_init(message)
-                effects.append(Send(*name, m.Done()))
-            except AiokvError as error:
-                effects.append(Refuse(*name, error))
+            for key in keys:
+                self._optimizer.check_dtype(key, message.dtype)
+        answer: m.Message = m.Done()
+        start = 0
+        if isinstance(message, m.Init):
+            start = message.start
+            chunk = self._catalog.create(message, received.nbytes)
+        else:
+            bundle = self._catalog.create_bundle(message, received.nbytes)
+            assert bundle.chunk is not None, "a new bundle is one chunk"
+            chunk, answer = bundle.chunk, m.Bundled(bundle.number)
+        effects: list[Effect] = [Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot)]
+        effects.append(Send(received.peer, received.request, answer))
+        for key in keys:
+            for name, parked in self._initializing.take_place(key, start):
+                effects += self._release_init(name, parked)
         return effects
+
+    def _answer_init(self, name: RequestName, message: AnyInit) -> list[Effect]:
+        """Answer another rank's init if all that it names is there; else park it."""
+        if isinstance(message, m.Init):
+            chunk = self._catalog.find(message.key, message.start)
+            missing = message.key if chunk is None else None
+            answer: m.Message = m.Done(chunk.version if chunk else 0)
+            start = message.start
+        else:
+            missing, start = self._catalog.first_missing(message.keys), 0
+            answer = m.Done()
+            if missing is None:
+                answer = m.Bundled(self._catalog.bundle_like(message).number)
+        if missing is not None:
+            self._initializing.add(name, message, missing, start)
+            return []
+        self._deadlines.discard(name)
+        return [Send(*name, answer)]
+
+    def _release_init(self, name: RequestName, message: AnyInit) -> list[Effect]:
+        try:
+            self._catalog.check_init(message)
+            return self._answer_init(name, message)
+        except AiokvError as error:
+            self._deadlines.discard(name)
+            return [Refuse(*name, error)]
 
     def _refuse_orphaned_inits(self) -> list[Effect]:
         root = self._roster.entry(0)
@@ -266,11 +281,12 @@ class Coordinator:
         effects: list[Effect] = []
         for name, message in self._initializing.take_all():
             self._deadlines.discard(name)
-            what = f"init of key {message.key!r}"
+            what = f"init of {_named(message)}"
+            key = message.key if isinstance(message, m.Init) else message.keys[0]
             if root.state == "lost":
-                error: AiokvError = self._roster.loss([0], what, message.key)
+                error: AiokvError = self._roster.loss([0], what, key)
             else:
-                error = UnknownKeyError(f"{what}: rank {self._roster.label(0)} left without it", key=message.key)
+                error = UnknownKeyError(f"{what}: rank {self._roster.label(0)} left without it", key=key)
             effects.append(Refuse(*name, error))
         return effects
 
@@ -294,123 +310,77 @@ class Coordinator:
 
     # --- push and pull ---
 
-    def _push(self, received: Received, message: m.Push, now: float) -> list[Effect]:
-        peer, request, slot, nbytes = received.peer, received.request, received.slot, received.nbytes
-        rank = self._rank_of(peer)
+    def _exchange(self, received: Received, message: m.Push | m.Pull, now: float) -> list[Effect]:
+        rank = self._rank_of(received.peer)
         chunk = self._catalog.lookup(message)
-        if nbytes != chunk.nbytes:
-            raise ProtocolError(f"key {chunk.key!r}: expected {chunk.nbytes} bytes, got {nbytes}")
-        expected = chunk.pushed.get(rank, 0) + 1
-        if message.sequence != expected:
-            raise ProtocolError(f"key {chunk.key!r}: expected push {expected} of rank {rank}, got {message.sequence}")
-        version = chunk.policy.version_of(sequence=message.sequence, newest=chunk.newest)
-        if chunk.is_closed(version, rank):
-            # Only a rank that has left can be late: nobody waits for it.
-            text = f"key {chunk.key!r}: round {version} went on without rank {self._roster.label(rank)}"
-            raise MembershipError(text, ranks=[rank], key=chunk.key, round=version)
-        if version > chunk.version + MAX_OPEN_UPDATES:
-            raise ProtocolError(
-                f"key {chunk.key!r}: push for version {version}, but the chunk is at {chunk.version}; "
-                f"at most {MAX_OPEN_UPDATES} may be open"
-            )
-        if not 0 <= message.read_version <= chunk.version:
-            raise ProtocolError(f"key {chunk.key!r}: read version {message.read_version}, which is not made yet")
-        update = chunk.updates.setdefault(version, Update(version))
-        update.contributions[rank] = Contribution(rank, message.sequence, message.read_version, slot)
-        chunk.pushed[rank] = message.sequence
-        chunk.newest = max(chunk.newest, version)
-        waiter = Waiter(peer, request, rank, chunk, message.timeout, version=version, want_value=message.want_value)
-        update.waiters.append(waiter)
-        self._park(waiter, now)
-        return [*self._settle(chunk, update), *self._apply_next(chunk)]
-
-    def _pull(self, peer: Peer, request: int, message: m.Pull, now: float) -> list[Effect]:
-        rank = self._rank_of(peer)
-        chunk = self._catalog.lookup(message)
-        waiter = Waiter(peer, request, rank, chunk, message.timeout, at_least=message.at_least)
-        if chunk.reflected.get(rank, 0) >= message.at_least:
-            return [self._value(waiter)]
-        chunk.pulls.append(waiter)
-        self._park(waiter, now)
-        update = chunk.awaited_update(waiter)
-        return [] if update is None else self._refuse_lost(chunk, update)
-
-    def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
-        """Fold what may be folded, and refuse those who wait for an update that can't become complete."""
-        return [*chunk.fold(update, self._roster.members), *self._refuse_lost(chunk, update)]
-
-    def _apply_next(self, chunk: Chunk) -> list[Effect]:
-        """Apply the next update if it is complete and none is being applied."""
-        ready = chunk.updates.get(chunk.version + 1)
-        if ready is None or chunk.applying or chunk.missing(ready, self._roster.members):
-            return []
-        chunk.applying = True
-        behind = [chunk.version - ready.contributions[rank].read_version for rank in ready.folded]
-        return [Apply(chunk.key, chunk.start, ready.version, ready.accumulator, list(ready.folded), behind)]
-
-    def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
-        if not self._roster.lost:
-            return []
-        lost = [rank for rank in chunk.missing(update, self._roster.members) if rank in self._roster.lost]
-        if not lost:
-            return []
-        error = self._roster.loss(lost, f"key {chunk.key!r}, round {update.version}", chunk.key, update.version)
-        stuck = list(update.waiters)
-        stuck += [pull for pull in chunk.pulls if chunk.awaited_update(pull) is update]
-        return [self._refuse(waiter, error) for waiter in stuck]
-
-    def _applied(self, chunk: Chunk, version: int) -> list[Effect]:
-        update = chunk.updates.pop(version)
-        chunk.version = version
-        chunk.applying = False
-        for rank, contribution in update.contributions.items():
-            chunk.reflected[rank] = contribution.sequence
         effects: list[Effect] = []
-        for waiter in list(update.waiters):
-            self._forget(waiter)
-            effects.append(self._value(waiter) if waiter.want_value else self._done(waiter))
-        for waiter in list(chunk.pulls):
-            if chunk.reflected.get(waiter.rank, 0) >= waiter.at_least:
-                self._forget(waiter)
-                effects.append(self._value(waiter))
-        return effects + self._apply_next(chunk)
+        bundle = self._catalog.bundle_of(message.key)
+        if bundle is not None:
+            # Somebody uses a key of a bundle alone.
+            if chunk.applying:
+                bundle.held.append(received)
+                return []
+            effects = self._divide(bundle)
+            chunk = self._catalog.lookup(message)
+        return effects + self._carry_out(received, message, rank, [chunk], now)
 
-    # --- waiting requests ---
+    def _exchange_bundle(self, received: Received, message: m.PushBundle | m.PullBundle, now: float) -> list[Effect]:
+        rank = self._rank_of(received.peer)
+        bundle = self._catalog.bundle(message.bundle)
+        if bundle.chunk is not None:
+            return self._carry_out(received, message, rank, [bundle.chunk], now)
+        effects: list[Effect] = []
+        for key in bundle.keys:
+            other = self._catalog.bundle_of(key)
+            if other is None:
+                continue
+            if other.chunk is not None and other.chunk.applying:
+                other.held.append(received)
+                return effects
+            effects += self._divide(other)
+        chunks = [self._catalog.chunks[key, 0] for key in bundle.keys]
+        return effects + self._carry_out(received, message, rank, chunks, now)
 
-    def _park(self, waiter: Waiter, now: float) -> None:
-        self._waiters[waiter.peer, waiter.request] = waiter
-        self._deadlines.add((waiter.peer, waiter.request), now + waiter.waits)
+    def _carry_out(
+        self,
+        received: Received,
+        message: m.Push | m.Pull | m.PushBundle | m.PullBundle,
+        rank: Rank,
+        chunks: list[Chunk],
+        now: float,
+    ) -> list[Effect]:
+        try:
+            if isinstance(message, (m.Push, m.PushBundle)):
+                return self._rounds.push(received, message, rank, chunks, now)
+            return self._rounds.pull(received, message, rank, chunks, now)
+        except AiokvError as error:
+            # Caught here too, because what was divided for it stays divided.
+            return [*_freed(received), Refuse(received.peer, received.request, error)]
 
-    def _forget(self, waiter: Waiter) -> None:
-        self._waiters.pop((waiter.peer, waiter.request), None)
-        self._deadlines.discard((waiter.peer, waiter.request))
-        if waiter.at_least:
-            waiter.chunk.pulls.remove(waiter)
-            return
-        update = waiter.chunk.updates.get(waiter.version)
-        if update is not None:
-            update.waiters.remove(waiter)
+    def _divide(self, bundle: Bundle) -> list[Effect]:
+        chunks, effects = divide(bundle, self._rounds.new_slot)
+        self._catalog.replace(bundle, chunks)
+        return effects
 
-    def _refuse(self, waiter: Waiter, error: AiokvError) -> Effect:
-        self._forget(waiter)
-        return Refuse(waiter.peer, waiter.request, error)
-
-    def _done(self, waiter: Waiter) -> Effect:
-        return Send(waiter.peer, waiter.request, m.Done(waiter.chunk.version))
-
-    def _value(self, waiter: Waiter) -> Effect:
-        chunk = waiter.chunk
-        payload = StoredChunk(chunk.key, chunk.start, chunk.version, chunk.nbytes)
-        return Send(waiter.peer, waiter.request, m.Value(chunk.version), payload)
+    def _applied(self, chunk: Chunk, version: int, now: float) -> list[Effect]:
+        bundle = self._catalog.bundle_of(chunk.key)
+        if bundle is None or not bundle.held:
+            return self._rounds.applied(chunk, version)
+        # No further update begins before the bundle is divided.
+        held, bundle.held = bundle.held, []
+        effects = self._rounds.applied(chunk, version, go_on=False) + self._divide(bundle)
+        effects += self._rounds.advance([self._catalog.chunks[key, 0] for key in bundle.keys])
+        for received in held:
+            effects += self._received(received, now)
+        return effects
 
     def _tick(self, now: float) -> list[Effect]:
         effects = self._joiner.tick(now)
         if reason := self._joiner.silence(now):
             effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
         for name in self._deadlines.due(now):
-            if name in self._waiters:
-                waiter = self._waiters[name]
-                effects.append(self._refuse(waiter, self._late(waiter)))
+            if name in self._rounds:
+                effects.append(self._rounds.expire(name))
             elif name in self._initializing:
                 init = self._initializing.take(name)
                 effects.append(Refuse(*name, self._late_init(init)))
@@ -420,26 +390,11 @@ class Coordinator:
                 effects.append(Refuse(*name, CallTimeoutError(text)))
         return effects
 
-    def _late(self, waiter: Waiter) -> RoundTimeoutError:
-        chunk = waiter.chunk
-        update = chunk.awaited_update(waiter)
-        version = update.version if update else chunk.version + 1
-        missing = chunk.missing(update, self._roster.members) if update else [waiter.rank]
-        reason = (
-            f"no contribution from rank {self._roster.labels(missing)}" if missing else "its update is not applied yet"
-        )
-        return RoundTimeoutError(
-            f"key {chunk.key!r}, round {version}: {reason} within {waiter.waits:.3g} s; what was pushed stays counted",
-            ranks=missing,
-            key=chunk.key,
-            round=version,
-        )
-
-    def _late_init(self, message: m.Init) -> CallTimeoutError:
+    def _late_init(self, message: AnyInit) -> CallTimeoutError:
         return CallTimeoutError(
-            f"key {message.key!r} was not initialized by rank {self._roster.label(0)} within {message.timeout:.3g} s",
+            f"{_named(message)}: not initialized by rank {self._roster.label(0)} within {message.timeout:.3g} s",
             ranks=[0],
-            key=message.key,
+            key=message.key if isinstance(message, m.Init) else message.keys[0],
         )
 
     # --- for tests ---
@@ -452,18 +407,15 @@ class Coordinator:
         """
         for address, chunk in self._catalog.chunks.items():
             assert address == (chunk.key, chunk.start)
-            assert all(version > chunk.version for version in chunk.updates)
-            assert not chunk.applying or chunk.version + 1 in chunk.updates
-            for update in chunk.updates.values():
-                assert set(update.folded) <= set(update.contributions)
-                assert update.folded == sorted(update.folded)
-                assert all(self._waiters[w.peer, w.request] is w for w in update.waiters)
-            for rank, reflected in chunk.reflected.items():
-                assert reflected <= chunk.pushed[rank]
-        named = set(self._waiters) | set(self._initializing) | set(self._attaching)
+        named = self._rounds.validate(self._catalog.chunks.values())
+        named |= set(self._initializing) | set(self._attaching)
         assert all(name in self._deadlines for name in named)
         assert len(named) == len(self._deadlines)
 
 
 def _freed(received: Received) -> list[Effect]:
     return [] if received.slot is None else [Free(received.slot)]
+
+
+def _named(message: AnyInit) -> str:
+    return f"key {message.key!r}" if isinstance(message, m.Init) else f"keys {name_keys(message.keys)}"

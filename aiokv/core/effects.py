@@ -25,6 +25,15 @@ class CallMemory:
 
 
 @dataclass(slots=True)
+class CallTensors:
+    """The whole tensors `tensors` of the user's call `call`, one after the other: `nbytes` together."""
+
+    call: int
+    tensors: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(slots=True)
 class StoredChunk:
     """The chunk's immutable value at `version`; `nbytes` long."""
 
@@ -33,6 +42,15 @@ class StoredChunk:
     version: Version
     nbytes: int
 
+
+@dataclass(slots=True)
+class StoredChunks:
+    """Several chunks, one after the other."""
+
+    chunks: list[StoredChunk]
+
+
+Payload = CallMemory | CallTensors | StoredChunk | StoredChunks
 
 # --- effects of every machine ---
 
@@ -54,7 +72,7 @@ class Send:
     peer: Peer
     request: int
     message: Message
-    payload: CallMemory | StoredChunk | None = None
+    payload: Payload | None = None
 
 
 @dataclass(slots=True)
@@ -163,6 +181,26 @@ class Apply:
 
 
 @dataclass(slots=True)
+class Split:
+    """Cut the slot's content into `parts`, new slots and the bytes of each, in order; free the slot."""
+
+    slot: Slot
+    parts: list[tuple[Slot, int]]
+
+
+@dataclass(slots=True)
+class Divide:
+    """Make a chunk of its own, with value and optimizer state, of each of `parts`: a key and its number of elements.
+
+    They lie in the chunk (key, start) one after the other; that one is no more. The new ones start at 0.
+    """
+
+    key: Key
+    start: int
+    parts: list[tuple[Key, int]]
+
+
+@dataclass(slots=True)
 class Free:
     """The slot's content is not needed."""
 
@@ -189,6 +227,8 @@ Effect = (
     | Install
     | Fold
     | Apply
+    | Split
+    | Divide
     | Free
     | Configure
 )

@@ -1,11 +1,11 @@
-"""Inits of other ranks that wait for rank 0's: found by request and by chunk, in constant time each."""
+"""Inits of other ranks that wait for rank 0's: found by request and by what they wait for, in constant time each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from aiokv.types import Key, Peer
-from aiokv.wire.messages import Init
+from aiokv.wire.messages import Init, InitBundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -13,47 +13,49 @@ if TYPE_CHECKING:
 RequestName = tuple[Peer, int]
 """A request of a peer: the connection and its request id."""
 
-Entry = tuple[RequestName, Init]
+AnyInit = Init | InitBundle
+Entry = tuple[RequestName, AnyInit]
+Place = tuple[Key, int]
+"""A key and its first element."""
 
 
 class ParkedInits:
     """A table of inits in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._messages: dict[RequestName, Init] = {}
-        self._by_chunk: dict[tuple[Key, int], dict[RequestName, None]] = {}
+        self._entries: dict[RequestName, tuple[AnyInit, Place]] = {}
+        self._by_place: dict[Place, dict[RequestName, None]] = {}
 
     def __iter__(self) -> Iterator[RequestName]:
-        return iter(self._messages)
+        return iter(self._entries)
 
     def __contains__(self, name: RequestName) -> bool:
-        return name in self._messages
+        return name in self._entries
 
-    def add(self, name: RequestName, message: Init) -> None:
-        """Put an init in."""
-        self._messages[name] = message
-        self._by_chunk.setdefault((message.key, message.start), {})[name] = None
+    def add(self, name: RequestName, message: AnyInit, key: Key, start: int) -> None:
+        """Put an init in that waits for this chunk, or for the key in a bundle."""
+        self._entries[name] = (message, (key, start))
+        self._by_place.setdefault((key, start), {})[name] = None
 
-    def take(self, name: RequestName) -> Init:
+    def take(self, name: RequestName) -> AnyInit:
         """Take one init out."""
-        message = self._messages.pop(name)
-        chunk = (message.key, message.start)
-        del self._by_chunk[chunk][name]
-        if not self._by_chunk[chunk]:
-            del self._by_chunk[chunk]
+        message, place = self._entries.pop(name)
+        del self._by_place[place][name]
+        if not self._by_place[place]:
+            del self._by_place[place]
         return message
 
-    def take_chunk(self, key: Key, start: int) -> list[Entry]:
-        """Take out all inits of one chunk."""
-        return self._take(self._by_chunk.get((key, start), ()))
+    def take_place(self, key: Key, start: int) -> list[Entry]:
+        """Take out all inits that wait for one chunk."""
+        return self._take(self._by_place.get((key, start), ()))
 
     def take_peer(self, peer: Peer) -> list[Entry]:
         """Take out all inits of one peer."""
-        return self._take(name for name in self._messages if name[0] == peer)
+        return self._take(name for name in self._entries if name[0] == peer)
 
     def take_all(self) -> list[Entry]:
         """Take out all inits."""
-        return self._take(self._messages)
+        return self._take(self._entries)
 
     def _take(self, names: Iterable[RequestName]) -> list[Entry]:
         return [(name, self.take(name)) for name in list(names)]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiokv.core import stimuli as st
+from aiokv.core.bundle import name_keys
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
-from aiokv.core.effects import CallMemory, Complete, Connect, Disconnect, Effect, Fail, Log, Release, Send
+from aiokv.core.directory import Directory, Part, Tensors
+from aiokv.core.effects import CallMemory, CallTensors, Complete, Connect, Disconnect, Effect, Fail, Log, Release, Send
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
-from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
-from aiokv.core.placement import Chunk, place
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
@@ -24,14 +24,11 @@ from aiokv.errors import (
 )
 from aiokv.optim import make_optimizer
 from aiokv.policy import get_policy
-from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec, Version
+from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
 
 Operation = st.Operation
 ErrorOf = Callable[[str], AiokvError]
-
-SHOWN_KEYS = 3
-"""How many keys of a call its errors name."""
 
 COUNTED = (RoundTimeoutError.code, WorkerLostError.code)
 """Errors after which a push still counts in its round. A server that answers another one has not taken the push."""
@@ -45,22 +42,17 @@ class Call:
     what: str
     timeout: float
     open: dict[int, None] = field(default_factory=dict)
-    tensors: list[tuple[Key, TensorSpec]] = field(default_factory=list)
+    tensors: Tensors = field(default_factory=list)
     operation: Operation | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A message that is not answered yet. It outlives its call when the caller stopped waiting.
-
-    `memory` is where the answer's payload belongs, `address` the chunk that it is about.
-    """
+    """A message that is not answered yet. It outlives its call when the caller stopped waiting."""
 
     call: int
     peer: Peer
-    memory: CallMemory | None = None
-    address: tuple[Key, int] | None = None
-    pushes: bool = False
+    part: Part | None = None
 
 
 class Session:
@@ -88,12 +80,7 @@ class Session:
         self._calls: dict[int, Call] = {}
         self._requests: dict[int, Request] = {}
         self._deadlines: Deadlines[int] = Deadlines()
-        self._kind: type | None = None
-        self.specs: dict[Key, TensorSpec] = {}
-        """What this worker knows of the keys that it has initialised."""
-        self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
-        self._pushed: dict[Key, int] = {}
-        self._versions: dict[tuple[Key, int], Version] = {}
+        self._directory = Directory(self.policy)
         self._closed = False
 
     # --- read only ---
@@ -113,13 +100,16 @@ class Session:
         """How many requests are not answered yet."""
         return len(self._requests)
 
-    def landing(self, request: int, nbytes: int) -> CallMemory | None:
+    def spec(self, key: Key) -> TensorSpec | None:
+        """Return shape and dtype of a key that this worker has initialised."""
+        return self._directory.spec(key)
+
+    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
         pending = self._requests.get(request)
-        if pending is None or pending.memory is None or pending.call not in self._calls:
+        if pending is None or pending.part is None or pending.call not in self._calls:
             return None
-        memory = pending.memory
-        return memory if memory.stop - memory.start == nbytes else None
+        return pending.part.receives if pending.part.nbytes == nbytes else None
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
@@ -172,6 +162,7 @@ class Session:
         if first:
             self._rank = next(entry.rank for entry in view.workers if entry.name == self._joiner.name)
             self._servers = {entry.index: entry for entry in view.servers}
+            self._directory.settle(view)
             return [Connect(entry.index, entry.host, entry.port) for entry in view.servers]
         effects: list[Effect] = []
         for entry in view.servers:
@@ -224,66 +215,26 @@ class Session:
             raise self._server_error(peer, reason, what)
 
     def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
-        names = [repr(key) for key, _ in stimulus.tensors]
-        more = len(names) - SHOWN_KEYS
-        shown = ", ".join(names[:SHOWN_KEYS]) + (f" and {more} more" if more > 0 else "")
-        call = Call(stimulus.call, f"{stimulus.operation.value} of {shown}", stimulus.timeout)
+        keys = tuple(key for key, _ in stimulus.tensors)
+        call = Call(stimulus.call, f"{stimulus.operation.value} of {name_keys(keys)}", stimulus.timeout)
         call.operation = stimulus.operation
         try:
             self._check_ready(call.what, call.timeout)
-            kind = self._kind
-            for key, spec in stimulus.tensors:
-                name, kind = self._check_tensor(key, spec, kind)
-                call.tensors.append((name, spec))
+            call.tensors = self._directory.check(stimulus.tensors)
         except AiokvError as error:
             return [Fail(call.number, error)]
-        self._kind = kind
         self._open_call(call, now)
-        effects: list[Effect] = []
-        for tensor, (key, spec) in enumerate(call.tensors):
-            if stimulus.operation in (Operation.PUSH, Operation.PUSHPULL):
-                self._pushed[key] = self._pushed.get(key, 0) + 1
-            effects += [self._request(call, tensor, chunk) for chunk in self._place(key, spec)]
-        return effects or self._complete(call)
-
-    def _check_tensor(self, key: Key, spec: TensorSpec, kind: type | None) -> tuple[Key, type]:
-        """Return the key as a plain str or int, and which of them it is."""
-        key = check_key(key)
-        kind = check_kind(key, kind)
-        check_spec(key, spec)
-        known = self.specs.get(key)
-        if known is not None:
-            check_same_spec(key, known, spec)
-        return key, kind
-
-    def _place(self, key: Key, spec: TensorSpec) -> list[Chunk]:
-        chunks = self._places.get((key, spec))
-        if chunks is None:
-            view = self._joiner.view
-            assert view is not None, "checked by _check_ready"
-            chunks = self._places[key, spec] = place(
-                key, spec, servers=len(view.servers), chunk_bytes=view.chunk_bytes, split_bytes=view.split_bytes
-            )
-        return chunks
-
-    def _request(self, call: Call, tensor: int, chunk: Chunk) -> Send:
-        key, spec = call.tensors[tensor]
-        size = spec.itemsize
-        memory = CallMemory(call.number, tensor, chunk.start * size, chunk.stop * size)
-        head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
         wait = answer_time(call.timeout)
-        receives = call.operation in (Operation.PULL, Operation.PUSHPULL)
-        request = Request(call.number, chunk.server, memory if receives else None, (key, chunk.start))
-        request.pushes = call.operation in (Operation.PUSH, Operation.PUSHPULL)
-        number = self._new_request(request)
-        call.open[number] = None
         if call.operation is Operation.INIT:
-            return Send(chunk.server, number, m.Init(*head, self.policy, wait), memory if self._rank == 0 else None)
-        pushed = self._pushed.get(key, 0)
-        if call.operation is Operation.PULL:
-            return Send(chunk.server, number, m.Pull(*head, pushed, wait))
-        read = self._versions.get((key, chunk.start), 0)
-        return Send(chunk.server, number, m.Push(*head, pushed, read, receives, wait), memory)
+            parts = self._directory.init(call.number, call.tensors, wait, values=self._rank == 0)
+        else:
+            parts = self._directory.exchange(call.number, call.operation, call.tensors, wait)
+        effects: list[Effect] = []
+        for part in parts:
+            number = self._new_request(Request(call.number, part.peer, part))
+            call.open[number] = None
+            effects.append(Send(part.peer, number, part.message, part.sends))
+        return effects or self._complete(call)
 
     def _barrier(self, number: int, name: str, timeout: float, now: float) -> list[Effect]:
         call = Call(number, f"barrier {name!r}", timeout)
@@ -336,7 +287,7 @@ class Session:
                 return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
 
     def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
-        if not isinstance(message, (m.Done, m.Value, m.Error)):
+        if not isinstance(message, (m.Done, m.Bundled, m.Value, m.Error)):
             return self._cut(peer, f"unexpected {type(message).__name__}")
         pending = self._requests.get(request)
         if pending is None or pending.peer != peer:
@@ -344,29 +295,24 @@ class Session:
         del self._requests[request]
         if pending.call == -1:
             return self._attach_answered(peer, message)
-        if isinstance(message, m.Error) and pending.pushes:
-            self._take_back(pending, message)
+        part = pending.part
+        if part is not None and isinstance(message, m.Error) and part.pushes and message.code not in COUNTED:
+            self._directory.take_back(part)
+        if part is not None and part.bundle is not None and isinstance(message, m.Bundled):
+            self._directory.bundled(part.bundle, message.bundle)
         call = self._calls.get(pending.call)
         if call is None:
             return []
         call.open.pop(request)
-        if isinstance(message, m.Value) and pending.address is not None:
-            self._versions[pending.address] = message.version
         if isinstance(message, m.Error):
             return self._fail(call, from_code(message.code, message.message, message.details))
-        expected = pending.memory.stop - pending.memory.start if pending.memory else 0
+        expected = part.nbytes if part is not None else 0
         if expected != nbytes:
             text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
             return self._fail(call, ProtocolError(text))
+        if part is not None and isinstance(message, m.Value):
+            self._directory.received(part, message.version)
         return [] if call.open else self._complete(call)
-
-    def _take_back(self, request: Request, error: m.Error) -> None:
-        """Do not count a push that the server did not take: the next one has its number."""
-        assert request.address is not None, "pushes are about a chunk"
-        key, start = request.address
-        # Every tensor has one chunk that starts at 0.
-        if start == 0 and error.code not in COUNTED:
-            self._pushed[key] -= 1
 
     def _attach_answered(self, peer: Peer, message: m.Message) -> list[Effect]:
         if isinstance(message, m.Error):
@@ -378,7 +324,7 @@ class Session:
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         if call.operation is Operation.INIT:
-            self.specs.update(call.tensors)
+            self._directory.initialized(call.tensors)
         return [Complete(call.number)]
 
     def _release(self, call: Call) -> Release:
@@ -386,9 +332,8 @@ class Session:
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         pending = [(number, self._requests[number]) for number in call.open]
-        return Release(
-            call.number, [(request.peer, number) for number, request in pending if request.memory is not None]
-        )
+        receiving = [(request.peer, number) for number, request in pending if request.part and request.part.receives]
+        return Release(call.number, receiving)
 
     def _fail(self, call: Call, error: AiokvError) -> list[Effect]:
         return [self._release(call), Fail(call.number, error)]

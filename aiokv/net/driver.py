@@ -152,11 +152,11 @@ class Driver:
         """Perform an effect that only this kind of node has."""
         raise NotImplementedError(effect)
 
-    def _memory(self, payload: ef.CallMemory | ef.StoredChunk) -> tuple[memoryview, Callable[[], None] | None]:
+    def _memory(self, payload: ef.Payload) -> tuple[memoryview, Callable[[], None] | None]:
         """Return a payload's bytes, and what to call when they are sent."""
         raise NotImplementedError(payload)
 
-    def _send(self, peer: Peer, request: int, message: Message, payload: ef.CallMemory | ef.StoredChunk | None) -> None:
+    def _send(self, peer: Peer, request: int, message: Message, payload: ef.Payload | None) -> None:
         link = self._links.get(peer)
         if link is None:
             return
@@ -165,6 +165,7 @@ class Driver:
             link.send(encode_frame(message, request))
             return
         view, sent = self._memory(payload)
+        # Only what lies in the caller's own memory has to be given back; tensors that go together were copied.
         call = payload.call if isinstance(payload, ef.CallMemory) else -1
         link.send(encode_frame(message, request, view.nbytes), view if view.nbytes else None, sent, call)
 

@@ -75,10 +75,18 @@ class Server(Node):
             self._store.free(link.pending_slot)
         super().link_down(link, reason, error)
 
-    def _memory(self, payload: ef.CallMemory | ef.StoredChunk) -> tuple[memoryview, Callable[[], None] | None]:
+    def _memory(self, payload: ef.Payload) -> tuple[memoryview, Callable[[], None] | None]:
+        if isinstance(payload, ef.StoredChunks):
+            return memoryview(b"".join(self._copy(chunk) for chunk in payload.chunks)), None
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)
+
+    def _copy(self, chunk: ef.StoredChunk) -> bytes:
+        value = self._store.acquire(chunk.key, chunk.start, chunk.version)
+        copy = value.buffer.tobytes()
+        self._store.release(value)
+        return copy
 
     def _perform_own(self, effect: ef.Effect) -> None:
         store = self._store
@@ -91,6 +99,10 @@ class Server(Node):
                 self.feed(st.Applied(key, start, version))
             case ef.Free(slot):
                 store.free(slot)
+            case ef.Split(slot, parts):
+                store.split(slot, parts)
+            case ef.Divide(key, start, chunks):
+                store.divide(key, start, chunks)
             case ef.Install(key, start, dtype, size, slot):
                 store.install(key, start, dtype, size, slot)
             case ef.Configure(optimizer):

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any, Self
 
-from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, receiving, sending
+from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, gather, receiving, scatter, sending
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -15,8 +15,8 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
-from aiokv.types import Role
-from aiokv.wire.receiver import Head, Landing
+from aiokv.types import Peer, Role
+from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,7 @@ class Client(Driver):
         self._calls = itertools.count()
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._arguments: dict[int, Arguments] = {}
+        self._landed: dict[tuple[Peer, int], memoryview] = {}
         self._open = False
 
     # --- life ---
@@ -171,7 +172,7 @@ class Client(Driver):
             UnknownKeyError: the key is not initialised.
             SpecMismatchError: `out` has another shape or dtype than the key, or can't be written.
         """
-        arguments = receiving(key, out, self._session.specs)
+        arguments = receiving(key, out, self._session.spec)
         await self._transfer(st.Operation.PULL, arguments, timeout)
         return arguments.finish()
 
@@ -272,12 +273,36 @@ class Client(Driver):
     def land(self, link: Link, head: Head) -> Landing:
         """Receive straight into the caller's array, or nowhere when it does not wait any longer."""
         memory = self._session.landing(head.request, head.payload_nbytes)
-        if memory is None:
-            return Landing(memoryview(bytearray(head.payload_nbytes)), None)
-        target = self._arguments[memory.call].targets[memory.tensor]
-        return Landing(bytes_of(target)[memory.start : memory.stop], None)
+        if isinstance(memory, ef.CallMemory):
+            target = self._arguments[memory.call].targets[memory.tensor]
+            return Landing(bytes_of(target)[memory.start : memory.stop], None)
+        landing = Landing(memoryview(bytearray(head.payload_nbytes)), None)
+        if memory is not None:
+            self._landed[link.peer, head.request] = landing.view
+        return landing
 
-    def _memory(self, payload: ef.CallMemory | ef.StoredChunk) -> tuple[memoryview, Callable[[], None] | None]:
+    def frames_received(self, link: Link, frames: list[Frame]) -> None:
+        """Give tensors that came together to their arrays, unless their caller has stopped waiting."""
+        for frame in frames:
+            buffer = self._landed.pop((link.peer, frame.request), None)
+            if buffer is None:
+                continue
+            memory = self._session.landing(frame.request, frame.nbytes)
+            if isinstance(memory, ef.CallTensors):
+                targets = self._arguments[memory.call].targets
+                scatter(buffer, [targets[tensor] for tensor in memory.tensors])
+        super().frames_received(link, frames)
+
+    def link_down(self, link: Link, reason: str, error: AiokvError | None) -> None:
+        """Forget what was only partly received."""
+        for name in [name for name in self._landed if name[0] == link.peer]:
+            del self._landed[name]
+        super().link_down(link, reason, error)
+
+    def _memory(self, payload: ef.Payload) -> tuple[memoryview, Callable[[], None] | None]:
+        if isinstance(payload, ef.CallTensors):
+            sources = self._arguments[payload.call].sources
+            return gather([sources[tensor] for tensor in payload.tensors]), None
         assert isinstance(payload, ef.CallMemory), "a worker sends what its user gave"
         source = self._arguments[payload.call].sources[payload.tensor]
         return bytes_of(source)[payload.start : payload.stop], None

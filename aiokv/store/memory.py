@@ -81,6 +81,36 @@ class ParameterStore:
         self._backend.accumulate(self._slots[target].view(dtype), self._slots[source].view(dtype))
         self.free(source)
 
+    def split(self, slot: Slot, parts: list[tuple[Slot, int]]) -> None:
+        """Cut a slot's content into new slots, given with their bytes, and free it."""
+        whole = self._slots[slot]
+        for (part, _), buffer in zip(parts, self._cut(whole, [nbytes for _, nbytes in parts]), strict=True):
+            self._slots[part] = buffer
+        self.free(slot)
+
+    def divide(self, key: Key, start: int, parts: list[tuple[Key, int]]) -> None:
+        """Make chunks of the keys that lie in one, given with their numbers of elements; it is no more."""
+        whole = self._chunks.pop((key, start))
+        sizes = [size * whole.dtype.itemsize for _, size in parts]
+        values = self._cut(whole.value.buffer, sizes)
+        for i, (name, size) in enumerate(parts):
+            self._chunks[name, 0] = Stored(whole.dtype, Value(values[i], whole.value.version))
+            if whole.momentum is not None:
+                offset = sum(other for _, other in parts[:i])
+                self._chunks[name, 0].momentum = whole.momentum[offset : offset + size].copy()
+        self._retire(whole.value)
+
+    def _cut(self, whole: NDArray[np.uint8], sizes: list[int]) -> list[NDArray[np.uint8]]:
+        """Copy neighbouring parts of a buffer into buffers of their own."""
+        parts = []
+        offset = 0
+        for nbytes in sizes:
+            part = self._pool.take(nbytes)
+            part[:] = whole[offset : offset + nbytes]
+            offset += nbytes
+            parts.append(part)
+        return parts
+
     def configure(self, optimizer: Optimizer) -> None:
         """Use this rule from the next `apply` on."""
         self._optimizer = optimizer

@@ -178,6 +178,37 @@ class Pull(Message):
     timeout: float
 
 
+class InitBundle(Message):
+    """New small keys of one dtype that are to be decided and sent together. Answered `Bundled`.
+
+    Rank 0 sends their elements as payload, one key after the other; the others send none and wait.
+    """
+
+    keys: tuple[str | int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    policy: str
+    timeout: float
+
+
+class PushBundle(Message):
+    """Payload: a contribution to every key of a bundle, one after the other. The rest is as in `Push`."""
+
+    bundle: int
+    sequence: int
+    read_version: int
+    want_value: bool
+    timeout: float
+
+
+class PullBundle(Message):
+    """Answer with all keys of a bundle, one after the other. The rest is as in `Pull`."""
+
+    bundle: int
+    at_least: int
+    timeout: float
+
+
 class SetOptimizer(Message):
     """The update rule for all keys, as data. Answered `Done`."""
 
@@ -195,8 +226,14 @@ class Done(Message):
     version: int = 0
 
 
+class Bundled(Message):
+    """The keys are there; `bundle` is the server's number for them in this order."""
+
+    bundle: int
+
+
 class Value(Message):
-    """Payload: the chunk's elements at `version`."""
+    """Payload: the elements at `version`; at that version or newer where keys of a bundle differ."""
 
     version: int
 
@@ -226,13 +263,17 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     34: Push,
     35: Pull,
     36: SetOptimizer,
+    37: InitBundle,
+    38: PushBundle,
+    39: PullBundle,
     48: Done,
     49: Value,
     50: Error,
+    51: Bundled,
 }
 """Frame type number -> the class of its control message."""
 
 TYPE_OF: Final[dict[type[Message], int]] = {cls: number for number, cls in FRAME_TYPES.items()}
 
-WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset({Init, Push, Value})
+WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset({Init, InitBundle, Push, PushBundle, Value})
 """The only messages that array bytes may follow."""

@@ -105,6 +105,8 @@ class Server:
         """With `hold`, updates take until `finish` is called."""
         self.applying: list[ef.Apply] = []
         self.pushed: dict[tuple[Rank, Key], int] = {}
+        self.bundle_size = 0
+        """Elements of the payload of a bundle's message."""
         self._numbers = itertools.count(100)
         if attach:
             self.handle(st.Join(0, 10.0))
@@ -160,8 +162,9 @@ class Server:
         asked = Asked(10 + rank if peer is None else peer, next(self._numbers))
         self.asked[asked.peer, asked.request] = asked
         slot, nbytes = None, 0
-        if value is not None and isinstance(message, m.Init | m.Push):
-            slot, nbytes = next(self._numbers), 4 * (message.stop - message.start)
+        if value is not None:
+            size = message.stop - message.start if isinstance(message, m.Init | m.Push) else self.bundle_size
+            slot, nbytes = next(self._numbers), 4 * size
             self.slots[slot] = np.float32(value)
         self.handle(st.Received(asked.peer, asked.request, message, slot, nbytes))
         return asked
@@ -221,8 +224,9 @@ class Server:
                 asked = self.asked[peer, request]
                 asked.take(effect)
                 if isinstance(asked.payload, ef.StoredChunk):
-                    at = asked.payload
-                    asked.payload = float(self.values[at.key, at.start][at.version])
+                    asked.payload = self._read(asked.payload)
+                elif isinstance(asked.payload, ef.StoredChunks):
+                    asked.payload = [self._read(chunk) for chunk in asked.payload.chunks]
             case ef.Install(key, start, _, _, slot):
                 assert (key, start) not in self.values
                 self.values[key, start] = {0: np.float32(0) if slot is None else self.slots.pop(slot)}
@@ -234,8 +238,17 @@ class Server:
                 self.applying.append(effect)
             case ef.Free(slot):
                 del self.slots[slot]
+            case ef.Split(slot, parts):
+                number = self.slots.pop(slot)
+                self.slots |= {part: number for part, _ in parts}
+            case ef.Divide(key, start, chunks):
+                versions = self.values.pop((key, start))
+                self.values |= {(name, 0): dict(versions) for name, _ in chunks}
             case _:
                 pass
+
+    def _read(self, at: ef.StoredChunk) -> float:
+        return float(self.values[at.key, at.start][at.version])
 
     def _check_slots(self) -> None:
         """Fail when a slot is lost: neither used, nor freed, nor held for an open update."""
@@ -243,6 +256,7 @@ class Server:
         for chunk in self.machine._catalog.chunks.values():
             for update in chunk.updates.values():
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
+        held += [received.slot for bundle in self.machine._catalog._bundles for received in bundle.held]
         assert set(self.slots) == {slot for slot in held if slot is not None}
 
 
@@ -353,11 +367,13 @@ class Worker:
     def answer(self, send: ef.Send, message: m.Message | None = None, nbytes: int | None = None) -> list[ef.Effect]:
         """Answer one message: with what was asked for, unless told otherwise."""
         if message is None:
-            asks = isinstance(send.message, m.Pull) or (isinstance(send.message, m.Push) and send.message.want_value)
+            asks = isinstance(send.message, m.Pull | m.PullBundle) or getattr(send.message, "want_value", False)
             message = m.Value(1) if asks else m.Done(1)
+            if isinstance(send.message, m.InitBundle):
+                message = m.Bundled(0)
         if nbytes is None:
-            place = self.machine._requests.get(send.request)
-            nbytes = place.memory.stop - place.memory.start if place and place.memory else 0
+            pending = self.machine._requests.get(send.request)
+            nbytes = pending.part.nbytes if pending and pending.part else 0
         return self.handle(st.Received(send.peer, send.request, message, None, nbytes))
 
     def refuse(self, send: ef.Send, error: AiokvError) -> list[ef.Effect]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.core import effects as ef
-from aiokv.core.coordinator import MAX_OPEN_UPDATES
+from aiokv.core.rounds import MAX_OPEN_UPDATES
 from aiokv.errors import MembershipError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
 
@@ -160,5 +160,5 @@ def test_thousands_of_updates_leave_nothing_behind(server: Server) -> None:
     (chunk,) = server.machine._catalog.chunks.values()
     assert server.value() == 3000.0
     assert not chunk.updates
-    assert not server.machine._waiters
+    assert not server.machine._rounds._waiters
     assert len(server.machine._deadlines) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.coordinator import MAX_OPEN_UPDATES
+from aiokv.core.rounds import MAX_OPEN_UPDATES
 from aiokv.errors import ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
 
@@ -331,7 +331,7 @@ def test_nothing_waits_after_everybody_was_answered(server: Server) -> None:
         server.pull(rank)
     machine = server.machine
     (chunk,) = machine._catalog.chunks.values()
-    assert not machine._waiters
+    assert not machine._rounds._waiters
     assert not chunk.pulls
     assert not chunk.updates
     assert not server.slots

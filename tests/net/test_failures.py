@@ -130,7 +130,7 @@ async def test_a_round_that_stays_open_names_the_ranks_it_waits_for(cluster: Mak
 
 async def test_init_that_rank_0_never_makes_names_it(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
-        with pytest.raises(CallTimeoutError, match=r"'w' was not initialized by rank 0 \(worker-0\)"):
+        with pytest.raises(CallTimeoutError, match=r"'w': not initialized by rank 0 \(worker-0\)"):
             await running.workers[1].init("w", full(0), timeout=0.2)
 
 

@@ -284,3 +284,46 @@ async def test_keys_of_64_bits_are_different_keys(cluster: MakeCluster) -> None:
         (kv,) = running.workers
         await kv.init({2: full((1,), 1), 2**32 + 2: full((1,), 2), 2**63 - 1: full((1,), 3)})
         assert [float(v[0]) for v in await kv.pull({2: None, 2**32 + 2: None, 2**63 - 1: None})] == [1, 2, 3]
+
+
+async def test_small_keys_go_together_however_the_workers_use_them(cluster: MakeCluster) -> None:
+    """Two workers push all keys in one call, the third one by one and in another order; the servers keep momentum."""
+    names = [f"k{i}" for i in range(50)]
+    expected = 1.0
+    momentum = 0.0
+    async with cluster(workers=3, servers=2) as running:
+        await running.each(lambda kv: kv.init({name: full((i % 7 + 1,), 1) for i, name in enumerate(names)}))
+        await running.each(lambda kv: kv.set_optimizer("sgd", learning_rate=0.25, momentum=0.5))
+
+        async def step(kv: aiokv.Client, *, alone: bool) -> list[Any]:
+            gradients = {name: full((i % 7 + 1,), kv.rank) for i, name in enumerate(names)}
+            if not alone:
+                return list(await kv.pushpull(gradients))
+            backwards = names[::-1]
+            values = await asyncio.gather(*(kv.pushpull(name, gradients[name]) for name in backwards))
+            return values[::-1]
+
+        for number in range(4):
+            momentum = 0.5 * momentum - 0.25 * 3
+            expected += momentum
+            results = await asyncio.gather(*(step(kv, alone=kv.rank == 2 and number >= 2) for kv in running.workers))
+            for values in results:
+                for i, value in enumerate(values):
+                    np.testing.assert_array_equal(value, full((i % 7 + 1,), expected))
+        assert all(server.store.open_slots == 0 for server in running.servers)
+
+
+async def test_keys_of_a_bundle_that_nobody_waits_for_any_longer_are_not_written(cluster: MakeCluster) -> None:
+    async with cluster(workers=2) as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init({name: full((3,), 0) for name in "abc"}))
+        outs = {name: full((3,), -1) for name in "abc"}
+        call = asyncio.create_task(first.pushpull({name: full((3,), 1) for name in "abc"}, out=outs))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await second.push({name: full((3,), 2) for name in "abc"})
+        for value in await first.pull(dict.fromkeys("abc")):
+            np.testing.assert_array_equal(value, full((3,), 3))
+        assert all((out == -1).all() for out in outs.values())

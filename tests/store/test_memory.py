@@ -90,3 +90,25 @@ def test_a_pool_is_bounded() -> None:
     assert pool.idle_bytes == 60
     assert pool.take(60) is buffers[0]
     assert pool.idle_bytes == 0
+
+
+def test_a_slot_is_cut_into_parts(store: ParameterStore) -> None:
+    store.split(landed(store, 1, 2, 3), [(-1, 4), (-2, 8)])
+    store.install("a", 0, "float32", 1, -1)
+    store.install("w", 0, "float32", 2, -2)
+    np.testing.assert_array_equal(read(store, 0), [2, 3])
+    assert store.open_slots == 0
+
+
+def test_a_chunk_is_divided_with_its_value_and_momentum(store: ParameterStore) -> None:
+    """w0 = 1, gradients .5, .5, lr .1, momentum .9: .95, .855 (by hand), although the chunk is divided between."""
+    store.configure(SGD(learning_rate=0.1, momentum=0.9))
+    store.install("a", -1, "float32", 3, landed(store, 1, 1, 2))
+    store.apply("a", -1, 1, landed(store, 0.5, 0.5, 0))
+    reading = store.acquire("a", -1, 1)
+    store.divide("a", -1, [("a", 1), ("w", 2)])
+    np.testing.assert_allclose(read(store, 1), [0.95, 2], rtol=1e-6)
+    store.apply("w", 0, 2, landed(store, 0.5, 0))
+    np.testing.assert_allclose(read(store, 2), [0.855, 2], rtol=1e-6)
+    np.testing.assert_allclose(reading.buffer.view(np.float32), [0.95, 0.95, 2], rtol=1e-6)
+    store.release(reading)

@@ -137,7 +137,7 @@ class Cluster:
                     return
                 error = self.outcomes[name, call]
         except StopIteration:
-            del self.scripts[name]
+            self.scripts.pop(name, None)
 
     # --- the world ---
 
@@ -176,10 +176,18 @@ class Cluster:
         """Write an answer's payload into the array that waits for it."""
         assert isinstance(node.machine, Session)
         place = node.machine.landing(stimulus.request, len(payload))
-        if place is not None:
-            assert (node.name, place.call) not in self.released, "the caller has its memory back"
-            array = self.calls[node.name, place.call][place.tensor]
+        if place is None:
+            return
+        assert (node.name, place.call) not in self.released, "the caller has its memory back"
+        arrays = self.calls[node.name, place.call]
+        if isinstance(place, ef.CallMemory):
+            array = arrays[place.tensor]
             array.reshape(-1).view(np.uint8)[place.start : place.stop] = np.frombuffer(payload, np.uint8)
+            return
+        for tensor in place.tensors:
+            array = arrays[tensor]
+            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(payload[: array.nbytes], np.uint8)
+            payload = payload[array.nbytes :]
 
     def feed(self, node: Node, stimulus: st.Stimulus) -> None:
         """Give a stimulus to a node and perform what it wants."""
@@ -225,12 +233,36 @@ class Cluster:
                 applied = store.apply(effect)
                 # Each chunk's updates take their own time.
                 self.ready.setdefault((node.name, -100 - effect.start), deque()).append((node, applied, None))
+            case ef.Split(slot, parts):
+                whole = store.take(slot)
+                for part, nbytes in parts:
+                    store.slots[part], whole = whole[: nbytes // 4].copy(), whole[nbytes // 4 :]
+                assert not whole.size
+            case ef.Divide(key, start, parts):
+                self.divide(store, key, start, parts)
             case _:
                 raise AssertionError(effect)
 
-    def bytes_of(self, node: Node, payload: ef.CallMemory | ef.StoredChunk | None) -> bytes | None:
+    def divide(self, store: Store, key: Key, start: int, parts: list[tuple[Key, int]]) -> None:
+        """Make chunks of the keys of a bundle."""
+        versions = store.chunks.pop((key, start))
+        newest = max(versions)
+        offset = 0
+        for name, size in parts:
+            assert (name, 0) not in store.chunks
+            store.chunks[name, 0] = {newest: versions[newest][offset : offset + size].copy()}
+            offset += size
+        assert offset == versions[newest].size
+
+    def bytes_of(self, node: Node, payload: ef.Payload | None) -> bytes | None:
         """Return what a payload refers to."""
         match payload:
+            case ef.CallTensors(call, tensors, nbytes):
+                whole = b"".join(self.calls[node.name, call][tensor].tobytes() for tensor in tensors)
+                assert len(whole) == nbytes
+                return whole
+            case ef.StoredChunks(chunks):
+                return b"".join(self.bytes_of(node, chunk) or b"" for chunk in chunks)
             case ef.CallMemory(call, tensor, start, stop):
                 return self.calls[node.name, call][tensor].tobytes()[start:stop]
             case ef.StoredChunk(key, start, version, nbytes):

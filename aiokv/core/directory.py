@@ -1,0 +1,307 @@
+"""What a worker knows of its keys, and which messages a transfer of them is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiokv.core.effects import CallMemory, CallTensors
+from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
+from aiokv.core.placement import Chunk, place
+from aiokv.core.stimuli import Operation
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from aiokv.types import Key, Peer, TensorSpec, Version
+
+Tensors = list[tuple["Key", "TensorSpec"]]
+
+BUNDLED_BYTES = 16 * 1024
+"""Tensors up to this size are initialised in bundles: their bytes cost less than their messages."""
+
+MAX_PLANS = 64
+
+
+@dataclass(slots=True, eq=False)
+class KnownBundle:
+    """Keys that go together in one message; `number` is the server's, `pushed` and `version` are as in `Known`."""
+
+    server: Peer
+    number: int
+    keys: tuple[Key, ...]
+    nbytes: int
+    pushed: int = 0
+    version: Version = 0
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """One key. `spec` is set when this worker has initialised it; the rest counts while it is in no bundle.
+
+    `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element.
+    """
+
+    spec: TensorSpec | None = None
+    bundle: KnownBundle | None = None
+    pushed: int = 0
+    versions: dict[int, Version] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes."""
+
+    peer: Peer
+    message: m.Message
+    sends: CallMemory | CallTensors | None
+    receives: CallMemory | CallTensors | None
+    key: Key
+    start: int = 0
+    bundle: KnownBundle | None = None
+    pushes: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the answer has."""
+        if self.receives is None:
+            return 0
+        if isinstance(self.receives, CallTensors):
+            return self.receives.nbytes
+        return self.receives.stop - self.receives.start
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """How the keys of a call go together; good until a bundle is made or taken apart."""
+
+    tensors: Tensors
+    bundles: list[tuple[KnownBundle, tuple[int, ...]]]
+    singles: list[int]
+
+
+class Directory:
+    """The keys of one worker.
+
+    Args:
+        policy: name of the synchronisation policy of the keys that it initialises.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._kind: type | None = None
+        self._known: dict[Key, Known] = {}
+        self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
+        self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._servers = 0
+        self._chunk_bytes = 0
+        self._split_bytes = 0
+
+    def settle(self, view: m.View) -> None:
+        """Take over the cluster's settings, from the first view."""
+        self._servers = len(view.servers)
+        self._chunk_bytes, self._split_bytes = view.chunk_bytes, view.split_bytes
+
+    def spec(self, key: Key) -> TensorSpec | None:
+        """Return the spec of a key that this worker has initialised."""
+        known = self._known.get(key)
+        return known.spec if known else None
+
+    def check(self, tensors: Tensors) -> Tensors:
+        """Return the tensors with their keys as plain str or int.
+
+        Raises:
+            KeyUseError: a key can't be, or str and int are mixed.
+            SpecMismatchError: a spec can't be, or is not the key's.
+        """
+        plan = self._plans.get(tuple(key for key, _ in tensors))
+        if plan is not None and plan.tensors == tensors:
+            return plan.tensors
+        kind = self._kind
+        checked: Tensors = []
+        for given, spec in tensors:
+            key = check_key(given)
+            kind = check_kind(key, kind)
+            check_spec(key, spec)
+            known = self.spec(key)
+            if known is not None:
+                check_same_spec(key, known, spec)
+            checked.append((key, spec))
+        self._kind = kind
+        return checked
+
+    # --- messages ---
+
+    def init(self, call: int, tensors: Tensors, wait: float, *, values: bool) -> list[Part]:
+        """Return the messages of an init; `values`: this worker sends them."""
+        bundles, singles = self._group(tensors)
+        parts = [self._init_bundle(call, tensors, group, wait, values=values) for group in bundles]
+        for tensor in singles:
+            key, spec = tensors[tensor]
+            for chunk in self._place(key, spec):
+                memory = _memory(call, tensor, chunk, spec)
+                message = m.Init(key, spec.shape, spec.dtype, chunk.start, chunk.stop, self._policy, wait)
+                parts.append(Part(chunk.server, message, memory if values else None, None, key, chunk.start))
+        return parts
+
+    def _group(self, tensors: Tensors) -> tuple[list[list[int]], list[int]]:
+        """Put small new tensors together by server and dtype, the same way on every worker; and the rest."""
+        groups: dict[tuple[Peer, str], list[list[int]]] = {}
+        room: dict[tuple[Peer, str], int] = {}
+        singles: list[int] = []
+        order = sorted(range(len(tensors)), key=lambda tensor: tensors[tensor][0])
+        for tensor in order:
+            key, spec = tensors[tensor]
+            chunks = self._place(key, spec)
+            if len(chunks) > 1 or not 0 < spec.nbytes <= BUNDLED_BYTES or self._is_used(key):
+                singles.append(tensor)
+                continue
+            name = (chunks[0].server, spec.dtype)
+            if room.get(name, 0) < spec.nbytes:
+                groups.setdefault(name, []).append([])
+                room[name] = self._chunk_bytes
+            groups[name][-1].append(tensor)
+            room[name] -= spec.nbytes
+        bundles = [group for some in groups.values() for group in some]
+        singles += [group[0] for group in bundles if len(group) == 1]
+        return [group for group in bundles if len(group) > 1], singles
+
+    def _is_used(self, key: Key) -> bool:
+        known = self._known.get(key)
+        return known is not None and bool(known.spec or known.bundle or known.pushed or known.versions)
+
+    def _init_bundle(self, call: int, tensors: Tensors, group: list[int], wait: float, *, values: bool) -> Part:
+        named = [tensors[tensor] for tensor in group]
+        keys = tuple(key for key, _ in named)
+        dtype = named[0][1].dtype
+        server = self._place(*named[0])[0].server
+        nbytes = sum(spec.nbytes for _, spec in named)
+        message = m.InitBundle(keys, tuple(spec.shape for _, spec in named), dtype, self._policy, wait)
+        memory = CallTensors(call, tuple(group), nbytes) if values else None
+        bundle = KnownBundle(server, -1, keys, nbytes)
+        return Part(server, message, memory, None, keys[0], bundle=bundle)
+
+    def exchange(self, call: int, operation: Operation, tensors: Tensors, wait: float) -> list[Part]:
+        """Return the messages of a push, a pull or both."""
+        plan = self._plan(tensors)
+        pushes = operation is not Operation.PULL
+        receives = operation is not Operation.PUSH
+        parts: list[Part] = []
+        for bundle, members in plan.bundles:
+            memory = CallTensors(call, members, bundle.nbytes)
+            if pushes:
+                bundle.pushed += 1
+                message: m.Message = m.PushBundle(bundle.number, bundle.pushed, bundle.version, receives, wait)
+            else:
+                message = m.PullBundle(bundle.number, bundle.pushed, wait)
+            sends, into = memory if pushes else None, memory if receives else None
+            parts.append(Part(bundle.server, message, sends, into, bundle.keys[0], 0, bundle, pushes))
+        for tensor in plan.singles:
+            parts += self._exchange_single(call, tensor, *tensors[tensor], wait, pushes=pushes, receives=receives)
+        return parts
+
+    def _exchange_single(
+        self, call: int, tensor: int, key: Key, spec: TensorSpec, wait: float, *, pushes: bool, receives: bool
+    ) -> list[Part]:
+        known = self._known.setdefault(key, Known())
+        known.pushed += pushes
+        parts: list[Part] = []
+        for chunk in self._place(key, spec):
+            head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
+            memory = _memory(call, tensor, chunk, spec)
+            if pushes:
+                read = known.versions.get(chunk.start, 0)
+                message: m.Message = m.Push(*head, known.pushed, read, receives, wait)
+            else:
+                message = m.Pull(*head, known.pushed, wait)
+            sends, into = memory if pushes else None, memory if receives else None
+            parts.append(Part(chunk.server, message, sends, into, key, chunk.start, None, pushes))
+        return parts
+
+    def _plan(self, tensors: Tensors) -> Plan:
+        keys = tuple(key for key, _ in tensors)
+        plan = self._plans.get(keys)
+        if plan is None or plan.tensors != tensors:
+            plan = self._make_plan(keys, tensors)
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[keys] = plan
+        return plan
+
+    def _make_plan(self, keys: tuple[Key, ...], tensors: Tensors) -> Plan:
+        index = {key: tensor for tensor, key in enumerate(keys)}
+        bundles: list[tuple[KnownBundle, tuple[int, ...]]] = []
+        singles: list[int] = []
+        planned: dict[KnownBundle, None] = {}
+        for tensor, key in enumerate(keys):
+            known = self._known.get(key)
+            bundle = known.bundle if known else None
+            if bundle is None:
+                singles.append(tensor)
+            elif bundle in planned:
+                continue
+            elif all(member in index for member in bundle.keys):
+                planned[bundle] = None
+                bundles.append((bundle, tuple(index[member] for member in bundle.keys)))
+            else:
+                # Only some of its keys are used: from here on each goes alone.
+                self._take_apart(bundle)
+                singles.append(tensor)
+        return Plan(tensors, bundles, singles)
+
+    def _take_apart(self, bundle: KnownBundle) -> None:
+        for key in bundle.keys:
+            self._known[key].bundle = None
+            self._known[key].pushed = bundle.pushed
+            self._known[key].versions[0] = bundle.version
+        self._plans.clear()
+
+    def _place(self, key: Key, spec: TensorSpec) -> list[Chunk]:
+        chunks = self._places.get((key, spec))
+        if chunks is None:
+            chunks = self._places[key, spec] = place(
+                key, spec, servers=self._servers, chunk_bytes=self._chunk_bytes, split_bytes=self._split_bytes
+            )
+        return chunks
+
+    # --- answers ---
+
+    def initialized(self, tensors: Tensors) -> None:
+        """Remember the specs of keys whose init has succeeded."""
+        for key, spec in tensors:
+            self._known.setdefault(key, Known()).spec = spec
+        self._plans.clear()
+
+    def bundled(self, bundle: KnownBundle, number: int) -> None:
+        """Use the server's number for keys that are initialised together, unless one of them has been used alone."""
+        bundle.number = number
+        if any(self._is_used(key) for key in bundle.keys):
+            return
+        for key in bundle.keys:
+            self._known.setdefault(key, Known()).bundle = bundle
+        self._plans.clear()
+
+    def received(self, part: Part, version: Version) -> None:
+        """Remember which version a value had."""
+        if part.bundle is None:
+            self._known[part.key].versions[part.start] = version
+            return
+        part.bundle.version = version
+        if self._known[part.key].bundle is not part.bundle:
+            # It was taken apart while the request was under way.
+            for key in part.bundle.keys:
+                self._known[key].versions[0] = version
+
+    def take_back(self, part: Part) -> None:
+        """Do not count a push that the server did not take: the next one has its number."""
+        if part.bundle is not None:
+            part.bundle.pushed -= 1
+            for key in part.bundle.keys:
+                if self._known[key].bundle is not part.bundle:
+                    self._known[key].pushed -= 1
+        elif part.start == 0:
+            # Every tensor has one chunk that starts at 0.
+            self._known[part.key].pushed -= 1
+
+
+def _memory(call: int, tensor: int, chunk: Chunk, spec: TensorSpec) -> CallMemory:
+    return CallMemory(call, tensor, chunk.start * spec.itemsize, chunk.stop * spec.itemsize)

@@ -1,0 +1,265 @@
+"""The open updates of a server and the requests that wait for them: fold, apply, answer, refuse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokv.core.bundle import split_slot
+from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
+from aiokv.core.effects import Apply, Effect, Refuse, Send, StoredChunk, StoredChunks
+from aiokv.core.roster import Roster
+from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiokv.core.deadlines import Deadlines
+    from aiokv.core.parked import RequestName
+    from aiokv.core.stimuli import Received
+    from aiokv.types import Peer, Rank, Slot, Version
+
+MAX_OPEN_UPDATES = 1024
+"""How far a worker may push ahead of the rounds that are closed, per chunk."""
+
+
+class Rounds:
+    """The part of a `Coordinator` that deals with pushes and pulls of chunks that it has found.
+
+    Args:
+        deadlines: where parked requests are entered, under peer and request id.
+    """
+
+    def __init__(self, deadlines: Deadlines[RequestName]) -> None:
+        self.roster = Roster()
+        """The workers of the newest view; the owner puts it here."""
+        self._deadlines = deadlines
+        self._waiters: dict[RequestName, Waiter] = {}
+        self._last_slot: Slot = 0
+
+    def __contains__(self, name: RequestName) -> bool:
+        return name in self._waiters
+
+    def new_slot(self) -> Slot:
+        """Return a number for a slot that is made by cutting another; the store counts its own upwards from 0."""
+        self._last_slot -= 1
+        return self._last_slot
+
+    # --- requests ---
+
+    def push(
+        self, received: Received, message: m.Push | m.PushBundle, rank: Rank, chunks: list[Chunk], now: float
+    ) -> list[Effect]:
+        """Take a rank's contribution to each of the chunks.
+
+        Raises:
+            ProtocolError: a wrong length, sequence or version; nothing is taken.
+            MembershipError: the round has gone on without the rank.
+        """
+        nbytes = sum(chunk.nbytes for chunk in chunks)
+        if received.nbytes != nbytes:
+            raise ProtocolError(f"{chunks[0].label}: expected {nbytes} bytes, got {received.nbytes}")
+        versions = [self._check_push(chunk, message, rank) for chunk in chunks]
+        slots: list[Slot | None] = [received.slot]
+        effects: list[Effect] = []
+        if len(chunks) > 1:
+            slots, effects = split_slot(received.slot, chunks, self.new_slot)
+        waiter = self._park(received, rank, message.timeout, chunks, now)
+        waiter.want_value = message.want_value
+        for chunk, version, slot in zip(chunks, versions, slots, strict=True):
+            update = chunk.updates.get(version)
+            if update is None:
+                update = chunk.updates[version] = Update(version)
+            update.contributions[rank] = Contribution(rank, message.sequence, message.read_version, slot)
+            update.waiters.append(waiter)
+            waiter.updates.append(update)
+            chunk.pushed[rank] = message.sequence
+            chunk.newest = max(chunk.newest, version)
+        for chunk, update in zip(chunks, list(waiter.updates), strict=True):
+            effects += self._settle(chunk, update)
+            effects += self._apply_next(chunk)
+        return effects
+
+    def _check_push(self, chunk: Chunk, message: m.Push | m.PushBundle, rank: Rank) -> Version:
+        """Return the version that the push helps to make."""
+        expected = chunk.pushed.get(rank, 0) + 1
+        if message.sequence != expected:
+            raise ProtocolError(f"{chunk.label}: expected push {expected} of rank {rank}, got {message.sequence}")
+        version = chunk.policy.version_of(sequence=message.sequence, newest=chunk.newest)
+        if chunk.is_closed(version, rank):
+            # Only a rank that has left can be late: nobody waits for it.
+            text = f"{chunk.label}: round {version} went on without rank {self.roster.label(rank)}"
+            raise MembershipError(text, ranks=[rank], key=chunk.key, round=version)
+        if version > chunk.version + MAX_OPEN_UPDATES:
+            raise ProtocolError(
+                f"{chunk.label}: push for version {version}, but the chunk is at {chunk.version}; "
+                f"at most {MAX_OPEN_UPDATES} may be open"
+            )
+        if not 0 <= message.read_version <= chunk.version:
+            raise ProtocolError(f"{chunk.label}: read version {message.read_version}, which is not made yet")
+        return version
+
+    def pull(
+        self, received: Received, message: m.Pull | m.PullBundle, rank: Rank, chunks: list[Chunk], now: float
+    ) -> list[Effect]:
+        """Answer with the values, or park the request until each holds the rank's push number `at_least`."""
+        behind = [chunk for chunk in chunks if chunk.reflected.get(rank, 0) < message.at_least]
+        if not behind:
+            return [self._value(received.peer, received.request, chunks)]
+        waiter = self._park(received, rank, message.timeout, chunks, now)
+        waiter.at_least, waiter.left = message.at_least, len(behind)
+        effects: list[Effect] = []
+        for chunk in behind:
+            chunk.pulls.append(waiter)
+            update = chunk.awaited_update(waiter)
+            if update is not None:
+                effects += self._refuse_lost(chunk, update)
+        return effects
+
+    # --- updates ---
+
+    def advance(self, chunks: Iterable[Chunk]) -> list[Effect]:
+        """Look at all open updates again: the roster has changed."""
+        effects: list[Effect] = []
+        for chunk in chunks:
+            for update in chunk.updates.values():
+                effects += self._settle(chunk, update)
+            effects += self._apply_next(chunk)
+        return effects
+
+    def applied(self, chunk: Chunk, version: Version, *, go_on: bool = True) -> list[Effect]:
+        """Take note that a version is made, and answer those who waited for nothing else.
+
+        Args:
+            chunk: the chunk whose version it is.
+            version: the version.
+            go_on: apply the next one if it is complete.
+        """
+        update = chunk.updates.pop(version)
+        chunk.version = version
+        chunk.applying = False
+        for rank, contribution in update.contributions.items():
+            chunk.reflected[rank] = contribution.sequence
+        done, update.waiters = update.waiters, []
+        if chunk.pulls:
+            ready = [pull for pull in chunk.pulls if chunk.reflected.get(pull.rank, 0) >= pull.at_least]
+            for pull in ready:
+                chunk.pulls.remove(pull)
+            done += ready
+        effects: list[Effect] = []
+        for waiter in done:
+            waiter.left -= 1
+            if not waiter.left:
+                effects.append(self._answer(waiter))
+        return effects + self._apply_next(chunk) if go_on else effects
+
+    def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
+        """Fold what may be folded, and refuse those who wait for an update that can't become complete."""
+        return [*chunk.fold(update, self.roster.members), *self._refuse_lost(chunk, update)]
+
+    def _apply_next(self, chunk: Chunk) -> list[Effect]:
+        """Apply the next update if it is complete and none is being applied."""
+        ready = chunk.updates.get(chunk.version + 1)
+        if ready is None or chunk.applying or chunk.missing(ready, self.roster.members):
+            return []
+        chunk.applying = True
+        behind = [chunk.version - ready.contributions[rank].read_version for rank in ready.folded]
+        return [Apply(chunk.key, chunk.start, ready.version, ready.accumulator, list(ready.folded), behind)]
+
+    def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
+        if not self.roster.lost:
+            return []
+        lost = [rank for rank in chunk.missing(update, self.roster.members) if rank in self.roster.lost]
+        if not lost:
+            return []
+        error = self.roster.loss(lost, f"{chunk.label}, round {update.version}", chunk.key, update.version)
+        stuck = list(update.waiters)
+        stuck += [pull for pull in chunk.pulls if chunk.awaited_update(pull) is update]
+        return [self._refuse(waiter, error) for waiter in stuck]
+
+    # --- waiting requests ---
+
+    def _park(self, received: Received, rank: Rank, waits: float, chunks: list[Chunk], now: float) -> Waiter:
+        name = (received.peer, received.request)
+        waiter = self._waiters[name] = Waiter(*name, rank, waits, chunks, len(chunks))
+        self._deadlines.add(name, now + waits)
+        return waiter
+
+    def _unpark(self, waiter: Waiter) -> None:
+        name = (waiter.peer, waiter.request)
+        self._waiters.pop(name, None)
+        self._deadlines.discard(name)
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Take a waiter out that is not to be answered by an update."""
+        self._unpark(waiter)
+        for update in waiter.updates:
+            if waiter in update.waiters:
+                update.waiters.remove(waiter)
+        for chunk in waiter.chunks:
+            if waiter in chunk.pulls:
+                chunk.pulls.remove(waiter)
+
+    def forget_peer(self, peer: Peer) -> None:
+        """Nobody is there any longer to answer; what was pushed stays counted."""
+        for waiter in [waiter for waiter in self._waiters.values() if waiter.peer == peer]:
+            self._forget(waiter)
+
+    def expire(self, name: RequestName) -> Effect:
+        """Refuse a parked request whose time has come, and say what was missing."""
+        waiter = self._waiters[name]
+        return self._refuse(waiter, self._late(waiter))
+
+    def _refuse(self, waiter: Waiter, error: AiokvError) -> Effect:
+        self._forget(waiter)
+        return Refuse(waiter.peer, waiter.request, error)
+
+    def _answer(self, waiter: Waiter) -> Effect:
+        self._unpark(waiter)
+        if waiter.want_value:
+            return self._value(waiter.peer, waiter.request, waiter.chunks)
+        return Send(waiter.peer, waiter.request, m.Done(min(chunk.version for chunk in waiter.chunks)))
+
+    def _value(self, peer: Peer, request: int, chunks: list[Chunk]) -> Effect:
+        stored = [StoredChunk(chunk.key, chunk.start, chunk.version, chunk.nbytes) for chunk in chunks]
+        payload = stored[0] if len(stored) == 1 else StoredChunks(stored)
+        return Send(peer, request, m.Value(min(chunk.version for chunk in chunks)), payload)
+
+    def _late(self, waiter: Waiter) -> RoundTimeoutError:
+        awaited = [(chunk, chunk.awaited_update(waiter)) for chunk in waiter.chunks]
+        # The first that is not there yet; when all are on their way, the first.
+        chunk, update = next((pair for pair in awaited if pair[1] is not None), awaited[0])
+        version = update.version if update else chunk.version + 1
+        missing = chunk.missing(update, self.roster.members) if update else [waiter.rank]
+        reason = (
+            f"no contribution from rank {self.roster.labels(missing)}" if missing else "its update is not applied yet"
+        )
+        return RoundTimeoutError(
+            f"{chunk.label}, round {version}: {reason} within {waiter.waits:.3g} s; what was pushed stays counted",
+            ranks=missing,
+            key=chunk.key,
+            round=version,
+        )
+
+    # --- for tests ---
+
+    def validate(self, chunks: Iterable[Chunk]) -> set[RequestName]:
+        """Check what must hold between any two stimuli; return the parked requests.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        for chunk in chunks:
+            assert all(version > chunk.version for version in chunk.updates)
+            assert not chunk.applying or chunk.version + 1 in chunk.updates
+            for update in chunk.updates.values():
+                assert set(update.folded) <= set(update.contributions)
+                assert update.folded == sorted(update.folded)
+                assert all(self._waiters[w.peer, w.request] is w for w in update.waiters)
+            for rank, reflected in chunk.reflected.items():
+                assert reflected <= chunk.pushed[rank]
+        for waiter in self._waiters.values():
+            waits = sum(waiter in update.waiters for update in waiter.updates)
+            waits += sum(waiter in chunk.pulls for chunk in waiter.chunks)
+            assert waits == waiter.left > 0
+        return set(self._waiters)
