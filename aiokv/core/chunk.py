@@ -110,12 +110,11 @@ class Chunk:
                 return update
         return None
 
-    def fold(self, update: Update, members: Sequence[Rank]) -> list[Effect]:
+    def fold(self, update: Update, missing: Sequence[Rank]) -> list[Effect]:
         """Add what may be added: sums are made in rank order, so only contributions below the first missing rank.
 
         The first contribution becomes the accumulator as it is.
         """
-        missing = self.missing(update, members)
         effects: list[Effect] = []
         for rank in sorted(rank for rank in update.contributions if not update.is_past(rank)):
             if missing and rank > missing[0]:

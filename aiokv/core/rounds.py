@@ -77,7 +77,6 @@ class Rounds:
             chunk.newest = max(chunk.newest, version)
         for chunk, update in zip(chunks, list(waiter.updates), strict=True):
             effects += self._settle(chunk, update)
-            effects += self._apply_next(chunk)
         return effects
 
     def _check_push(self, chunk: Chunk, message: m.Push | m.PushBundle, rank: Rank) -> Version:
@@ -112,7 +111,7 @@ class Rounds:
         for chunk in behind:
             chunk.pulls.append(waiter)
             update = chunk.awaited_update(waiter)
-            if update is not None:
+            if update is not None and self.roster.lost:
                 effects += self._refuse_lost(chunk, update)
         return effects
 
@@ -124,7 +123,6 @@ class Rounds:
         for chunk in chunks:
             for update in chunk.updates.values():
                 effects += self._settle(chunk, update)
-            effects += self._apply_next(chunk)
         return effects
 
     def applied(self, chunk: Chunk, version: Version, *, go_on: bool = True) -> list[Effect]:
@@ -151,24 +149,24 @@ class Rounds:
             waiter.left -= 1
             if not waiter.left:
                 effects.append(self._answer(waiter))
-        return effects + self._apply_next(chunk) if go_on else effects
+        following = chunk.updates.get(version + 1)
+        return effects + self._settle(chunk, following) if go_on and following is not None else effects
 
     def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
-        """Fold what may be folded, and refuse those who wait for an update that can't become complete."""
-        return [*chunk.fold(update, self.roster.members), *self._refuse_lost(chunk, update)]
-
-    def _apply_next(self, chunk: Chunk) -> list[Effect]:
-        """Apply the next update if it is complete and none is being applied."""
-        ready = chunk.updates.get(chunk.version + 1)
-        if ready is None or chunk.applying or chunk.missing(ready, self.roster.members):
-            return []
-        chunk.applying = True
-        behind = [chunk.version - ready.contributions[rank].read_version for rank in ready.folded]
-        return [Apply(chunk.key, chunk.start, ready.version, ready.accumulator, list(ready.folded), behind)]
+        """Fold what may be folded; apply the update if it is complete, and refuse its waiters if it never will be."""
+        missing = chunk.missing(update, self.roster.members)
+        effects = chunk.fold(update, missing)
+        if missing:
+            return effects + self._refuse_lost(chunk, update) if self.roster.lost else effects
+        if not chunk.applying and update.version == chunk.version + 1:
+            chunk.applying = True
+            behind = [chunk.version - update.contributions[rank].read_version for rank in update.folded]
+            effects.append(
+                Apply(chunk.key, chunk.start, update.version, update.accumulator, list(update.folded), behind)
+            )
+        return effects
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
-        if not self.roster.lost:
-            return []
         lost = [rank for rank in chunk.missing(update, self.roster.members) if rank in self.roster.lost]
         if not lost:
             return []

@@ -39,11 +39,17 @@ class Call:
     """A user's call that is not answered yet. `open` are the ids of the requests it still waits for."""
 
     number: int
-    what: str
+    verb: str
     timeout: float
     open: dict[int, None] = field(default_factory=dict)
     tensors: Tensors = field(default_factory=list)
     operation: Operation | None = None
+
+    @property
+    def what(self) -> str:
+        """The call in words, for errors."""
+        keys = name_keys(tuple(key for key, _ in self.tensors))
+        return f"{self.verb} of {keys}" if self.operation else self.verb
 
 
 @dataclass(slots=True, eq=False)
@@ -207,19 +213,18 @@ class Session:
         self._calls[call.number] = call
         self._deadlines.add(call.number, now + call.timeout)
 
-    def _check_ready(self, what: str, timeout: float) -> None:
-        check_timeout(timeout)
+    def _check_ready(self, call: Call) -> None:
+        check_timeout(call.timeout)
         if self._closed or not self._joiner.joined:
-            raise ClosedError(f"{what}: this worker is {'closed' if self._closed else 'not connected'}")
+            raise ClosedError(f"{call.what}: this worker is {'closed' if self._closed else 'not connected'}")
         for peer, reason in self._lost.items():
-            raise self._server_error(peer, reason, what)
+            raise self._server_error(peer, reason, call.what)
 
     def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
-        keys = tuple(key for key, _ in stimulus.tensors)
-        call = Call(stimulus.call, f"{stimulus.operation.value} of {name_keys(keys)}", stimulus.timeout)
+        call = Call(stimulus.call, stimulus.operation.value, stimulus.timeout, tensors=stimulus.tensors)
         call.operation = stimulus.operation
         try:
-            self._check_ready(call.what, call.timeout)
+            self._check_ready(call)
             call.tensors = self._directory.check(stimulus.tensors)
         except AiokvError as error:
             return [Fail(call.number, error)]
@@ -239,7 +244,7 @@ class Session:
     def _barrier(self, number: int, name: str, timeout: float, now: float) -> list[Effect]:
         call = Call(number, f"barrier {name!r}", timeout)
         try:
-            self._check_ready(call.what, timeout)
+            self._check_ready(call)
             if not self._joiner.connected:
                 raise self._scheduler_error("it is not connected")
         except AiokvError as error:
@@ -254,7 +259,7 @@ class Session:
     ) -> list[Effect]:
         call = Call(number, f"set_optimizer {name!r}", timeout)
         try:
-            self._check_ready(call.what, timeout)
+            self._check_ready(call)
             make_optimizer(name, params)
         except AiokvError as error:
             return [Fail(number, error)]
