@@ -35,13 +35,15 @@ class KVStore(Protocol):
     def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
         """Create keys."""
 
-    def push(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+    def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
         """Contribute to the keys' next update."""
 
-    def pull(self, key: Keys, out: Any = None, *, timeout: float | None = None) -> Any:
+    def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Read the keys."""
 
-    def pushpull(self, key: Keys, value: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+    def pushpull(
+        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
+    ) -> Any:
         """Push and receive the new values."""
 
     def barrier(self, name: str = "", *, timeout: float | None = None) -> None:

@@ -81,15 +81,17 @@ class LocalStore:
         """Create keys. See `aiokv.Client.init`."""
         self._transfer(st.Operation.INIT, sending(key, value))
 
-    def push(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+    def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
         """Update keys. See `aiokv.Client.push`."""
         self._transfer(st.Operation.PUSH, sending(key, value))
 
-    def pull(self, key: Keys, out: Any = None, *, timeout: float | None = None) -> Any:
+    def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Read keys. See `aiokv.Client.pull`."""
         return self._transfer(st.Operation.PULL, receiving(key, out, self._session.spec))
 
-    def pushpull(self, key: Keys, value: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+    def pushpull(
+        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
+    ) -> Any:
         """Update keys and read the new values. See `aiokv.Client.pushpull`."""
         return self._transfer(st.Operation.PUSHPULL, exchanging(key, value, out))
 

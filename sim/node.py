@@ -179,7 +179,7 @@ class Node:
 
     def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each effect, none of them decides
         match effect:
-            case fx.Send(peer, request, message, payload):
+            case fx.Send(peer, request, message, payload, _):
                 self._send(peer, request, message, payload)
             case fx.Refuse(peer, request, error):
                 self._send(peer, request, m.Error(error.code, error.message, error.details), None)

@@ -27,6 +27,7 @@ class Waiter:
     waits: float
     chunks: list[Chunk]
     left: int
+    priority: int = 0
     at_least: int = 0
     want_value: bool = True
     updates: list[Update] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import CallMemory, CallTensors
+from aiokv.core.effects import URGENT, CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
 from aiokv.core.placement import Chunk, place
 from aiokv.core.stimuli import Operation
@@ -59,6 +59,7 @@ class Part:
     start: int = 0
     bundle: KnownBundle | None = None
     pushes: bool = False
+    priority: int = URGENT
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +93,9 @@ class Directory:
         self._known: dict[Key, Known] = {}
         self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
         self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._floors: dict[Key, int] = {}
+        """Lowest priority of the pushes under way; that of a bundle stands under its first key."""
+        self._under_way = 0
         self._servers = 0
         self._chunk_bytes = 0
         self._split_bytes = 0
@@ -180,7 +184,7 @@ class Directory:
         bundle = KnownBundle(server, -1, keys, nbytes)
         return Part(server, message, memory, None, keys[0], bundle=bundle)
 
-    def exchange(self, call: int, operation: Operation, tensors: Tensors, wait: float) -> list[Part]:
+    def exchange(self, call: int, operation: Operation, tensors: Tensors, wait: float, priority: int) -> list[Part]:
         """Return the messages of a push, a pull or both."""
         plan = self._plan(tensors)
         pushes = operation is not Operation.PULL
@@ -188,34 +192,47 @@ class Directory:
         parts: list[Part] = []
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
+            first = bundle.keys[0]
             if pushes:
                 bundle.pushed += 1
-                message: m.Message = m.PushBundle(bundle.number, bundle.pushed, bundle.version, receives, wait)
+                rank = self._in_order(first, priority)
+                message: m.Message = m.PushBundle(
+                    bundle.number, bundle.pushed, bundle.version, receives, wait, priority
+                )
             else:
-                message = m.PullBundle(bundle.number, bundle.pushed, wait)
+                rank = priority
+                message = m.PullBundle(bundle.number, bundle.pushed, wait, priority)
             sends, into = memory if pushes else None, memory if receives else None
-            parts.append(Part(bundle.server, message, sends, into, bundle.keys[0], 0, bundle, pushes))
+            parts.append(Part(bundle.server, message, sends, into, first, 0, bundle, pushes, rank))
         for tensor in plan.singles:
-            parts += self._exchange_single(call, tensor, *tensors[tensor], wait, pushes=pushes, receives=receives)
+            key, spec = tensors[tensor]
+            known = self._known.setdefault(key, Known())
+            known.pushed += pushes
+            rank = self._in_order(key, priority) if pushes else priority
+            for chunk in self._place(key, spec):
+                head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
+                memory_of = _memory(call, tensor, chunk, spec)
+                if pushes:
+                    read = known.versions.get(chunk.start, 0)
+                    message = m.Push(*head, known.pushed, read, receives, wait, priority)
+                else:
+                    message = m.Pull(*head, known.pushed, wait, priority)
+                sent, target = memory_of if pushes else None, memory_of if receives else None
+                parts.append(Part(chunk.server, message, sent, target, key, chunk.start, None, pushes, rank))
+        self._under_way += len(parts) if pushes else 0
         return parts
 
-    def _exchange_single(
-        self, call: int, tensor: int, key: Key, spec: TensorSpec, wait: float, *, pushes: bool, receives: bool
-    ) -> list[Part]:
-        known = self._known.setdefault(key, Known())
-        known.pushed += pushes
-        parts: list[Part] = []
-        for chunk in self._place(key, spec):
-            head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
-            memory = _memory(call, tensor, chunk, spec)
-            if pushes:
-                read = known.versions.get(chunk.start, 0)
-                message: m.Message = m.Push(*head, known.pushed, read, receives, wait)
-            else:
-                message = m.Pull(*head, known.pushed, wait)
-            sends, into = memory if pushes else None, memory if receives else None
-            parts.append(Part(chunk.server, message, sends, into, key, chunk.start, None, pushes))
-        return parts
+    def _in_order(self, key: Key, priority: int) -> int:
+        """Return the priority at which a push may be sent: it must not overtake an earlier one of the same key."""
+        floor = self._floors[key] = min(priority, self._floors.get(key, priority))
+        return floor
+
+    def answered(self, part: Part) -> None:
+        """Take note that a message is answered; when no push is under way, there is nothing to overtake."""
+        if part.pushes:
+            self._under_way -= 1
+            if not self._under_way:
+                self._floors.clear()
 
     def _plan(self, tensors: Tensors) -> Plan:
         keys = tuple(key for key, _ in tensors)
@@ -249,6 +266,9 @@ class Directory:
         return Plan(tensors, bundles, singles)
 
     def _take_apart(self, bundle: KnownBundle) -> None:
+        floor = self._floors.get(bundle.keys[0])
+        if floor is not None:
+            self._floors.update(dict.fromkeys(bundle.keys, floor))
         for key in bundle.keys:
             self._known[key].bundle = None
             self._known[key].pushed = bundle.pushed

@@ -50,6 +50,9 @@ class StoredChunks:
     chunks: list[StoredChunk]
 
 
+URGENT = 1 << 30
+"""Priority of what is not the user's: no call's priority is as high."""
+
 Payload = CallMemory | CallTensors | StoredChunk | StoredChunks
 
 # --- effects of every machine ---
@@ -67,12 +70,13 @@ class Connect:
 
 @dataclass(slots=True)
 class Send:
-    """Send a message under a request id, followed by the payload."""
+    """Send a message under a request id, followed by the payload; of what waits, the highest priority leaves first."""
 
     peer: Peer
     request: int
     message: Message
     payload: Payload | None = None
+    priority: int = URGENT
 
 
 @dataclass(slots=True)

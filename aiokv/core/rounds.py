@@ -64,7 +64,7 @@ class Rounds:
         effects: list[Effect] = []
         if len(chunks) > 1:
             slots, effects = split_slot(received.slot, chunks, self.new_slot)
-        waiter = self._park(received, rank, message.timeout, chunks, now)
+        waiter = self._park(received, rank, message, chunks, now)
         waiter.want_value = message.want_value
         for chunk, version, slot in zip(chunks, versions, slots, strict=True):
             update = chunk.updates.get(version)
@@ -104,8 +104,8 @@ class Rounds:
         """Answer with the values, or park the request until each holds the rank's push number `at_least`."""
         behind = [chunk for chunk in chunks if chunk.reflected.get(rank, 0) < message.at_least]
         if not behind:
-            return [self._value(received.peer, received.request, chunks)]
-        waiter = self._park(received, rank, message.timeout, chunks, now)
+            return [self._value(received.peer, received.request, chunks, message.priority)]
+        waiter = self._park(received, rank, message, chunks, now)
         waiter.at_least, waiter.left = message.at_least, len(behind)
         effects: list[Effect] = []
         for chunk in behind:
@@ -177,10 +177,17 @@ class Rounds:
 
     # --- waiting requests ---
 
-    def _park(self, received: Received, rank: Rank, waits: float, chunks: list[Chunk], now: float) -> Waiter:
+    def _park(
+        self,
+        received: Received,
+        rank: Rank,
+        message: m.Push | m.PushBundle | m.Pull | m.PullBundle,
+        chunks: list[Chunk],
+        now: float,
+    ) -> Waiter:
         name = (received.peer, received.request)
-        waiter = self._waiters[name] = Waiter(*name, rank, waits, chunks, len(chunks))
-        self._deadlines.add(name, now + waits)
+        waiter = self._waiters[name] = Waiter(*name, rank, message.timeout, chunks, len(chunks), message.priority)
+        self._deadlines.add(name, now + message.timeout)
         return waiter
 
     def _unpark(self, waiter: Waiter) -> None:
@@ -215,13 +222,13 @@ class Rounds:
     def _answer(self, waiter: Waiter) -> Effect:
         self._unpark(waiter)
         if waiter.want_value:
-            return self._value(waiter.peer, waiter.request, waiter.chunks)
+            return self._value(waiter.peer, waiter.request, waiter.chunks, waiter.priority)
         return Send(waiter.peer, waiter.request, m.Done(min(chunk.version for chunk in waiter.chunks)))
 
-    def _value(self, peer: Peer, request: int, chunks: list[Chunk]) -> Effect:
+    def _value(self, peer: Peer, request: int, chunks: list[Chunk], priority: int) -> Effect:
         stored = [StoredChunk(chunk.key, chunk.start, chunk.version, chunk.nbytes) for chunk in chunks]
         payload = stored[0] if len(stored) == 1 else StoredChunks(stored)
-        return Send(peer, request, m.Value(min(chunk.version for chunk in chunks)), payload)
+        return Send(peer, request, m.Value(min(chunk.version for chunk in chunks)), payload, priority)
 
     def _late(self, waiter: Waiter) -> RoundTimeoutError:
         awaited = [(chunk, chunk.awaited_update(waiter)) for chunk in waiter.chunks]

@@ -15,6 +15,7 @@ from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
     ClosedError,
+    ConfigError,
     ProtocolError,
     RoundTimeoutError,
     SchedulerLostError,
@@ -29,6 +30,8 @@ from aiokv.wire import messages as m
 
 Operation = st.Operation
 ErrorOf = Callable[[str], AiokvError]
+
+MAX_PRIORITY = 1_000_000
 
 COUNTED = (RoundTimeoutError.code, WorkerLostError.code)
 """Errors after which a push still counts in its round. A server that answers another one has not taken the push."""
@@ -59,6 +62,17 @@ class Request:
     call: int
     peer: Peer
     part: Part | None = None
+
+
+def check_priority(priority: object) -> None:
+    """Refuse what is no priority.
+
+    Raises:
+        ConfigError: not a whole number within the limits.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        expected = f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise ConfigError(f"priority must be {expected}, got {priority!r}", expected=expected, got=repr(priority))
 
 
 class Session:
@@ -225,6 +239,7 @@ class Session:
         call.operation = stimulus.operation
         try:
             self._check_ready(call)
+            check_priority(stimulus.priority)
             call.tensors = self._directory.check(stimulus.tensors)
         except AiokvError as error:
             return [Fail(call.number, error)]
@@ -233,12 +248,13 @@ class Session:
         if call.operation is Operation.INIT:
             parts = self._directory.init(call.number, call.tensors, wait, values=self._rank == 0)
         else:
-            parts = self._directory.exchange(call.number, call.operation, call.tensors, wait)
+            priority = stimulus.priority
+            parts = self._directory.exchange(call.number, call.operation, call.tensors, wait, priority)
         effects: list[Effect] = []
         for part in parts:
             number = self._new_request(Request(call.number, part.peer, part))
             call.open[number] = None
-            effects.append(Send(part.peer, number, part.message, part.sends))
+            effects.append(Send(part.peer, number, part.message, part.sends, part.priority))
         return effects or self._complete(call)
 
     def _barrier(self, number: int, name: str, timeout: float, now: float) -> list[Effect]:
@@ -268,7 +284,9 @@ class Session:
         for peer in self._servers:
             request = self._new_request(Request(number, peer))
             call.open[request] = None
-            effects.append(Send(peer, request, m.SetOptimizer(name, dict(params), answer_time(timeout))))
+            # Like a push of no special priority, so that it does not overtake those that were made before.
+            message = m.SetOptimizer(name, dict(params), answer_time(timeout))
+            effects.append(Send(peer, request, message, None, 0))
         return effects
 
     # --- answers ---
@@ -301,6 +319,8 @@ class Session:
         if pending.call == -1:
             return self._attach_answered(peer, message)
         part = pending.part
+        if part is not None:
+            self._directory.answered(part)
         if part is not None and isinstance(message, m.Error) and part.pushes and message.code not in COUNTED:
             self._directory.take_back(part)
         if part is not None and part.bundle is not None and isinstance(message, m.Bundled):
@@ -385,6 +405,8 @@ class Session:
             if request.peer != peer:
                 continue
             del self._requests[number]
+            if request.part is not None:
+                self._directory.answered(request.part)
             call = self._calls.get(request.call)
             if call is not None:
                 call.open.pop(number)

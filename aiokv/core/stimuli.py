@@ -102,6 +102,7 @@ class Transfer:
     operation: Operation
     tensors: list[tuple[Key, TensorSpec]]
     timeout: float
+    priority: int = 0
 
 
 @dataclass(slots=True)

@@ -120,17 +120,19 @@ class BlockingClient:
         """Create keys. See `aiokv.Client.init`."""
         self._run(self._client.init(key, value, timeout=timeout))
 
-    def push(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+    def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
         """Contribute to the keys' next update. See `aiokv.Client.push`."""
-        self._run(self._client.push(key, value, timeout=timeout))
+        self._run(self._client.push(key, value, priority=priority, timeout=timeout))
 
-    def pull(self, key: Keys, out: Any = None, *, timeout: float | None = None) -> Any:
+    def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Read the keys. See `aiokv.Client.pull`."""
-        return self._run(self._client.pull(key, out, timeout=timeout))
+        return self._run(self._client.pull(key, out, priority=priority, timeout=timeout))
 
-    def pushpull(self, key: Keys, value: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+    def pushpull(
+        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
+    ) -> Any:
         """Push and receive the new values. See `aiokv.Client.pushpull`."""
-        return self._run(self._client.pushpull(key, value, out=out, timeout=timeout))
+        return self._run(self._client.pushpull(key, value, out=out, priority=priority, timeout=timeout))
 
     def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
         """Wait until every worker is here. See `aiokv.Client.barrier`."""

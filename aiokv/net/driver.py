@@ -128,11 +128,11 @@ class Driver:
 
     def _perform(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Send(peer, request, message, payload):
-                self._send(peer, request, message, payload)
+            case ef.Send(peer, request, message, payload, priority):
+                self._send(peer, request, message, payload, priority)
             case ef.Refuse(peer, request, error):
                 self.counters[f"refused.{type(error).__name__}"] += 1
-                self._send(peer, request, Error(error.code, error.message, error.details), None)
+                self._send(peer, request, Error(error.code, error.message, error.details), None, ef.URGENT)
             case ef.Connect(peer, host, port, delay):
                 task = self._loop.create_task(self._connect(peer, host, port, delay))
                 self._connecting[task] = None
@@ -156,18 +156,19 @@ class Driver:
         """Return a payload's bytes, and what to call when they are sent."""
         raise NotImplementedError(payload)
 
-    def _send(self, peer: Peer, request: int, message: Message, payload: ef.Payload | None) -> None:
+    def _send(self, peer: Peer, request: int, message: Message, payload: ef.Payload | None, priority: int) -> None:
         link = self._links.get(peer)
         if link is None:
             return
         self._dirty[link] = None
         if payload is None:
-            link.send(encode_frame(message, request))
+            link.send(encode_frame(message, request), priority=priority)
             return
         view, sent = self._memory(payload)
         # Only what lies in the caller's own memory has to be given back; tensors that go together were copied.
         call = payload.call if isinstance(payload, ef.CallMemory) else -1
-        link.send(encode_frame(message, request, view.nbytes), view if view.nbytes else None, sent, call)
+        head = encode_frame(message, request, view.nbytes)
+        link.send(head, view if view.nbytes else None, sent, call=call, priority=priority)
 
     # --- connections ---
 

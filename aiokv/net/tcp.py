@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from aiokv.errors import AiokvError, HandshakeError
@@ -17,10 +16,14 @@ if TYPE_CHECKING:
 
     from aiokv.types import Peer
     from aiokv.wire.receiver import Frame, Head, Landing
+from aiokv.wire.sendqueue import SendQueue
 
 WINDOW_BYTES = 512 * 1024
 """How many bytes may lie in the transport. What waits in our queue can be copied when its owner wants it back.
 """
+
+LAST = -(1 << 40)
+"""Priority of the frame that closes a connection."""
 
 JOIN_BYTES = 16 * 1024
 """Payloads up to this size are copied behind their header: one write for many small frames."""
@@ -86,7 +89,7 @@ class Link(asyncio.BufferedProtocol):
         )
         self._transport: asyncio.Transport | None = None
         self._handshake_timer: asyncio.TimerHandle | None = None
-        self._queue: deque[Outgoing] = deque()
+        self._queue: SendQueue[Outgoing] = SendQueue()
         self._written: list[Outgoing] = []
         self._written_bytes = 0
         self._drained: list[asyncio.Future[None]] = []
@@ -176,7 +179,13 @@ class Link(asyncio.BufferedProtocol):
     # --- called by the owner ---
 
     def send(
-        self, head: bytes, payload: memoryview | None = None, sent: Callable[[], None] | None = None, call: int = -1
+        self,
+        head: bytes,
+        payload: memoryview | None = None,
+        sent: Callable[[], None] | None = None,
+        *,
+        call: int = -1,
+        priority: int = 0,
     ) -> None:
         """Queue a frame; `flush` writes.
 
@@ -185,12 +194,13 @@ class Link(asyncio.BufferedProtocol):
             payload: bytes that stay as they are until `sent` is called.
             sent: called when the payload's memory is not needed any longer.
             call: the user's call that the payload belongs to.
+            priority: of what waits, the highest leaves first.
         """
         if self._closed:
             if sent is not None:
                 sent()
             return
-        self._queue.append(Outgoing(head, payload, sent, call))
+        self._queue.add(Outgoing(head, payload, sent, call), priority)
 
     def flush(self) -> None:
         """Write as much of the queue as the transport may hold."""
@@ -199,7 +209,7 @@ class Link(asyncio.BufferedProtocol):
             return
         joined: list[bytes | memoryview] = []
         while self._queue and self._written_bytes < WINDOW_BYTES:
-            outgoing = self._queue.popleft()
+            outgoing = self._queue.take()
             self._written.append(outgoing)
             joined.append(outgoing.head)
             self._written_bytes += len(outgoing.head)
@@ -241,7 +251,7 @@ class Link(asyncio.BufferedProtocol):
         """Tell the other side what it did wrong, and close."""
         self._error = error
         if not self._closed:
-            self._queue.append(Outgoing(self._connection.goodbye(error), None, None, -1))
+            self._queue.add(Outgoing(self._connection.goodbye(error), None, None, -1), LAST)
         self.close()
 
     def close(self) -> None:

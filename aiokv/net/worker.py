@@ -141,7 +141,7 @@ class Client(Driver):
         """
         await self._transfer(st.Operation.INIT, sending(key, value), timeout)
 
-    async def push(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+    async def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
         """Contribute to the keys' next update.
 
         In sync it returns when the round is closed, in async when the update is applied.
@@ -149,20 +149,22 @@ class Client(Driver):
         Args:
             key: one key, or a dict of keys and arrays.
             value: the array of the one key.
+            priority: calls of a higher one go first; the bytes of lower ones go on behind them.
             timeout: seconds.
 
         Raises:
             UnknownKeyError: the key is not initialised.
             SpecMismatchError: another shape or dtype than the key has.
         """
-        await self._transfer(st.Operation.PUSH, sending(key, value), timeout)
+        await self._transfer(st.Operation.PUSH, sending(key, value), timeout, priority)
 
-    async def pull(self, key: Keys, out: Any = None, *, timeout: float | None = None) -> Any:
+    async def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Read the keys, at a round at least as new as this worker's last push of each.
 
         Args:
             key: one key, or a dict of keys and the arrays to receive into.
             out: the array of the one key; a new one when not given.
+            priority: as in `push`.
             timeout: seconds.
 
         Returns:
@@ -173,10 +175,12 @@ class Client(Driver):
             SpecMismatchError: `out` has another shape or dtype than the key, or can't be written.
         """
         arguments = receiving(key, out, self._session.spec)
-        await self._transfer(st.Operation.PULL, arguments, timeout)
+        await self._transfer(st.Operation.PULL, arguments, timeout, priority)
         return arguments.finish()
 
-    async def pushpull(self, key: Keys, value: Any = None, *, out: Any = None, timeout: float | None = None) -> Any:
+    async def pushpull(
+        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
+    ) -> Any:
         """Push, and receive the value that the update makes, in one round trip.
 
         Args:
@@ -184,6 +188,7 @@ class Client(Driver):
             value: the array of the one key.
             out: the array to receive into, or a dict of them with the same keys; may be the pushed ones. New arrays
                 when not given.
+            priority: as in `push`.
             timeout: seconds.
 
         Returns:
@@ -194,7 +199,7 @@ class Client(Driver):
             SpecMismatchError: another shape or dtype than the key has.
         """
         arguments = exchanging(key, value, out)
-        await self._transfer(st.Operation.PUSHPULL, arguments, timeout)
+        await self._transfer(st.Operation.PUSHPULL, arguments, timeout, priority)
         return arguments.finish()
 
     async def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
@@ -229,9 +234,11 @@ class Client(Driver):
     def _seconds(self, timeout: float | None) -> float:
         return self.config.call_timeout if timeout is None else timeout
 
-    async def _transfer(self, operation: st.Operation, arguments: Arguments, timeout: float | None) -> None:
+    async def _transfer(
+        self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
+    ) -> None:
         seconds = self._seconds(timeout)
-        await self._call(lambda call: st.Transfer(call, operation, arguments.tensors, seconds), arguments)
+        await self._call(lambda call: st.Transfer(call, operation, arguments.tensors, seconds, priority), arguments)
 
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> None:
         """Give a call to the session and wait for its end."""

@@ -2,7 +2,8 @@
 
 The same records are what the state machines of `aiokv.core` exchange, over TCP and in the simulator. They are encoded
 as MessagePack arrays, so the order of the fields is the protocol: append only, and raise `PROTOCOL_VERSION` for
-anything else. `timeout` is always the number of seconds that the receiver has to answer.
+anything else. `timeout` is always the number of seconds that the receiver has to answer. Of the answers that wait,
+those to requests of a higher `priority` leave first.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ class Push(Message):
     read_version: int
     want_value: bool
     timeout: float
+    priority: int = 0
 
 
 class Pull(Message):
@@ -176,6 +178,7 @@ class Pull(Message):
     stop: int
     at_least: int
     timeout: float
+    priority: int = 0
 
 
 class InitBundle(Message):
@@ -199,6 +202,7 @@ class PushBundle(Message):
     read_version: int
     want_value: bool
     timeout: float
+    priority: int = 0
 
 
 class PullBundle(Message):
@@ -207,6 +211,7 @@ class PullBundle(Message):
     bundle: int
     at_least: int
     timeout: float
+    priority: int = 0
 
 
 class SetOptimizer(Message):

@@ -327,3 +327,20 @@ async def test_keys_of_a_bundle_that_nobody_waits_for_any_longer_are_not_written
         for value in await first.pull(dict.fromkeys("abc")):
             np.testing.assert_array_equal(value, full((3,), 3))
         assert all((out == -1).all() for out in outs.values())
+
+
+async def test_a_small_urgent_push_is_answered_before_a_big_one_that_was_first(cluster: MakeCluster) -> None:
+    """Scenario 36."""
+    async with cluster(workers=1, policy="asp") as running:
+        (kv,) = running.workers
+        big = full((25_000_000,), 1)
+        await kv.init({"big": big, "small": full((256,), 0)})
+        order: list[str] = []
+
+        async def push(name: str, array: Any, priority: int) -> None:
+            await kv.push(name, array, priority=priority)
+            order.append(name)
+
+        await asyncio.gather(push("big", big, -9), push("small", full((256,), 2), 0))
+        assert order == ["small", "big"]
+        np.testing.assert_array_equal(await kv.pull("small"), full((256,), 2))
