@@ -173,7 +173,15 @@ class Driver:
     # --- connections ---
 
     def _make_link(self, peer: Peer, *, initiator: bool) -> Link:
-        return Link(self, initiator=initiator, cluster=self.config.cluster, token=self.config.token, peer=peer)
+        config = self.config
+        return Link(
+            self,
+            initiator=initiator,
+            cluster=config.cluster,
+            token=config.token,
+            peer=peer,
+            max_queued_bytes=None if initiator else config.max_queued_bytes,
+        )
 
     def accept(self) -> Link:
         """Return the protocol of a new incoming connection."""

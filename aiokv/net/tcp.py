@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from aiokv.errors import AiokvError, HandshakeError
@@ -21,6 +22,9 @@ from aiokv.wire.sendqueue import SendQueue
 WINDOW_BYTES = 512 * 1024
 """How many bytes may lie in the transport. What waits in our queue can be copied when its owner wants it back.
 """
+
+BATCH = 16
+"""How many frames are handed on before it is looked at how much waits to be sent."""
 
 LAST = -(1 << 40)
 """Priority of the frame that closes a connection."""
@@ -56,6 +60,11 @@ class Outgoing:
         self.sent = sent
         self.call = call
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole frame."""
+        return len(self.head) + (self.payload.nbytes if self.payload is not None else 0)
+
 
 class Link(asyncio.BufferedProtocol):
     """The protocol of one connection.
@@ -67,10 +76,20 @@ class Link(asyncio.BufferedProtocol):
         token: the shared secret.
         peer: the owner's number for this connection.
         limits: what the other side may send.
+        max_queued_bytes: with more than this waiting to be sent nothing is read, so that a peer that asks and does not
+            read can't fill the memory. Only for the side that answers: with both it would be a deadlock.
     """
 
     def __init__(
-        self, owner: Owner, *, initiator: bool, cluster: str, token: str, peer: Peer, limits: Limits | None = None
+        self,
+        owner: Owner,
+        *,
+        initiator: bool,
+        cluster: str,
+        token: str,
+        peer: Peer,
+        limits: Limits | None = None,
+        max_queued_bytes: int | None = None,
     ) -> None:
         self.peer = peer
         self.initiator = initiator
@@ -90,6 +109,10 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._handshake_timer: asyncio.TimerHandle | None = None
         self._queue: SendQueue[Outgoing] = SendQueue()
+        self._queued_bytes = 0
+        self._max_queued_bytes = max_queued_bytes
+        self._reading = True
+        self._backlog: deque[Frame] = deque()
         self._written: list[Outgoing] = []
         self._written_bytes = 0
         self._drained: list[asyncio.Future[None]] = []
@@ -100,6 +123,11 @@ class Link(asyncio.BufferedProtocol):
     def established(self) -> bool:
         """True when the other side has proved that it belongs to the cluster."""
         return self._connection.established
+
+    @property
+    def queued_bytes(self) -> int:
+        """How much waits to be written, without what lies in the transport."""
+        return self._queued_bytes
 
     @property
     def pending_slot(self) -> int | None:
@@ -135,8 +163,7 @@ class Link(asyncio.BufferedProtocol):
             frames = self._connection.buffer_updated(nbytes)
         except AiokvError as error:
             # What came before it is in good order: a peer may answer and then say why it closes.
-            if self._connection.undelivered:
-                self._owner.frames_received(self, self._connection.undelivered)
+            self._deliver(self._connection.undelivered)
             self.refuse(error)
             return
         if not was_established:
@@ -144,8 +171,7 @@ class Link(asyncio.BufferedProtocol):
             if self._connection.established:
                 self._stop_handshake_timer()
                 self._owner.link_up(self)
-        if frames:
-            self._owner.frames_received(self, frames)
+        self._deliver(frames)
 
     def eof_received(self) -> bool:
         """Close when the other side has closed."""
@@ -156,6 +182,9 @@ class Link(asyncio.BufferedProtocol):
         self._closed = True
         self._transport = None
         self._stop_handshake_timer()
+        # It arrived whole, so it counts; there is nobody left to read the answers.
+        self._reading = True
+        self._deliver([])
         pending = [*self._written, *self._queue]
         self._written.clear()
         self._queue.clear()
@@ -200,7 +229,10 @@ class Link(asyncio.BufferedProtocol):
             if sent is not None:
                 sent()
             return
-        self._queue.add(Outgoing(head, payload, sent, call), priority)
+        outgoing = Outgoing(head, payload, sent, call)
+        self._queue.add(outgoing, priority)
+        self._queued_bytes += outgoing.nbytes
+        self._set_reading()
 
     def flush(self) -> None:
         """Write as much of the queue as the transport may hold."""
@@ -210,13 +242,13 @@ class Link(asyncio.BufferedProtocol):
         joined: list[bytes | memoryview] = []
         while self._queue and self._written_bytes < WINDOW_BYTES:
             outgoing = self._queue.take()
+            self._queued_bytes -= outgoing.nbytes
             self._written.append(outgoing)
+            self._written_bytes += outgoing.nbytes
             joined.append(outgoing.head)
-            self._written_bytes += len(outgoing.head)
             payload = outgoing.payload
             if payload is None:
                 continue
-            self._written_bytes += payload.nbytes
             if payload.nbytes <= JOIN_BYTES:
                 joined.append(payload)
                 continue
@@ -227,6 +259,7 @@ class Link(asyncio.BufferedProtocol):
             transport.write(b"".join(joined))
         if self._written and not transport.get_write_buffer_size():
             self._loop.call_soon(self.resume_writing)
+        self._set_reading()
 
     def detach(self, call: int) -> bool:
         """Copy what is queued of a call's payloads; return whether some lies in the transport, out of reach."""
@@ -251,7 +284,7 @@ class Link(asyncio.BufferedProtocol):
         """Tell the other side what it did wrong, and close."""
         self._error = error
         if not self._closed:
-            self._queue.add(Outgoing(self._connection.goodbye(error), None, None, -1), LAST)
+            self.send(self._connection.goodbye(error), priority=LAST)
         self.close()
 
     def close(self) -> None:
@@ -272,6 +305,30 @@ class Link(asyncio.BufferedProtocol):
 
     def _land(self, head: Head) -> Landing:
         return self._owner.land(self, head)
+
+    def _deliver(self, frames: list[Frame]) -> None:
+        """Hand frames on; only a few at a time when each may make much to send, and none while reading is stopped."""
+        if self._max_queued_bytes is None:
+            if frames:
+                self._owner.frames_received(self, frames)
+            return
+        self._backlog.extend(frames)
+        while self._backlog and self._reading:
+            batch = [self._backlog.popleft() for _ in range(min(BATCH, len(self._backlog)))]
+            self._owner.frames_received(self, batch)
+
+    def _set_reading(self) -> None:
+        """Stop to read while too much waits to be sent, and go on when half of it has left."""
+        limit = self._max_queued_bytes
+        if limit is None or self._transport is None or self._closed:
+            return
+        if self._reading and self._queued_bytes > limit:
+            self._reading = False
+            self._transport.pause_reading()
+        elif not self._reading and self._queued_bytes <= limit // 2:
+            self._reading = True
+            self._transport.resume_reading()
+            self._loop.call_soon(self._deliver, [])
 
     def _write_handshake(self) -> None:
         data = self._connection.data_to_send()

@@ -236,3 +236,24 @@ async def test_abort_fails_the_calls_that_are_pending(cluster: MakeCluster) -> N
         await running.workers[0].abort()
         with pytest.raises(ClosedError):
             await push
+
+
+async def test_a_client_that_asks_and_does_not_read_is_not_read_from(cluster: MakeCluster) -> None:
+    limit = 1 << 22
+    async with cluster(workers=2, policy="asp", max_queued_bytes=limit) as running:
+        first, second = running.workers
+        big = np.ones(CHUNK // 4, np.float32)
+        await running.each(lambda kv: kv.init("w", big))
+        link = first._links[0]
+        assert link._transport is not None
+        link._transport.pause_reading()
+        pulls = [asyncio.create_task(first.pull("w")) for _ in range(500)]
+        await asyncio.sleep(0)
+        for _ in range(20):
+            # The others are served as ever.
+            await second.push("w", big)
+            queued = [end.queued_bytes for end in running.servers[0]._links.values()]
+            assert max(queued) <= limit + 17 * CHUNK
+        link._transport.resume_reading()
+        for value in await asyncio.gather(*pulls):
+            assert value.shape == big.shape
