@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -266,8 +266,7 @@ def run(*, command: tuple[str, ...], timeout: float | None, as_json: bool, **set
     from aiokv.launch.base import resolve_command, unique_cluster
 
     port, prefix, cluster = settings.pop("port"), settings.pop("name_prefix"), settings.pop("cluster")
-    # The role belongs to the nodes; a launcher that was itself started by one may have inherited it.
-    environ = {name: value for name, value in os.environ.items() if name not in ("AIOKV_ROLE", "DMLC_ROLE")}
+    environ = _environment()
     config = load_config(environ=environ, **settings)
     if settings["config"] is not None:
         environ["AIOKV_CONFIG"] = os.path.abspath(settings["config"])
@@ -292,6 +291,78 @@ def _launch_output(job: Job, *, as_json: bool) -> Output:
         return JsonOutput(sys.stdout.buffer)
     colours = wants_colour(sys.stdout), wants_colour(sys.stderr)
     return TextOutput(list(job.names()), sys.stdout.buffer, sys.stderr.buffer, colours=colours)
+
+
+BENCH_NOTE = "docs/performance.md says how to measure and what each figure means."
+
+
+@cli.command(epilog=BENCH_NOTE)
+@_options(
+    WORKERS,
+    SERVERS,
+    click.option("--rounds", type=COUNT, metavar="N", help="Rounds that are timed.  [default: the workload's]"),
+    click.option(
+        "--warmup", type=_Plain(click.IntRange(min=0)), metavar="N", help="Rounds before.  [default: the workload's]"
+    ),
+    click.option("--store", metavar="NAME", help="dist_sync or dist_async.  [default: dist_sync]"),
+    click.option("--optimizer", metavar="NAME", help="What the servers do with the sums.  [default: keep them]"),
+    click.option("--backend", metavar="NAME", help="What computes the updates: reference, cpu or cuda."),
+    click.option("--loop", metavar="NAME", help="auto, uvloop or asyncio.  [default: auto]"),
+    click.option("--chunk-kib", type=COUNT, metavar="N", help="Most KiB of a parameter that move as one."),
+    click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End if it takes longer.  [default: 600]"),
+    click.option("--profile", metavar="FOLDER", help="Write a cProfile of each node; the figures suffer."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+)
+@click.argument("workload")
+def bench(*, workload: str, as_json: bool, rounds: int | None, **options: Any) -> None:
+    """Measure how fast a cluster on this machine is.
+
+    Starts a scheduler, servers and workers as processes. Each worker pushes and pulls the WORKLOAD once a round, and
+    checks every number that it receives; a wrong one makes the exit code 1.
+
+    \b
+    Workloads:
+      large:MIB      one array of that size; 64 is a good one
+      resnet50       the 161 parameter tensors of ResNet-50, 102 MB
+      small          1,000 arrays of 1 KiB
+      latency:BYTES  one array of that size; 4 is a good one
+      limits[:MIB]   no cluster: what the machine's memory and sockets can do
+
+    \b
+    Example:
+      aiokv bench resnet50 --servers 1 --workers 2
+    """
+    from aiokv.bench import show
+    from aiokv.bench.limits import parse_limits
+    from aiokv.bench.plan import make_plan
+    from aiokv.config import load_config
+
+    mib = parse_limits(workload)
+    if mib is not None:
+        given = [
+            f"--{name.removeprefix('num_').replace('_', '-')}" for name, value in options.items() if value is not None
+        ]
+        if given:
+            raise click.UsageError(f"limits starts no cluster, so these options mean nothing to it: {', '.join(given)}")
+        outcome = show.run_limits(mib=mib, rounds=rounds, as_json=as_json)
+        _finish(outcome.exit_code, outcome.reason)
+    chunk_kib, timeout, profile = options.pop("chunk_kib"), options.pop("timeout"), options.pop("profile")
+    measured = {name: options.pop(name) for name in ("warmup", "store", "optimizer")}
+    environ = _environment()
+    config = load_config(environ=environ, chunk_bytes=chunk_kib and chunk_kib * 1024, **options)
+    environ |= {
+        "AIOKV_BACKEND": config.backend,
+        "AIOKV_LOOP": config.loop,
+        "AIOKV_CHUNK_BYTES": str(config.chunk_bytes),
+    }
+    plan = make_plan(workload, servers=config.num_servers, workers=config.num_workers, rounds=rounds, **measured)
+    outcome = show.run_workload(plan, environ=environ, timeout=timeout or 600, as_json=as_json, profile=profile)
+    _finish(outcome.exit_code, outcome.reason)
+
+
+def _environment() -> dict[str, str]:
+    """Return what the nodes inherit. The role is their own; a launcher that a node started may have inherited one."""
+    return {name: value for name, value in os.environ.items() if name not in ("AIOKV_ROLE", "DMLC_ROLE")}
 
 
 def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
@@ -322,7 +393,7 @@ def _announce(node: Node, config: Config, task: str, *, as_json: bool) -> None:
         click.echo(f"{config.role} listening on {format_address(node.host, node.port)}, {task}")
 
 
-def _finish(exit_code: int, reason: str) -> None:
+def _finish(exit_code: int, reason: str) -> NoReturn:
     if exit_code == EXIT_OUTPUT_LOST:
         # Python flushes stdout when it ends, and would complain once more that nobody reads it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -77,7 +77,8 @@ class Driver:
         self._next_peer: Peer = 0
         self._stimuli: deque[st.Stimulus] = deque()
         self._pumping = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
         self._connecting: dict[asyncio.Task[None], None] = {}
         self._closed = False
 
@@ -113,12 +114,12 @@ class Driver:
         deadline = None if self._closed else self._machine.deadline()
         if self._timer is not None:
             # A timer that fires too early is cheaper than a new one for every stimulus: its `Tick` finds nothing due.
-            if deadline is not None and self._timer.when() <= deadline:
+            if deadline is not None and self._timer_at <= deadline:
                 return
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._tick)
+            self._timer, self._timer_at = self._loop.call_at(deadline, self._tick), deadline
 
     def _tick(self) -> None:
         self._timer = None

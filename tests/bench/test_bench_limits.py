@@ -57,7 +57,7 @@ def test_options_of_a_cluster_are_refused(bench: Callable[[str], Ran]) -> None:
 
 
 def test_bare_server_adds_what_three_workers_send() -> None:
-    with Peer("server", 3, 16) as server:
+    with Peer("server", 3, 16, 1) as server:
         port = int(server.read_line())
         connections = [connect(port) for _ in range(3)]
         for number, connection in enumerate(connections):

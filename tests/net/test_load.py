@@ -1,0 +1,115 @@
+"""Many rounds of tensors of any size, every value checked; and values that no 32-bit length can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    import aiokv
+    from tests.net.conftest import MakeCluster
+
+MIB = 1 << 20
+ROUNDS = [pytest.param(20, id="20-rounds"), pytest.param(200, id="200-rounds", marks=pytest.mark.slow)]
+
+
+def tensors(seed: int, count: int, most: int) -> dict[str, int]:
+    """Return names and sizes in float32 elements, from nothing to `most` bytes, many small ones among them."""
+    chance = random.Random(seed)
+    sizes = [0, 1, *(int(most // 4 * chance.random() ** 6) for _ in range(count))]
+    return {f"t{i}": size for i, size in enumerate(sizes)}
+
+
+def gradient(rank: int, step: int, size: int) -> Any:
+    """Return whole numbers, so that every order of a sum is exact."""
+    return ((np.arange(size, dtype=np.int64) * (rank + 3) + step) % 1009).astype(np.float32)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rounds", ROUNDS)
+async def test_sync_rounds_of_random_sizes(cluster: MakeCluster, rounds: int) -> None:
+    sizes = tensors(1, 60, 5 * MIB)
+    async with cluster(workers=2, servers=2) as running:
+        await running.each(lambda kv: kv.init({name: np.zeros(size, np.float32) for name, size in sizes.items()}))
+
+        async def work(kv: aiokv.Client) -> None:
+            chance = random.Random(kv.rank)
+            for step in range(rounds):
+                # The same keys for both, each in an order of its own.
+                names = random.Random(step).sample(list(sizes), 12)
+                chance.shuffle(names)
+                values = await kv.pushpull({name: gradient(kv.rank, step, sizes[name]) for name in names})
+                for name, value in zip(names, values, strict=True):
+                    expected = gradient(0, step, sizes[name]) + gradient(1, step, sizes[name])
+                    np.testing.assert_array_equal(value, expected)
+
+        await running.each(work)
+        assert all(server.store.open_slots == 0 for server in running.servers)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rounds", ROUNDS)
+async def test_async_values_are_never_torn(cluster: MakeCluster, rounds: int) -> None:
+    """Each push is one number in every element: a chunk that was read while it changed would hold two of them."""
+    size, chunk = 5 * MIB // 4, 512 * 1024 // 4
+    async with cluster(workers=2, servers=2, policy="asp") as running:
+        await running.each(lambda kv: kv.init("w", np.zeros(size, np.float32)))
+
+        async def work(kv: aiokv.Client) -> None:
+            for step in range(rounds):
+                value = await kv.pushpull("w", np.full(size, 2 * step + kv.rank, np.float32))
+                for start in range(0, size, chunk):
+                    seen = np.unique(value[start : start + chunk])
+                    # Parts of a tensor may be of different pushes; a server's chunks are cut at its own borders.
+                    assert len(seen) <= 2
+                    assert seen.max() <= 2 * rounds
+
+        await running.each(work)
+
+
+@pytest.mark.timeout(300)
+async def test_ten_runs_give_the_same_bits(cluster: MakeCluster) -> None:
+    digests = set()
+    for run in range(10):
+        async with cluster(workers=3, servers=2) as running:
+            chance = random.Random(run)
+            await running.each(lambda kv: kv.init({"w": np.zeros(300_000, np.float32), "b": np.zeros(7, np.float32)}))
+            await running.each(lambda kv: kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9, wd=0.01))
+
+            async def work(kv: aiokv.Client, turns: list[int]) -> bytes:
+                generator = np.random.default_rng(kv.rank)
+                for turn in turns:
+                    for _ in range(turn):
+                        await asyncio.sleep(0)
+                    gradients = {
+                        "w": generator.standard_normal(300_000, np.float32),
+                        "b": generator.standard_normal(7, np.float32),
+                    }
+                    w, b = await kv.pushpull(gradients)
+                return bytes(w.tobytes() + b.tobytes())
+
+            # Each run, each worker is late at other times.
+            late = [[chance.randrange(30) for _ in range(5)] for _ in range(3)]
+            for weights in await asyncio.gather(*(work(kv, late[kv.rank]) for kv in running.workers)):
+                digests.add(hashlib.sha256(weights).hexdigest())
+    assert len(digests) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_values_over_2_gib(cluster: MakeCluster) -> None:
+    """Scenario 33: lengths never wrap. Takes 7 GB of memory."""
+    size = 2_200_000_000
+    async with cluster(workers=1, call_timeout=200.0, join_timeout=200.0) as running:
+        (kv,) = running.workers
+        value = np.ones(size, np.uint8)
+        await kv.init("big", value)
+        value[:] = 2
+        value[-1] = 9
+        await kv.pushpull("big", value, out=value)
+        assert (value[0], value[1 << 31], value[-1]) == (2, 2, 9)
