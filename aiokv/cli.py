@@ -153,6 +153,9 @@ WORKERS = click.option(
 SERVERS = click.option(
     "-s", "--servers", "num_servers", type=COUNT, metavar="N", help="Number of servers.  [default: 1]"
 )
+COLOCATE = click.option(
+    "--colocate", is_flag=True, default=None, help="Each worker also hosts a server; no other servers are started."
+)
 ADVERTISE = click.option(
     "--advertise", "advertise_host", metavar="HOST", help="Address under which the others reach this node."
 )
@@ -228,6 +231,7 @@ def server(*, as_json: bool, **settings: Any) -> None:
 @_options(
     WORKERS,
     SERVERS,
+    COLOCATE,
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End a job that takes longer."),
     click.option(
         "--port", type=PORT, default=0, metavar="PORT", help="Port of the scheduler; 0: any free one.  [default: 0]"
@@ -274,6 +278,7 @@ def run(*, command: tuple[str, ...], timeout: float | None, as_json: bool, **set
         command=resolve_command(command),
         workers=config.num_workers,
         servers=config.num_servers,
+        colocate=config.colocate,
         cluster=cluster or unique_cluster(),
         name_prefix=prefix,
         bind_host=config.bind_host,
@@ -300,6 +305,7 @@ BENCH_NOTE = "docs/performance.md says how to measure and what each figure means
 @_options(
     WORKERS,
     SERVERS,
+    COLOCATE,
     click.option("--rounds", type=COUNT, metavar="N", help="Rounds that are timed.  [default: the workload's]"),
     click.option(
         "--warmup", type=_Plain(click.IntRange(min=0)), metavar="N", help="Rounds before.  [default: the workload's]"
@@ -355,6 +361,7 @@ def bench(*, workload: str, as_json: bool, rounds: int | None, **options: Any) -
         "AIOKV_LOOP": config.loop,
         "AIOKV_CHUNK_BYTES": str(config.chunk_bytes),
     }
+    measured |= {"colocate": config.colocate}
     plan = make_plan(workload, servers=config.num_servers, workers=config.num_workers, rounds=rounds, **measured)
     outcome = show.run_workload(plan, environ=environ, timeout=timeout or 600, as_json=as_json, profile=profile)
     _finish(outcome.exit_code, outcome.reason)

@@ -82,6 +82,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The most bytes of a parameter that move and are updated as one."""
     split_bytes: Annotated[int, Meta(ge=1, description="a whole number of at least 1")] = 64 * 1024
     """A parameter of at least this size is split over all servers."""
+    colocate: bool = False
+    """A worker also hosts a server, which it reaches in its own memory; then there are as many servers as workers."""
     max_queued_bytes: Annotated[int, Meta(ge=1 << 16, description="a whole number of at least 65536")] = 256 << 20
     """What may wait to be sent to a peer that does not read; nothing more is read from it until that has left."""
     backend: Annotated[Literal["reference", "cpu", "cuda"], Meta(description="one of reference, cpu, cuda")] = (

@@ -149,6 +149,7 @@ def _make_job(plan: Plan, token: str, address: str, *, timeout: float, profile: 
         command=command([*worker_command(), address, encode(plan).decode()]),
         workers=plan.workers,
         servers=plan.servers,
+        colocate=plan.colocate,
         scheduler_command=command(node_command(Role.SCHEDULER)),
         server_command=command(node_command(Role.SERVER)),
         token=token,

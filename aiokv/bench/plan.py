@@ -22,6 +22,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     optimizer: str | None
     shows_progress: bool = False
+    colocate: bool = False
 
 
 def make_plan(
@@ -33,6 +34,7 @@ def make_plan(
     warmup: int | None = None,
     store: str | None = None,
     optimizer: str | None = None,
+    colocate: bool = False,
 ) -> Plan:
     """Check everything that can be wrong before a process is started; fill in what is not given.
 
@@ -44,6 +46,7 @@ def make_plan(
         warmup: number of rounds before these; the workload's own when not given.
         store: a store on a cluster by MXNet's name; "dist_sync" when not given.
         optimizer: name of the servers' update rule; they keep the sums when not given.
+        colocate: each worker also hosts a server, so there are as many of them.
 
     Raises:
         ConfigError: unknown workload or store.
@@ -58,8 +61,9 @@ def make_plan(
         make_optimizer(optimizer, OPTIMIZERS.get(optimizer, {}))
     return Plan(
         workload=workload,
-        servers=servers,
+        servers=workers if colocate else servers,
         workers=workers,
+        colocate=colocate,
         rounds=usual.rounds if rounds is None else rounds,
         warmup=usual.warmup if warmup is None else warmup,
         store=store,

@@ -51,6 +51,8 @@ class Job:
     command: Sequence[str]
     workers: int = 1
     servers: int = 1
+    colocate: bool = False
+    """Every worker's process also hosts a server; no server processes are started."""
     scheduler_command: Sequence[str] = field(default_factory=lambda: node_command(Role.SCHEDULER))
     server_command: Sequence[str] = field(default_factory=lambda: node_command(Role.SERVER))
     cluster: str = field(default_factory=unique_cluster)
@@ -74,7 +76,8 @@ class Job:
     def names(self) -> dict[str, Role]:
         """Return the names of all nodes with their roles: the scheduler, the servers, the workers."""
         names = {self.scheduler_name(): Role.SCHEDULER}
-        names |= {f"{self.name_prefix}server-{index}": Role.SERVER for index in range(self.servers)}
+        servers = 0 if self.colocate else self.servers
+        names |= {f"{self.name_prefix}server-{index}": Role.SERVER for index in range(servers)}
         return names | {f"{self.name_prefix}worker-{index}": Role.WORKER for index in range(self.workers)}
 
     def command_of(self, role: Role) -> Sequence[str]:
@@ -94,18 +97,20 @@ class Job:
             scheduler: where the scheduler listens; None for the scheduler itself.
         """
         environ = {key: value for key, value in inherited.items() if key not in _INHERITED_NEVER}
+        servers = self.workers if self.colocate else self.servers
         environ |= {
             "AIOKV_ROLE": role.value,
             "AIOKV_NAME": name,
             "AIOKV_CLUSTER": self.cluster,
             "AIOKV_TOKEN": self.token,
             "AIOKV_NUM_WORKERS": str(self.workers),
-            "AIOKV_NUM_SERVERS": str(self.servers),
+            "AIOKV_NUM_SERVERS": str(servers),
+            "AIOKV_COLOCATE": str(int(self.colocate)),
             "AIOKV_BIND_HOST": self.bind_host,
             "AIOKV_BIND_PORT": str(self.port if role is Role.SCHEDULER else 0),
             "DMLC_ROLE": role.value,
             "DMLC_NUM_WORKER": str(self.workers),
-            "DMLC_NUM_SERVER": str(self.servers),
+            "DMLC_NUM_SERVER": str(servers),
             # A line must show up when it is printed, not when a buffer of the node is full.
             "PYTHONUNBUFFERED": "1",
         }

@@ -135,7 +135,12 @@ class LocalLauncher(Launcher):
 
     async def _start_rest(self) -> None:
         address = format_address(*self._address) if self._address else ""
-        nodes = f"{count(self._job.servers, 'server')} and {count(self._job.workers, 'worker')}"
+        workers = count(self._job.workers, "worker")
+        nodes = (
+            f"{workers} that host servers"
+            if self._job.colocate
+            else f"{count(self._job.servers, 'server')} and {workers}"
+        )
         self._note("ready", f"scheduler listening on {address}; starting {nodes}", address=address)
         await self._start([name for name in self._roles if name not in self._nodes])
 

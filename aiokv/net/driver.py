@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ProtocolError
-from aiokv.net.tcp import Link
+from aiokv.net.memory import MemoryLink
+from aiokv.net.tcp import AnyLink, Link
 from aiokv.telemetry import Counters, EventLog
-from aiokv.wire.frames import encode_frame
 from aiokv.wire.messages import Error, Message
 
 if TYPE_CHECKING:
@@ -67,13 +67,15 @@ class Driver:
     def __init__(self, config: Config, log: Log | None = None) -> None:
         self.config = config
         self.counters: Counters = Counters()
+        self.neighbours: dict[tuple[str, int], Driver] = {}
+        """Nodes of this process and loop, by the address under which others reach them."""
         self._log = log
         self._machine: Machine
         self._loop: asyncio.AbstractEventLoop
-        self._links: dict[Peer, Link] = {}
-        self._others: dict[Link, None] = {}
+        self._links: dict[Peer, AnyLink] = {}
+        self._others: dict[AnyLink, None] = {}
         """Connections whose handshake is not done, or that are closing: everything that is not in `_links`."""
-        self._dirty: dict[Link, None] = {}
+        self._dirty: dict[AnyLink, None] = {}
         self._next_peer: Peer = 0
         self._stimuli: deque[st.Stimulus] = deque()
         self._pumping = False
@@ -163,13 +165,12 @@ class Driver:
             return
         self._dirty[link] = None
         if payload is None:
-            link.send(encode_frame(message, request), priority=priority)
+            link.send_message(request, message, priority=priority)
             return
         view, sent = self._memory(payload)
         # Only what lies in the caller's own memory has to be given back; tensors that go together were copied.
         call = payload.call if isinstance(payload, ef.CallMemory) else -1
-        head = encode_frame(message, request, view.nbytes)
-        link.send(head, view if view.nbytes else None, sent, call=call, priority=priority)
+        link.send_message(request, message, view if view.nbytes else None, sent, call=call, priority=priority)
 
     # --- connections ---
 
@@ -193,6 +194,10 @@ class Driver:
 
     async def _connect(self, peer: Peer, host: str, port: int, delay: float) -> None:
         await asyncio.sleep(delay)
+        neighbour = self.neighbours.get((host, port))
+        if neighbour is not None:
+            self._connect_in_memory(peer, neighbour)
+            return
         link = self._make_link(peer, initiator=True)
         self._others[link] = None
         try:
@@ -206,11 +211,21 @@ class Driver:
             link.abort()
             raise
 
-    def land(self, link: Link, head: Head) -> Landing:
+    def _connect_in_memory(self, peer: Peer, neighbour: Driver) -> None:
+        """Connect to a node of this process. Both ends are trusted: there is nobody in between."""
+        here = MemoryLink(self, peer=peer, initiator=True)
+        there = MemoryLink(neighbour, peer=neighbour._next_peer, initiator=False)
+        neighbour._next_peer += 1
+        here.join(there)
+        for driver, link in ((neighbour, there), (self, here)):
+            driver._others[link] = None
+            driver.link_up(link)
+
+    def land(self, link: AnyLink, head: Head) -> Landing:
         """Choose where a payload goes."""
         raise NotImplementedError(head)
 
-    def link_up(self, link: Link) -> None:
+    def link_up(self, link: AnyLink) -> None:
         """Enter a connection that is authenticated."""
         if self._closed:
             link.abort()
@@ -220,14 +235,14 @@ class Driver:
         if link.initiator:
             self.feed(st.Connected(link.peer))
 
-    def frames_received(self, link: Link, frames: list[Frame]) -> None:
+    def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:
         """Make stimuli of whole frames."""
         if self._links.get(link.peer) is not link:
             return
         self.counters["frames_received"] += len(frames)
         self.feed(*(st.Received(link.peer, f.request, f.message, f.slot, f.nbytes) for f in frames))
 
-    def link_down(self, link: Link, reason: str, error: AiokvError | None) -> None:
+    def link_down(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         """Take out a connection that is over."""
         self._others.pop(link, None)
         if not link.established:
@@ -236,7 +251,7 @@ class Driver:
             del self._links[link.peer]
             self.feed(st.PeerLost(link.peer, reason))
 
-    def _handshake_failed(self, link: Link, reason: str, error: AiokvError | None) -> None:
+    def _handshake_failed(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         self.counters["handshakes_failed"] += 1
         if link.initiator:
             self.feed(st.ConnectFailed(link.peer, reason, error))

@@ -13,7 +13,7 @@ from aiokv.types import Role
 
 if TYPE_CHECKING:
     from aiokv.net.driver import Log
-    from aiokv.net.tcp import Link
+    from aiokv.net.tcp import AnyLink
     from aiokv.wire.receiver import Head, Landing
 
 
@@ -48,7 +48,7 @@ class Scheduler(Node):
         )
         self._start(Membership(plan))
 
-    def land(self, link: Link, head: Head) -> Landing:
+    def land(self, link: AnyLink, head: Head) -> Landing:
         """Refuse: nothing that a scheduler is told has a payload."""
         raise ProtocolError(f"a scheduler takes no payload, got {head.payload_nbytes} bytes with {head.message!r}")
 

@@ -20,7 +20,7 @@ from aiokv.wire.receiver import Head, Landing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokv.net.tcp import Link
+    from aiokv.net.tcp import AnyLink
 
 JOIN_CALL = 0
 
@@ -40,6 +40,8 @@ class Server(Node):
     def __init__(self, config: Config | None = None, *, log: Log | None = None, **settings: Any) -> None:
         super().__init__(config or load_config(role=Role.SERVER, **settings), log)
         self.name = make_name(self.config, Role.SERVER)
+        self.advertised = ("", 0)
+        """Host and port under which the others reach this server, once it is started."""
         self._store = ParameterStore(get_backend(self.config.backend))
 
     async def start(self) -> None:
@@ -56,6 +58,7 @@ class Server(Node):
             scheduler=scheduler,
             advertised=(config.advertised_host(self.host, local), self.port),
         )
+        self.advertised = joiner.advertised
         self._start(Coordinator(joiner))
         self.feed(st.Join(JOIN_CALL, config.join_timeout))
 
@@ -64,12 +67,12 @@ class Server(Node):
         """The server's memory."""
         return self._store
 
-    def land(self, link: Link, head: Head) -> Landing:
+    def land(self, link: AnyLink, head: Head) -> Landing:
         """Give the payload a slot of its own."""
         slot, view = self._store.land(head.payload_nbytes)
         return Landing(view, slot)
 
-    def link_down(self, link: Link, reason: str, error: Any) -> None:
+    def link_down(self, link: AnyLink, reason: str, error: Any) -> None:
         """Forget a payload that is only partly here: a chunk counts when all of it has arrived."""
         if link.pending_slot is not None:
             self._store.free(link.pending_slot)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from aiokv.errors import AiokvError, HandshakeError
 from aiokv.wire.connection import Connection
+from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokv.types import Peer
+    from aiokv.wire.messages import Message
     from aiokv.wire.receiver import Frame, Head, Landing
 from aiokv.wire.sendqueue import SendQueue
 
@@ -33,19 +35,72 @@ JOIN_BYTES = 16 * 1024
 """Payloads up to this size are copied behind their header: one write for many small frames."""
 
 
+class AnyLink(Protocol):
+    """What a `Link` and a `MemoryLink` have in common for those who own them. See `Link`."""
+
+    peer: Peer
+    initiator: bool
+    ended: asyncio.Future[None]
+
+    @property
+    def established(self) -> bool:
+        """True when the other side belongs to the cluster."""
+
+    @property
+    def pending_slot(self) -> int | None:
+        """Slot of a payload that is only partly here."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """How much waits to leave."""
+
+    def send_message(
+        self,
+        request: int,
+        message: Message,
+        payload: memoryview | None = None,
+        sent: Callable[[], None] | None = None,
+        *,
+        call: int = -1,
+        priority: int = 0,
+    ) -> None:
+        """Queue a message."""
+
+    def flush(self) -> None:
+        """Begin to send what is queued."""
+
+    def detach(self, call: int) -> bool:
+        """Copy what is queued of a call's payloads; return whether some is out of reach."""
+
+    async def drained(self) -> None:
+        """Wait until nothing is out of reach."""
+
+    def discard(self, request: int) -> None:
+        """Receive nothing more into the memory of this request."""
+
+    def refuse(self, error: AiokvError) -> None:
+        """Close, and say why."""
+
+    def close(self) -> None:
+        """Close when everything has been sent."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
 class Owner(Protocol):
     """Whom a link reports to."""
 
-    def land(self, link: Link, head: Head) -> Landing:
+    def land(self, link: AnyLink, head: Head) -> Landing:
         """Choose where a payload goes."""
 
-    def link_up(self, link: Link) -> None:
+    def link_up(self, link: AnyLink) -> None:
         """Take note that the handshake is done."""
 
-    def frames_received(self, link: Link, frames: list[Frame]) -> None:
+    def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:
         """Take in whole frames."""
 
-    def link_down(self, link: Link, reason: str, error: AiokvError | None) -> None:
+    def link_down(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         """Take note that the connection is over; `error` when this side or the peer refused to go on."""
 
 
@@ -64,6 +119,11 @@ class Outgoing:
     def nbytes(self) -> int:
         """Bytes of the whole frame."""
         return len(self.head) + (self.payload.nbytes if self.payload is not None else 0)
+
+    def done(self) -> None:
+        """Give the payload's memory back."""
+        if self.sent is not None:
+            self.sent()
 
 
 class Link(asyncio.BufferedProtocol):
@@ -189,8 +249,7 @@ class Link(asyncio.BufferedProtocol):
         self._written.clear()
         self._queue.clear()
         for outgoing in pending:
-            if outgoing.sent is not None:
-                outgoing.sent()
+            outgoing.done()
         self._wake_drained()
         if not self.ended.done():
             self.ended.set_result(None)
@@ -206,6 +265,20 @@ class Link(asyncio.BufferedProtocol):
         self.flush()
 
     # --- called by the owner ---
+
+    def send_message(
+        self,
+        request: int,
+        message: Message,
+        payload: memoryview | None = None,
+        sent: Callable[[], None] | None = None,
+        *,
+        call: int = -1,
+        priority: int = 0,
+    ) -> None:
+        """Queue a message under a request id, followed by the payload. The rest is as in `send`."""
+        head = encode_frame(message, request, payload.nbytes if payload is not None else 0)
+        self.send(head, payload, sent, call=call, priority=priority)
 
     def send(
         self,
@@ -356,8 +429,7 @@ class Link(asyncio.BufferedProtocol):
         written, self._written = self._written, []
         self._written_bytes = 0
         for outgoing in written:
-            if outgoing.sent is not None:
-                outgoing.sent()
+            outgoing.done()
         self._wake_drained()
 
     def _wake_drained(self) -> None:

@@ -7,6 +7,8 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, gather, receiving, scatter, sending
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
@@ -15,6 +17,7 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
+from aiokv.net.server import Server
 from aiokv.types import Peer, Role
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from aiokv.net.tcp import Link
+    from aiokv.net.tcp import AnyLink
 
 
 class Client(Driver):
@@ -40,9 +43,11 @@ class Client(Driver):
 
     def __init__(self, config: Config, *, policy: str, log: Log | None = None) -> None:
         super().__init__(config, log)
+        self._name = make_name(config, Role.WORKER)
+        self._shard: Server | None = None
         joiner = Joiner(
             role=Role.WORKER,
-            name=make_name(config, Role.WORKER),
+            name=self._name,
             incarnation=make_incarnation(),
             scheduler=(config.scheduler_host, config.scheduler_port),
             advertised=("", 0),
@@ -76,12 +81,15 @@ class Client(Driver):
         """
         self._start(self._session)
         self._open = True
+        if self.config.colocate:
+            await self._start_shard()
         timeout = self.config.join_timeout
         try:
             await self._call(lambda call: st.Join(call, timeout))
         except BaseException:
             self._open = False
             await self._close_links()
+            await self._close_shard(wait=0.0)
             raise
 
     async def close(self, *, timeout: float | None = None) -> None:
@@ -100,6 +108,31 @@ class Client(Driver):
         finally:
             self._open = False
             await self._close_links()
+            # The others may still need what lies here.
+            await self._close_shard(wait=self.config.join_timeout)
+
+    async def _start_shard(self) -> None:
+        """Host a server in this process and loop, reached without the network."""
+        config = self.config
+        name = f"{self._name}-shard"
+        shard = Server(msgspec.structs.replace(config, role=Role.SERVER, name=name, colocate=False))
+        await shard.start()
+        self._shard = shard
+        self.neighbours[shard.advertised] = shard
+
+    async def _close_shard(self, *, wait: float) -> None:
+        """Close the hosted server when the job is over, or after `wait` seconds."""
+        shard, self._shard = self._shard, None
+        if shard is None:
+            return
+        try:
+            async with asyncio.timeout(wait):
+                await shard.wait_stopped()
+        except TimeoutError:
+            if wait:
+                logger.warning("%s closes its shard while other workers are still there", self._name)
+        finally:
+            await shard.close()
 
     async def abort(self) -> None:
         """Close all connections without leaving in good order: the others will see this worker as lost."""
@@ -107,6 +140,7 @@ class Client(Driver):
         for call in list(self._futures):
             self._fail(call, ClosedError("the client was closed while the call was pending"))
         await self._close_links()
+        await self._close_shard(wait=0.0)
 
     # --- who we are ---
 
@@ -277,7 +311,7 @@ class Client(Driver):
         if future is not None and not future.done():
             future.set_exception(error)
 
-    def land(self, link: Link, head: Head) -> Landing:
+    def land(self, link: AnyLink, head: Head) -> Landing:
         """Receive straight into the caller's array, or nowhere when it does not wait any longer."""
         memory = self._session.landing(head.request, head.payload_nbytes)
         if isinstance(memory, ef.CallMemory):
@@ -288,7 +322,7 @@ class Client(Driver):
             self._landed[link.peer, head.request] = landing.view
         return landing
 
-    def frames_received(self, link: Link, frames: list[Frame]) -> None:
+    def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:
         """Give tensors that came together to their arrays, unless their caller has stopped waiting."""
         for frame in frames:
             buffer = self._landed.pop((link.peer, frame.request), None)
@@ -300,7 +334,7 @@ class Client(Driver):
                 scatter(buffer, [targets[tensor] for tensor in memory.tensors])
         super().frames_received(link, frames)
 
-    def link_down(self, link: Link, reason: str, error: AiokvError | None) -> None:
+    def link_down(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         """Forget what was only partly received."""
         for name in [name for name in self._landed if name[0] == link.peer]:
             del self._landed[name]

@@ -81,3 +81,9 @@ def free_port() -> int:
 def cluster() -> MakeCluster:
     """Return the factory of clusters: `async with cluster(workers=2, servers=1, policy="bsp") as running`."""
     return running_cluster
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Return the settings that all nodes of a test's cluster share."""
+    return dict(SETTINGS)

@@ -12,7 +12,7 @@ import pytest
 
 import aiokv
 from aiokv.errors import ClosedError, HandshakeError, ServerLostError
-from aiokv.net.tcp import WINDOW_BYTES, Link
+from aiokv.net.tcp import WINDOW_BYTES, AnyLink, Link
 from aiokv.wire import messages as m
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
@@ -37,18 +37,18 @@ class Owner:
     got_frame: asyncio.Event = field(default_factory=asyncio.Event)
     error: Any = None
 
-    def land(self, link: Link, head: Head) -> Landing:
+    def land(self, link: AnyLink, head: Head) -> Landing:
         self.landed.append(bytearray(head.payload_nbytes))
         return Landing(memoryview(self.landed[-1]), len(self.landed) - 1)
 
-    def link_up(self, link: Link) -> None:
+    def link_up(self, link: AnyLink) -> None:
         self.up.set()
 
-    def frames_received(self, link: Link, frames: list[Frame]) -> None:
+    def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:
         self.frames += frames
         self.got_frame.set()
 
-    def link_down(self, link: Link, reason: str, error: Any) -> None:
+    def link_down(self, link: AnyLink, reason: str, error: Any) -> None:
         self.error = error
         self.down.set()
 
@@ -78,6 +78,11 @@ async def pair(limits: Limits | None = None) -> AsyncIterator[tuple[Link, Owner,
         await asyncio.gather(*(end.ended for end in ends))
         server.close()
         await server.wait_closed()
+
+
+def over_tcp(link: AnyLink) -> Link:
+    assert isinstance(link, Link)
+    return link
 
 
 def value(payload: memoryview) -> bytes:
@@ -191,7 +196,7 @@ async def test_a_payload_for_the_scheduler_is_refused_and_the_cluster_goes_on(cl
     async with cluster(workers=2) as running:
         first, second = running.workers
         await running.each(lambda kv: kv.init("w", np.zeros(1, np.float32)))
-        link = first._links[-1]
+        link = over_tcp(first._links[-1])
         link.send(encode_frame(m.Value(1), 5, 4), memoryview(b"1234"))
         link.flush()
         with pytest.raises(aiokv.AiokvError):
@@ -205,12 +210,13 @@ async def test_a_worker_whose_server_has_stopped_reading_gets_its_arrays_back(cl
         (kv,) = running.workers
         big = np.ones(8_000_000, np.float32)
         await kv.init("w", np.zeros_like(big))
-        for link in running.servers[0]._links.values():
+        for end in running.servers[0]._links.values():
+            link = over_tcp(end)
             if not link.initiator:
                 assert link._transport is not None
                 link._transport.pause_reading()
         call = asyncio.create_task(kv.push("w", big))
-        await until_stuck(kv._links[0])
+        await until_stuck(over_tcp(kv._links[0]))
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -244,7 +250,7 @@ async def test_a_client_that_asks_and_does_not_read_is_not_read_from(cluster: Ma
         first, second = running.workers
         big = np.ones(CHUNK // 4, np.float32)
         await running.each(lambda kv: kv.init("w", big))
-        link = first._links[0]
+        link = over_tcp(first._links[0])
         assert link._transport is not None
         link._transport.pause_reading()
         pulls = [asyncio.create_task(first.pull("w")) for _ in range(500)]
