@@ -206,7 +206,7 @@ def scheduler(*, as_json: bool, **settings: Any) -> None:
     ),
     ADVERTISE,
     click.option(
-        "--backend", metavar="NAME", help="What computes the updates: reference, cpu or cuda.  [default: reference]"
+        "--backend", metavar="NAME", help="What computes the updates: auto, reference, cpu or cuda.  [default: auto]"
     ),
     NAME,
     CLUSTER,
@@ -312,7 +312,7 @@ BENCH_NOTE = "docs/performance.md says how to measure and what each figure means
     ),
     click.option("--store", metavar="NAME", help="dist_sync or dist_async.  [default: dist_sync]"),
     click.option("--optimizer", metavar="NAME", help="What the servers do with the sums.  [default: keep them]"),
-    click.option("--backend", metavar="NAME", help="What computes the updates: reference, cpu or cuda."),
+    click.option("--backend", metavar="NAME", help="What computes the updates: auto, reference, cpu or cuda."),
     click.option("--loop", metavar="NAME", help="auto, uvloop or asyncio.  [default: auto]"),
     click.option("--chunk-kib", type=COUNT, metavar="N", help="Most KiB of a parameter that move as one."),
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End if it takes longer.  [default: 600]"),

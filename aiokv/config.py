@@ -86,9 +86,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A worker also hosts a server, which it reaches in its own memory; then there are as many servers as workers."""
     max_queued_bytes: Annotated[int, Meta(ge=1 << 16, description="a whole number of at least 65536")] = 256 << 20
     """What may wait to be sent to a peer that does not read; nothing more is read from it until that has left."""
-    backend: Annotated[Literal["reference", "cpu", "cuda"], Meta(description="one of reference, cpu, cuda")] = (
-        "reference"
-    )
+    backend: Annotated[
+        Literal["auto", "reference", "cpu", "cuda"], Meta(description="one of auto, reference, cpu, cuda")
+    ] = "auto"
+    """What computes sums and updates. "auto": reference, and where Numba is installed cpu once a rule is set."""
     loop: Annotated[Literal["auto", "uvloop", "asyncio"], Meta(description="one of auto, uvloop, asyncio")] = "auto"
 
     def __post_init__(self) -> None:

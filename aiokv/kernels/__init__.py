@@ -12,34 +12,25 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aiokv.errors import ConfigError, MissingExtraError, OptimizerError, SpecMismatchError
-from aiokv.kernels import reference
-from aiokv.types import ITEM_SIZES
+from aiokv.errors import ConfigError, MissingExtraError, OptimizerError
+from aiokv.kernels import checks, reference
+from aiokv.kernels.rules import kernel_of, scalars_of
 
 if TYPE_CHECKING:
-    from aiokv.optim import SGD
+    from collections.abc import Mapping, Sequence
+
+    from aiokv.kernels.reference import Array, Scalar
+    from aiokv.optim import Optimizer
 
 __all__ = ["Backend", "get_backend"]
-
-Array = NDArray[Any]
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 _logger = logging.getLogger(__name__)
-
-_DTYPES = frozenset(np.dtype(name) for name in ITEM_SIZES)
-"""In native byte order: `>f4` is not among them on a little-endian machine."""
-
-_COMPUTED_IN: dict[np.dtype[Any], type[np.floating[Any]]] = {
-    np.dtype(np.float16): np.float32,
-    np.dtype(np.float32): np.float32,
-    np.dtype(np.float64): np.float64,
-}
 
 
 class _Kernels(Protocol):
@@ -47,25 +38,16 @@ class _Kernels(Protocol):
 
     def accumulate(self, target: Array, source: Array, /) -> None: ...
 
-    def sgd(
-        self,
-        weight: Array,
-        gradient: Array,
-        momentum_state: Array | None,
-        out: Array,
-        learning_rate: np.floating[Any],
-        momentum: np.floating[Any],
-        wd: np.floating[Any],
-        rescale_grad: np.floating[Any],
-        /,
+    def update(
+        self, kernel: str, weight: Array, total: Array, state: Sequence[Array], scalars: tuple[Scalar, ...], /
     ) -> None: ...
 
 
 class Backend:
     """Checked arithmetic on one-dimensional arrays in the host's memory. It keeps no state: any thread may call it.
 
-    All arrays of a call have the same length, possibly 0, and the same dtype, and are contiguous. An array that is
-    written overlaps no other one.
+    All arrays of a call have the same length, possibly 0, and are contiguous. An array that is written overlaps no
+    other one.
     """
 
     def __init__(self, name: str, kernels: _Kernels) -> None:
@@ -84,44 +66,77 @@ class Backend:
         """Add `source` to `target`, elementwise, in their dtype: any of `aiokv.types.ITEM_SIZES`.
 
         Raises:
-            SpecMismatchError: an array is not as the class says.
+            SpecMismatchError: an array is not as the class says, or the dtypes differ.
         """
-        _check({"target": target, "source": source}, written=["target"])
+        checks.check_first("target", target)
+        checks.check_like("source", source, target.size, target.dtype, "target")
+        checks.check_written("target", target, [("source", source)])
         if target.size:
             self._kernels.accumulate(target, source)
 
-    def sgd(self, weight: Array, gradient: Array, momentum_state: Array | None, out: Array, rule: SGD) -> None:
-        """Write to `out` what `weight` becomes by one step of `rule`, and update `momentum_state` in place.
+    def new_state(self, rule: Optimizer, weight: Array) -> dict[str, Array]:
+        """Return what the rule keeps between the updates of `weight`, as it is before the first one.
 
-        float32 and float64 are computed in their own precision; float16 is computed in float32, and each result is
-        rounded once, when it is written. The rule's parameters are rounded to the precision of the computation first.
-
-        Args:
-            weight: float16, float32 or float64; it stays as it is.
-            gradient: the sum of the contributions.
-            momentum_state: zeros before the first step. None only when `rule.momentum` is 0: w - learning_rate * g.
-            out: where the new weight goes.
-            rule: the parameters.
+        The arrays have the weight's length and are as precise as the computation: float32 for float16.
 
         Raises:
-            SpecMismatchError: an array is not as the class says, or not of floats.
-            OptimizerError: the rule needs a momentum state, or a parameter is too large for the arrays' precision.
+            SpecMismatchError: the rule can't update arrays of that dtype.
+            OptimizerError: no backend knows the rule.
         """
-        arrays = {"weight": weight, "gradient": gradient, "out": out}
-        written = ["out"]
-        if momentum_state is not None:
-            arrays["momentum_state"] = momentum_state
-            written.append("momentum_state")
-        elif rule.momentum:
-            raise OptimizerError(
-                f"sgd with momentum {rule.momentum} needs a momentum state, got None; pass zeros before the first step",
-                expected="array",
-                got="None",
-            )
-        _check(arrays, written=written)
-        scalars = _scalars(rule, weight.dtype)
+        kernel = kernel_of(rule)
+        if kernel is None:
+            return {}
+        precision = checks.precision_for(weight.dtype)
+        return {name: np.zeros(weight.size, precision) for name in kernel.state}
+
+    def update(self, rule: Optimizer, weight: Array, total: Array, state: Mapping[str, Array], step: int) -> None:
+        """Write over `total` what `weight` becomes by one step of `rule`, and bring `state` up to date in place.
+
+        float32 and float64 are computed in their own precision; float16 is computed in float32 and rounded once, when
+        the new weight is written. The rule's parameters are rounded to the precision of the computation first.
+
+        Args:
+            rule: what to do.
+            weight: it stays as it is.
+            total: the sum of the contributions, in the dtype of the weight; afterwards the new weight.
+            state: from `new_state`, then used in every update of this weight.
+            step: the number of the update with this state, from 1 on.
+
+        Raises:
+            SpecMismatchError: an array is not as the class says, or has another dtype than it should.
+            OptimizerError: the state is another rule's, `step` is less than 1, no backend knows the rule, or a
+                parameter is not in its range any longer when it is rounded.
+        """
+        kernel = kernel_of(rule)
+        checks.check_first("weight", weight)
+        checks.check_like("total", total, weight.size, weight.dtype, "weight")
+        _check_names(rule, state, () if kernel is None else kernel.state)
+        arrays = [("weight", weight), *state.items()]
+        checks.check_written("total", total, arrays)
+        if kernel is None:
+            return
+        precision = checks.precision_for(weight.dtype)
+        for i, (name, array) in enumerate(arrays[1:], 1):
+            checks.check_like(name, array, weight.size, precision, "weight")
+            checks.check_written(name, array, arrays[:i])
+        if step < 1:
+            raise OptimizerError(f"updates are counted from 1, got step {step}", expected="at least 1", got=step)
+        scalars = scalars_of(rule, precision, step)
         if weight.size:
-            self._kernels.sgd(weight, gradient, momentum_state, out, *scalars)
+            self._kernels.update(kernel.name, weight, total, [state[name] for name in kernel.state], scalars)
+
+    def warm_up(self, rule: Optimizer, dtype: str) -> None:
+        """Compile, or load from the cache, what sums and updates of that dtype need, so that the first ones don't wait.
+
+        It may take seconds: call it in a thread while an event loop runs. Called again, it returns at once.
+
+        Raises:
+            SpecMismatchError: the rule can't update arrays of that dtype.
+            OptimizerError: no backend knows the rule, or a parameter is out of range in the precision of that dtype.
+        """
+        weight, total = np.ones(1, dtype), np.ones(1, dtype)
+        self.accumulate(total, weight)
+        self.update(rule, weight, total, self.new_state(rule, weight), 1)
 
 
 def get_backend(name: str = "auto") -> Backend:
@@ -183,45 +198,10 @@ def _how_to_install(extra: str, error: ImportError) -> str:
     )
 
 
-def _check(arrays: dict[str, Array], *, written: list[str]) -> None:
-    """Raise SpecMismatchError unless the arrays can be given to a kernel."""
-    model_name, model = next(iter(arrays.items()))
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise _mismatch(name, "a NumPy array", type(array).__name__)
-        if array.ndim != 1 or not array.flags.c_contiguous:
-            got = f"shape {array.shape}, strides {array.strides}"
-            raise _mismatch(name, "one-dimensional and C-contiguous; pass a.reshape(-1)", got)
-        if array.dtype not in _DTYPES:
-            raise _mismatch(name, f"one of {', '.join(ITEM_SIZES)}, in native byte order", f"dtype {array.dtype.str}")
-        if array.dtype != model.dtype or array.size != model.size:
-            raise _mismatch(name, f"like {model_name}, {_spec(model)}", _spec(array))
-    for name in written:
-        if not arrays[name].flags.writeable:
-            raise _mismatch(name, "writable", "a read-only array")
-        for other, array in arrays.items():
-            if other != name and np.may_share_memory(arrays[name], array):
-                raise _mismatch(name, f"apart from {other} in memory", "arrays that overlap")
-
-
-def _scalars(rule: SGD, dtype: np.dtype[Any]) -> tuple[np.floating[Any], ...]:
-    """Return the rule's parameters in the precision in which arrays of that dtype are computed."""
-    kind = _COMPUTED_IN.get(dtype)
-    if kind is None:
-        raise _mismatch("weight", f"one of {', '.join(map(str, _COMPUTED_IN))} for sgd", f"dtype {dtype}")
-    largest = float(np.finfo(kind).max)
-    params = {name: getattr(rule, name) for name in ("learning_rate", "momentum", "wd", "rescale_grad")}
-    for name, value in params.items():
-        if abs(value) > largest:
-            raise OptimizerError(
-                f"sgd on {dtype} arrays: {name} must be at most {largest}, got {value}", expected=largest, got=value
-            )
-    return tuple(kind(value) for value in params.values())
-
-
-def _spec(array: Array) -> str:
-    return f"{array.dtype}[{array.size}]"
-
-
-def _mismatch(name: str, expected: str, got: str) -> SpecMismatchError:
-    return SpecMismatchError(f"{name} must be {expected}; got {got}", expected=expected, got=got)
+def _check_names(rule: Optimizer, state: Mapping[str, Array], names: Sequence[str]) -> None:
+    """Raise OptimizerError unless the state has these names and no others."""
+    if state.keys() != set(names):
+        expected, got = (", ".join(sorted(each)) or "nothing" for each in (names, state))
+        raise OptimizerError(
+            f"{rule} keeps {expected}, but the state has {got}; make one with new_state", expected=expected, got=got
+        )

@@ -7,17 +7,16 @@ Arrays lie in the host's memory: each call copies them to the device, and the re
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import cuda
 from numba.core import config
 
 if TYPE_CHECKING:
-    from aiokv.kernels.reference import Array, Scalar
+    from collections.abc import Callable, Mapping, Sequence
 
-Binary = Callable[[Any, Any], Any]
+    from aiokv.kernels.reference import Array, Scalar
 
 SIMULATED: bool = bool(config.ENABLE_CUDASIM)
 
@@ -63,53 +62,80 @@ def accumulate_half_kernel(target: Array, source: Array) -> None:
         target[i] = np.float32(target[i]) + np.float32(source[i])
 
 
-def _make_sgd_kernels(kind: type[Scalar], multiply: Binary, add: Binary) -> tuple[Any, Any]:
-    """Return the kernels without and with momentum that compute in `kind`."""
+class Operations(NamedTuple):
+    """What the kernels compute with in one precision: each operation rounds its result once."""
+
+    kind: type[Scalar]
+    multiply: Callable[[Any, Any], Any]
+    add: Callable[[Any, Any], Any]
+    divide: Callable[[Any, Any], Any]
+    sqrt: Callable[[Any], Any]
+
+
+def _make_sgd_kernels(operations: Operations) -> tuple[Any, Any]:
+    """Return the kernels without and with momentum."""
+    kind, multiply, add, _, _ = operations
 
     @cuda.jit
-    def sgd_kernel(
-        weight: Array, gradient: Array, out: Array, learning_rate: Scalar, wd: Scalar, rescale_grad: Scalar
-    ) -> None:
+    def sgd_kernel(weight: Array, total: Array, scalars: tuple[Scalar, ...]) -> None:
+        learning_rate, wd, rescale_grad = scalars
         for i in range(cuda.grid(1), weight.size, cuda.gridsize(1)):
             w = kind(weight[i])
-            g = add(multiply(rescale_grad, kind(gradient[i])), multiply(wd, w))
-            out[i] = add(w, -multiply(learning_rate, g))
+            g = add(multiply(rescale_grad, kind(total[i])), multiply(wd, w))
+            total[i] = add(w, -multiply(learning_rate, g))
 
     @cuda.jit
     def sgd_with_momentum_kernel(
-        weight: Array,
-        gradient: Array,
-        momentum_state: Array,
-        out: Array,
-        learning_rate: Scalar,
-        momentum: Scalar,
-        wd: Scalar,
-        rescale_grad: Scalar,
+        weight: Array, total: Array, momentum_state: Array, scalars: tuple[Scalar, ...]
     ) -> None:
+        learning_rate, momentum, wd, rescale_grad = scalars
         for i in range(cuda.grid(1), weight.size, cuda.gridsize(1)):
             w = kind(weight[i])
-            g = add(multiply(rescale_grad, kind(gradient[i])), multiply(wd, w))
-            m = add(multiply(momentum, kind(momentum_state[i])), -multiply(learning_rate, g))
+            g = add(multiply(rescale_grad, kind(total[i])), multiply(wd, w))
+            m = add(multiply(momentum, momentum_state[i]), -multiply(learning_rate, g))
             momentum_state[i] = m
-            out[i] = add(w, m)
+            total[i] = add(w, m)
 
     return sgd_kernel, sgd_with_momentum_kernel
+
+
+def _make_adam_kernel(operations: Operations) -> Any:
+    kind, multiply, add, divide, sqrt = operations
+
+    @cuda.jit
+    def adam_kernel(weight: Array, total: Array, mean: Array, variance: Array, scalars: tuple[Scalar, ...]) -> None:
+        rate, beta1, rest1, beta2, rest2, epsilon, wd, rescale_grad = scalars
+        for i in range(cuda.grid(1), weight.size, cuda.gridsize(1)):
+            w = kind(weight[i])
+            g = add(multiply(rescale_grad, kind(total[i])), multiply(wd, w))
+            m = add(multiply(beta1, mean[i]), multiply(rest1, g))
+            v = add(multiply(beta2, variance[i]), multiply(rest2, multiply(g, g)))
+            mean[i] = m
+            variance[i] = v
+            total[i] = add(w, -divide(multiply(rate, m), add(sqrt(v), epsilon)))
+
+    return adam_kernel
 
 
 # NVVM fuses a product and a sum into one operation that rounds once, and numba-cuda has no option against it.
 # Operations with explicit rounding are never fused. Python fuses nothing, and the simulator is Python.
 if SIMULATED:
-    SGD_KERNELS = {
-        "float32": _make_sgd_kernels(np.float32, operator.mul, operator.add),
-        "float64": _make_sgd_kernels(np.float64, operator.mul, operator.add),
-    }
+    SINGLE = Operations(np.float32, operator.mul, operator.add, operator.truediv, np.sqrt)
+    DOUBLE = SINGLE._replace(kind=np.float64)
 else:
-    from numba.cuda import libdevice
+    from numba.cuda import libdevice as lib
 
-    SGD_KERNELS = {
-        "float32": _make_sgd_kernels(np.float32, libdevice.fmul_rn, libdevice.fadd_rn),
-        "float64": _make_sgd_kernels(np.float64, libdevice.dmul_rn, libdevice.dadd_rn),
-    }
+    SINGLE = Operations(np.float32, lib.fmul_rn, lib.fadd_rn, lib.fdiv_rn, lib.fsqrt_rn)
+    DOUBLE = Operations(np.float64, lib.dmul_rn, lib.dadd_rn, lib.ddiv_rn, lib.dsqrt_rn)
+
+
+def _make_kernels(operations: Operations) -> Mapping[str, Any]:
+    sgd, sgd_with_momentum = _make_sgd_kernels(operations)
+    return {"adam": _make_adam_kernel(operations), "sgd": sgd, "sgd_with_momentum": sgd_with_momentum}
+
+
+KERNELS: Mapping[str, Mapping[str, Any]] = {"float32": _make_kernels(SINGLE), "float64": _make_kernels(DOUBLE)}
+"""By the precision of the computation, then by name."""
 
 
 def _geometry(size: int) -> tuple[int, int]:
@@ -125,25 +151,12 @@ def accumulate(target: Array, source: Array) -> None:
     total.copy_to_host(target)
 
 
-def sgd(
-    weight: Array,
-    gradient: Array,
-    momentum_state: Array | None,
-    out: Array,
-    learning_rate: Scalar,
-    momentum: Scalar,
-    wd: Scalar,
-    rescale_grad: Scalar,
-) -> None:
-    """Write the new weight to `out`, computed in the dtype of the scalars."""
-    without, with_momentum = SGD_KERNELS[learning_rate.dtype.name]
-    geometry = _geometry(weight.size)
-    w, g = cuda.to_device(weight), cuda.to_device(gradient)
-    new = cuda.device_array(weight.size, weight.dtype)
-    if momentum_state is None:
-        without[geometry](w, g, new, learning_rate, wd, rescale_grad)
-    else:
-        m = cuda.to_device(momentum_state)
-        with_momentum[geometry](w, g, m, new, learning_rate, momentum, wd, rescale_grad)
-        m.copy_to_host(momentum_state)
-    new.copy_to_host(out)
+def update(kernel: str, weight: Array, total: Array, state: Sequence[Array], scalars: tuple[Scalar, ...]) -> None:
+    """Write the new weight over `total`, computed in the dtype of the state and the scalars."""
+    new = cuda.to_device(total)
+    kept = [cuda.to_device(array) for array in state]
+    function = KERNELS[scalars[0].dtype.name][kernel]
+    function[_geometry(weight.size)](cuda.to_device(weight), new, *kept, scalars)
+    new.copy_to_host(total)
+    for array, on_device in zip(state, kept, strict=True):
+        on_device.copy_to_host(array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.kernels import get_backend
+from aiokv.errors import AiokvError
+from aiokv.kernels import Backend, get_backend
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.node import Node, local_host_towards
+from aiokv.optim import Assign, Optimizer
 from aiokv.store.memory import ParameterStore
 from aiokv.types import Role
 from aiokv.wire.receiver import Head, Landing
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from aiokv.net.tcp import AnyLink
 
 JOIN_CALL = 0
+
+FIRST = "reference"
+"""The backend of "auto" until another one is compiled: it is there at once, and takes little memory."""
 
 
 class Server(Node):
@@ -42,7 +48,8 @@ class Server(Node):
         self.name = make_name(self.config, Role.SERVER)
         self.advertised = ("", 0)
         """Host and port under which the others reach this server, once it is started."""
-        self._store = ParameterStore(get_backend(self.config.backend))
+        self._store = ParameterStore(get_backend(FIRST if self.config.backend == "auto" else self.config.backend))
+        self._warming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen, and begin to join. See `Node.start`."""
@@ -85,6 +92,29 @@ class Server(Node):
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)
 
+    def _warm_up(self, optimizer: Optimizer) -> None:
+        """Compile what the rule needs in a thread; meanwhile the server goes on with what it has.
+
+        All backends give the same bits, so it does not matter in the middle of which round the faster one is there.
+        """
+        if self.config.backend == "auto" and not isinstance(optimizer, Assign) and self._warming is None:
+            self._warming = self._loop.create_task(self._use_compiled(optimizer))
+
+    async def _use_compiled(self, optimizer: Optimizer) -> None:
+        try:
+            backend = await asyncio.to_thread(_compiled, optimizer, self._store.dtypes() or ["float32"])
+        except AiokvError as error:
+            logger.info("%s updates with NumPy: %s", self.name, error)
+            return
+        self._store.use(backend)
+
+    async def close(self) -> None:
+        """Stop listening and close all connections. See `Node.close`."""
+        if self._warming is not None:
+            # A thread can't be stopped; it takes a second or two at most.
+            await asyncio.gather(self._warming, return_exceptions=True)
+        await super().close()
+
     def _copy(self, chunk: ef.StoredChunk) -> bytes:
         value = self._store.acquire(chunk.key, chunk.start, chunk.version)
         copy = value.buffer.tobytes()
@@ -110,6 +140,7 @@ class Server(Node):
                 store.install(key, start, dtype, size, slot)
             case ef.Configure(optimizer):
                 store.configure(optimizer)
+                self._warm_up(optimizer)
             case ef.Stop():
                 self._stop(effect)
             case ef.Complete():
@@ -118,3 +149,11 @@ class Server(Node):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:
                 super()._perform_own(effect)
+
+
+def _compiled(optimizer: Optimizer, dtypes: list[str]) -> Backend:
+    """Return the compiled backend, ready for the first update."""
+    backend = get_backend("cpu")
+    for dtype in dtypes:
+        backend.warm_up(optimizer, dtype)
+    return backend

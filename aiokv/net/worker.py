@@ -253,7 +253,7 @@ class Client(Driver):
         Without a rule the servers assign: the new value is the sum of a round's pushes, in async the last push.
 
         Args:
-            name: "assign" or "sgd"; see `aiokv.optim`.
+            name: "assign", "sgd" or "adam"; see `aiokv.optim`.
             timeout: seconds.
             params: the rule's parameters.
 

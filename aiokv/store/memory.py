@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.optim import SGD, Assign, Optimizer
+from aiokv.optim import Assign, Optimizer
 from aiokv.store.pool import Pool
 
 if TYPE_CHECKING:
@@ -34,11 +34,12 @@ class Value:
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """A chunk: its current value and its optimizer state."""
+    """A chunk: its current value, what the optimizer keeps for it, and the number of updates with that."""
 
     dtype: np.dtype[Any]
     value: Value
-    momentum: Array | None = None
+    state: dict[str, Array] | None = None
+    steps: int = 0
 
 
 class ParameterStore:
@@ -93,11 +94,13 @@ class ParameterStore:
         whole = self._chunks.pop((key, start))
         sizes = [size * whole.dtype.itemsize for _, size in parts]
         values = self._cut(whole.value.buffer, sizes)
+        offset = 0
         for i, (name, size) in enumerate(parts):
-            self._chunks[name, 0] = Stored(whole.dtype, Value(values[i], whole.value.version))
-            if whole.momentum is not None:
-                offset = sum(other for _, other in parts[:i])
-                self._chunks[name, 0].momentum = whole.momentum[offset : offset + size].copy()
+            part = self._chunks[name, 0] = Stored(whole.dtype, Value(values[i], whole.value.version))
+            part.steps = whole.steps
+            if whole.state is not None:
+                part.state = {kept: array[offset : offset + size].copy() for kept, array in whole.state.items()}
+            offset += size
         self._retire(whole.value)
 
     def _cut(self, whole: NDArray[np.uint8], sizes: list[int]) -> list[NDArray[np.uint8]]:
@@ -111,31 +114,37 @@ class ParameterStore:
             parts.append(part)
         return parts
 
+    def dtypes(self) -> list[str]:
+        """Return the dtypes of the values, each once."""
+        return list(dict.fromkeys(stored.dtype.name for stored in self._chunks.values()))
+
+    def use(self, backend: Backend) -> None:
+        """Let another backend do the arithmetic; all give the same bits."""
+        self._backend = backend
+
+    @property
+    def backend(self) -> Backend:
+        """Who does the arithmetic."""
+        return self._backend
+
     def configure(self, optimizer: Optimizer) -> None:
-        """Use this rule from the next `apply` on."""
+        """Use this rule from the next `apply` on; what another one has kept is forgotten."""
         self._optimizer = optimizer
+        for stored in self._chunks.values():
+            stored.state, stored.steps = None, 0
 
     def apply(self, key: Key, start: int, version: Version, slot: Slot | None) -> None:
         """Make `version` of a chunk out of its current value and the sum in `slot`; free the slot."""
         stored = self._chunks[key, start]
         total = self._take(slot, stored.value.buffer.nbytes)
-        match self._optimizer:
-            case Assign():
-                new = total
-            case SGD() as rule:
-                new = self._pool.take(total.nbytes)
-                self._sgd(stored, total, new, rule)
-                self._pool.give(total)
-            case _:
-                raise NotImplementedError(f"no arithmetic for {self._optimizer!r}")
-        self._retire(stored.value)
-        stored.value = Value(new, version)
-
-    def _sgd(self, stored: Stored, total: NDArray[np.uint8], new: NDArray[np.uint8], rule: SGD) -> None:
         weight = stored.value.buffer.view(stored.dtype)
-        if rule.momentum and stored.momentum is None:
-            stored.momentum = np.zeros_like(weight)
-        self._backend.sgd(weight, total.view(stored.dtype), stored.momentum, new.view(stored.dtype), rule)
+        if stored.state is None:
+            stored.state = self._backend.new_state(self._optimizer, weight)
+        stored.steps += 1
+        # The sum becomes the new value in its place.
+        self._backend.update(self._optimizer, weight, total.view(stored.dtype), stored.state, stored.steps)
+        self._retire(stored.value)
+        stored.value = Value(total, version)
 
     def acquire(self, key: Key, start: int, version: Version) -> Value:
         """Return the value for sending; it stays as it is until `release`."""

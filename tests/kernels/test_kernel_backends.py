@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,7 @@ import pytest
 import aiokv.kernels
 from aiokv.errors import ConfigError, MissingExtraError, OptimizerError, SpecMismatchError
 from aiokv.kernels import Backend, get_backend
-from aiokv.optim import SGD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from aiokv.optim import RULES, SGD, Adam, Assign, Optimizer
 
 
 def python(code: str, **variables: str) -> str:
@@ -150,8 +147,8 @@ def read_only(array: Any) -> Any:
     ("target", "source", "message"),
     [
         (floats(), [1.0, 1.0, 1.0, 1.0], "source must be a NumPy array; got list"),
-        (floats(), floats(5), r"source must be like target, float32\[4\]; got float32\[5\]"),
-        (floats(), floats(dtype="float64"), r"source must be like target, float32\[4\]; got float64\[4\]"),
+        (floats(), floats(5), r"source must be float32\[4\] to fit target; got float32\[5\]"),
+        (floats(), floats(dtype="float64"), r"source must be float32\[4\] to fit target; got float64\[4\]"),
         (floats().reshape(2, 2), floats().reshape(2, 2), r"target must be one-dimensional.*got shape \(2, 2\)"),
         (np.float32(1), np.float32(1), "target must be a NumPy array; got float32"),
         (floats(8)[::2], floats(), "target must be .*C-contiguous.*strides"),
@@ -178,59 +175,188 @@ def test_parts_of_one_buffer_that_do_not_overlap_are_fine(reference: Backend) ->
     assert memory.tolist() == [2, 2, 1, 1]
 
 
+MOMENTUM = SGD(momentum=0.9)
+
+
+def update(backend: Backend, rule: Optimizer, **arrays: Any) -> None:
+    """Make the first update; arrays that are not given fit, those of the state among them."""
+    weight, total = arrays.pop("weight", floats()), arrays.pop("total", floats())
+    backend.update(rule, weight, total, backend.new_state(rule, floats()) | arrays, 1)
+
+
 @pytest.mark.parametrize(
-    "arrays",
-    [
-        pytest.param(lambda a, b, c: (a, b, c, a), id="out is weight"),
-        pytest.param(lambda a, b, c: (a, b, c, b), id="out is gradient"),
-        pytest.param(lambda a, b, c: (a, b, c, c), id="out is momentum_state"),
-        pytest.param(lambda a, b, c: (a, b, a, c), id="momentum_state is weight"),
-        pytest.param(lambda a, b, c: (a, b, b, c), id="momentum_state is gradient"),
-    ],
+    "names", [("total", "weight"), ("mean", "weight"), ("total", "variance"), ("variance", "mean")]
 )
-def test_sgd_refuses_arrays_that_overlap(reference: Backend, arrays: Callable[..., tuple[Any, Any, Any, Any]]) -> None:
-    with pytest.raises(SpecMismatchError, match="must be apart from"):
-        reference.sgd(*arrays(floats(), floats(), floats()), rule=SGD(momentum=0.9))
+def test_updates_refuse_arrays_that_overlap(reference: Backend, names: tuple[str, str]) -> None:
+    same = floats()
+    with pytest.raises(SpecMismatchError, match=f"{names[0]} must be apart from {names[1]}"):
+        update(reference, Adam(), **dict.fromkeys(names, same))
 
 
-@pytest.mark.parametrize("name", ["weight", "gradient", "momentum_state", "out"])
-def test_sgd_refuses_arrays_of_different_lengths(reference: Backend, name: str) -> None:
-    arrays = {each: floats(5 if each == name else 4) for each in ("weight", "gradient", "momentum_state", "out")}
-    with pytest.raises(SpecMismatchError, match=r"must be like weight, float32"):
-        reference.sgd(**arrays, rule=SGD(momentum=0.9))
+@pytest.mark.parametrize("rule", [Assign(), Adam()], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [floats(5), floats(dtype="float64"), floats(dtype="int32")], ids=lambda a: str(a.dtype)
+)
+def test_updates_refuse_a_sum_that_is_not_like_the_weight(reference: Backend, rule: Optimizer, wrong: Any) -> None:
+    with pytest.raises(SpecMismatchError, match=rf"total must be float32\[4\] to fit weight; got {wrong.dtype}"):
+        update(reference, rule, total=wrong)
 
 
-@pytest.mark.parametrize("name", ["out", "momentum_state"])
-def test_sgd_refuses_to_write_read_only_arrays(reference: Backend, name: str) -> None:
-    arrays = {each: floats() for each in ("weight", "gradient", "momentum_state", "out")}
+@pytest.mark.parametrize("wrong", [floats(5), floats(dtype="float16"), floats(dtype="float64"), floats(8)[::2]])
+@pytest.mark.parametrize("name", ["mean", "variance"])
+def test_updates_refuse_a_state_that_does_not_fit(reference: Backend, name: str, wrong: Any) -> None:
+    with pytest.raises(SpecMismatchError, match=f"^{name} must be"):
+        update(reference, Adam(), **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["total", "mean", "variance"])
+def test_updates_refuse_to_write_read_only_arrays(reference: Backend, name: str) -> None:
     with pytest.raises(SpecMismatchError, match=f"{name} must be writable"):
-        reference.sgd(**arrays | {name: read_only(floats())}, rule=SGD(momentum=0.9))
+        update(reference, Adam(), **{name: read_only(floats())})
 
 
-def test_sgd_refuses_integers(reference: Backend) -> None:
-    ints = [floats(dtype="int32") for _ in range(3)]
-    with pytest.raises(
-        SpecMismatchError, match="weight must be one of float16, float32, float64 for sgd; got dtype int32"
-    ):
-        reference.sgd(ints[0], ints[1], None, ints[2], SGD())
+@pytest.mark.parametrize("rule", [SGD(), MOMENTUM, Adam()], ids=str)
+def test_updates_by_fractions_refuse_integers(reference: Backend, rule: Optimizer) -> None:
+    ints = [floats(dtype="int32") for _ in range(2)]
+    message = "weight must be one of float16, float32, float64; got dtype int32"
+    with pytest.raises(SpecMismatchError, match=message):
+        reference.update(rule, ints[0], ints[1], reference.new_state(rule, floats()), 1)
 
 
-def test_momentum_needs_a_state(reference: Backend) -> None:
-    with pytest.raises(OptimizerError, match=r"momentum 0\.9 needs a momentum state, got None"):
-        reference.sgd(floats(), floats(), None, floats(), SGD(momentum=0.9))
+@pytest.mark.parametrize(
+    ("rule", "state", "message"),
+    [
+        (MOMENTUM, {}, r"SGD\(.*\) keeps momentum, but the state has nothing; make one with new_state"),
+        (SGD(), {"momentum": floats()}, r"SGD\(.*\) keeps nothing, but the state has momentum"),
+        (Assign(), {"momentum": floats()}, r"Assign\(\) keeps nothing, but the state has momentum"),
+        (Adam(), {"momentum": floats()}, r"Adam\(.*\) keeps mean, variance, but the state has momentum"),
+        (Adam(), {"mean": floats()}, r"Adam\(.*\) keeps mean, variance, but the state has mean"),
+    ],
+    ids=str,
+)
+def test_the_state_of_another_rule_is_refused(
+    reference: Backend, rule: Optimizer, state: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptimizerError, match=message):
+        reference.update(rule, floats(), floats(), state, 1)
 
 
-def test_a_state_may_be_kept_while_momentum_is_0(reference: Backend) -> None:
-    """The rule was changed: the state goes on as the last step."""
-    state, out = floats(), floats()
-    reference.sgd(floats(), floats(), state, out, SGD(learning_rate=0.5))
-    assert (out.tolist(), state.tolist()) == ([0.5] * 4, [-0.5] * 4)
+@pytest.mark.parametrize("step", [0, -1])
+def test_updates_are_counted_from_1(reference: Backend, step: int) -> None:
+    with pytest.raises(OptimizerError, match=f"counted from 1, got step {step}"):
+        reference.update(Adam(), floats(), floats(), reference.new_state(Adam(), floats()), step)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_parameters_that_overflow_the_precision_are_refused(reference: Backend, dtype: str) -> None:
-    arrays = [floats(dtype=dtype) for _ in range(3)]
-    with pytest.raises(
-        OptimizerError, match=rf"sgd on {dtype} arrays: rescale_grad must be at most 3\.4.*got -1e\+300"
-    ):
-        reference.sgd(arrays[0], arrays[1], None, arrays[2], SGD(rescale_grad=-1e300))
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (SGD(rescale_grad=-1e300), r"'sgd': rescale_grad must be a finite number .* float32, got -1e\+300"),
+        (SGD(momentum=0.9999999999), r"'sgd': momentum must be a number in \[0, 1\) .* float32, got 0.9999999999"),
+        (Adam(beta1=0.9999999999), r"'adam': beta1 must be a number in \[0, 1\) .* float32, got 0.9999999999"),
+        (Adam(beta2=0.9999999999), r"'adam': beta2 must be a number in \[0, 1\) .* float32, got 0.9999999999"),
+        (Adam(epsilon=1e-50), r"'adam': epsilon must be a finite number > 0 .* float32, got 1e-50"),
+    ],
+)
+def test_parameters_that_the_precision_can_not_hold_are_refused(
+    reference: Backend, rule: Optimizer, message: str, dtype: str
+) -> None:
+    weight = floats(dtype=dtype)
+    with pytest.raises(OptimizerError, match=message):
+        reference.update(rule, weight, floats(dtype=dtype), reference.new_state(rule, weight), 1)
+
+
+def test_a_corrected_learning_rate_that_overflows_shows_it_in_the_weights(reference: Backend) -> None:
+    rule, weight, total = Adam(learning_rate=1e38, beta1=0.9999, beta2=0.0), floats(), floats()
+    reference.update(rule, weight, total, reference.new_state(rule, weight), 1)
+    assert total.tolist() == [-np.inf] * 4
+
+
+def test_a_rule_that_no_backend_knows_is_refused(reference: Backend) -> None:
+    class Other(Optimizer, tag="other", frozen=True):
+        pass
+
+    with pytest.raises(OptimizerError, match=r"no backend can compute .*Other\(\)"):
+        reference.new_state(Other(), floats())
+    with pytest.raises(OptimizerError, match=r"no backend can compute .*Other\(\)"):
+        reference.update(Other(), floats(), floats(), {}, 1)
+
+
+# --- state ---
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")])
+@pytest.mark.parametrize(
+    ("rule", "names"), [(SGD(), []), (MOMENTUM, ["momentum"]), (Adam(), ["mean", "variance"])], ids=str
+)
+def test_a_new_state_is_zeros_in_the_precision_of_the_computation(
+    reference: Backend, rule: Optimizer, names: list[str], dtype: str, kept: str
+) -> None:
+    state = reference.new_state(rule, floats(5, dtype))
+    assert {name: (str(array.dtype), array.tolist()) for name, array in state.items()} == {
+        name: (kept, [0.0] * 5) for name in names
+    }
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_assign_keeps_nothing_whatever_the_dtype(reference: Backend, dtype: str) -> None:
+    assert reference.new_state(Assign(), floats(dtype=dtype)) == {}
+
+
+def test_no_state_for_integers(reference: Backend) -> None:
+    with pytest.raises(SpecMismatchError, match="weight must be one of float16, float32, float64; got dtype int64"):
+        reference.new_state(Adam(), floats(dtype="int64"))
+
+
+# --- before the first update ---
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_can_be_warmed_up_and_computed(name: str, dtype: str) -> None:
+    rule = RULES[name]()
+    for backend in (get_backend("reference"), get_backend("cpu")):
+        backend.warm_up(rule, dtype)
+        weight = floats(dtype=dtype)
+        backend.update(rule, weight, floats(dtype=dtype), backend.new_state(rule, weight), 1)
+
+
+def test_what_was_warmed_up_is_ready_for_memory_as_a_server_has_it() -> None:
+    """Numba compiles for each combination of types anew."""
+    code = """
+import numpy as np
+from aiokv.kernels import cpu, get_backend
+from aiokv.optim import Adam
+def compiled():
+    return [len(kernel.signatures) for kernel in (cpu.KERNELS["adam"], cpu._accumulate)]
+backend = get_backend("cpu")
+backend.warm_up(Adam(), "float32")
+ready = compiled()
+weight, total, slot = (memory.view("float32") for memory in np.zeros((3, 28), np.uint8))
+backend.accumulate(total, slot)
+backend.update(Adam(), weight, total, backend.new_state(Adam(), weight), 5)
+print(ready, compiled())
+"""
+    assert python(code) == "[1, 1] [1, 1]"
+
+
+def test_integers_are_only_warmed_up_for_rules_that_take_them(reference: Backend) -> None:
+    reference.warm_up(Assign(), "int32")
+    with pytest.raises(SpecMismatchError, match="int32"):
+        reference.warm_up(Adam(), "int32")
+
+
+def test_float16_does_without_instructions_for_it() -> None:
+    """Where Numba is told to make code for any processor, it may use none that only some have."""
+    code = """
+import numpy as np
+from aiokv.kernels import cpu, get_backend
+from aiokv.optim import SGD
+assert not cpu.HALF_PRECISION
+weight, total = np.ones(2, np.float16), np.ones(2, np.float16)
+backend = get_backend("cpu")
+backend.accumulate(total, weight)
+backend.update(SGD(learning_rate=0.25), weight, total, {}, 1)
+print(total.tolist())
+"""
+    assert python(code, NUMBA_CPU_NAME="generic") == "[0.5, 0.5]"

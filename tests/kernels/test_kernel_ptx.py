@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiokv.optim import PRECISIONS
 from aiokv.types import ITEM_SIZES
 
 pytestmark = pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="the simulator compiles nothing")
 
 CAPABILITIES = [(8, 0), (9, 0)]
-SCALARS = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,13 @@ def kernels() -> Any:
     return cuda
 
 
-def compiled(cuda: Any, kernel: Any, dtypes: list[Any], capability: tuple[int, int]) -> str:
+def compiled(cuda: Any, kernel: Any, arrays: list[str], scalars: list[str], capability: tuple[int, int]) -> str:
     from numba import from_dtype, types  # noqa: PLC0415 - optional
 
-    arguments = tuple(
-        types.Array(from_dtype(np.dtype(dtype[0])), 1, "C") if isinstance(dtype, list) else from_dtype(np.dtype(dtype))
-        for dtype in dtypes
-    )
-    ptx, _ = cuda.compile(kernel.py_func, arguments, device=False, abi="numba", cc=capability)
+    arguments: list[Any] = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
+    if scalars:
+        arguments.append(types.UniTuple(from_dtype(np.dtype(scalars[0])), len(scalars)))  # type: ignore[no-untyped-call]
+    ptx, _ = cuda.compile(kernel.py_func, tuple(arguments), device=False, abi="numba", cc=capability)
     return str(ptx)
 
 
@@ -46,19 +45,20 @@ def check(ptx: str, capability: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", ITEM_SIZES)
 def test_accumulate_compiles(kernels: Any, dtype: str, capability: tuple[int, int]) -> None:
     kernel = kernels.accumulate_half_kernel if dtype == "float16" else kernels.accumulate_kernel
-    check(compiled(kernels.cuda, kernel, [[dtype], [dtype]], capability), capability)
+    check(compiled(kernels.cuda, kernel, [dtype, dtype], [], capability), capability)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("momentum", [False, True])
-@pytest.mark.parametrize("dtype", SCALARS)
-def test_sgd_compiles_to_operations_that_are_not_fused(
-    kernels: Any, dtype: str, momentum: bool, capability: tuple[int, int]
+@pytest.mark.parametrize(("kernel", "states", "scalars"), [("sgd", 0, 3), ("sgd_with_momentum", 1, 4), ("adam", 2, 8)])
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_updates_compile_to_operations_that_are_rounded_one_by_one(
+    kernels: Any, dtype: str, kernel: str, states: int, scalars: int, capability: tuple[int, int]
 ) -> None:
     """An operation without a rounding mode, as `mul.f32`, may be fused later, by the assembler."""
-    arrays, scalars = (4, 4) if momentum else (3, 3)
-    kernel = kernels.SGD_KERNELS[SCALARS[dtype]][momentum]
-    ptx = compiled(kernels.cuda, kernel, [[dtype]] * arrays + [SCALARS[dtype]] * scalars, capability)
+    precision = PRECISIONS[dtype]
+    arrays = [dtype] * 2 + [precision] * states
+    ptx = compiled(kernels.cuda, kernels.KERNELS[precision][kernel], arrays, [precision] * scalars, capability)
     check(ptx, capability)
-    assert f"mul.rn.f{8 * ITEM_SIZES[SCALARS[dtype]]}" in ptx
-    assert re.findall(r"\b(?:mul|add|sub)\.f\d+", ptx) == []
+    found = set(re.findall(r"\b((?:mul|add|sub|div|sqrt|rcp|rsqrt)\.(?:\w+\.)*f\d+)", ptx))
+    operations = ["mul", "add", "div", "sqrt"] if kernel == "adam" else ["mul", "add"]
+    assert found == {f"{operation}.rn.f{8 * ITEM_SIZES[precision]}" for operation in operations}

@@ -16,6 +16,8 @@ import aiokv
 
 SETTINGS: dict[str, Any] = {
     "token": "a shared secret",
+    # What is compiled in a thread is not what these tests are about.
+    "backend": "reference",
     "cluster": "test",
     "heartbeat": 0.5,
     "death_timeout": 5.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,3 +113,42 @@ async def test_two_clusters_in_one_loop_do_not_mix(cluster: MakeCluster) -> None
             await running.workers[0].init("w", np.full(3, value, np.float32))
         for running, value in ((first, 1), (second, 2)):
             np.testing.assert_array_equal(await running.workers[0].pull("w"), np.full(3, value))
+
+
+@pytest.mark.timeout(120)
+async def test_a_server_compiles_its_arithmetic_when_a_rule_is_set_and_goes_on_meanwhile(cluster: MakeCluster) -> None:
+    pytest.importorskip("numba", reason="Numba is an extra")
+    async with cluster(workers=1, backend="auto") as running:
+        (kv,) = running.workers
+        store = running.servers[0].store
+        await kv.init("w", np.ones(1000, np.float32))
+        await kv.push("w", np.ones(1000, np.float32))
+        assert store.backend.name == "reference"
+        await kv.set_optimizer("sgd", learning_rate=0.5, momentum=0.5)
+        expected = 1.0
+        momentum = 0.0
+        steps = 0
+        while store.backend.name == "reference" or steps < 5:
+            value = await kv.pushpull("w", np.ones(1000, np.float32))
+            momentum = 0.5 * momentum - 0.5
+            expected += momentum
+            steps += 1
+            np.testing.assert_allclose(value, np.full(1000, expected), rtol=1e-4)
+            await asyncio.sleep(0.01)
+        assert store.backend.name == "cpu"
+
+
+async def test_without_numba_a_server_updates_with_numpy(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "aiokv.kernels.cpu", raising=False)
+    monkeypatch.delattr("aiokv.kernels.cpu", raising=False)
+    async with cluster(workers=1, backend="auto") as running:
+        (kv,) = running.workers
+        await kv.init("w", np.ones(3, np.float32))
+        await kv.set_optimizer("sgd", learning_rate=0.5)
+        while "updates with NumPy" not in caplog.text:  # noqa: ASYNC110 - a log record is no event
+            await asyncio.sleep(0.01)
+        np.testing.assert_array_equal(await kv.pushpull("w", np.ones(3, np.float32)), np.full(3, 0.5))
