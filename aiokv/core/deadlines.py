@@ -66,4 +66,8 @@ def check_timeout(seconds: float) -> None:
 
 def earliest(*times: float | None) -> float | None:
     """Return the smallest of the times that are not None."""
-    return min((time for time in times if time is not None), default=None)
+    first = None
+    for time in times:
+        if time is not None and (first is None or time < first):
+            first = time
+    return first

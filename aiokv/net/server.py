@@ -18,7 +18,7 @@ from aiokv.net.node import Node, local_host_towards
 from aiokv.optim import Assign, Optimizer
 from aiokv.store.memory import ParameterStore
 from aiokv.types import Role
-from aiokv.wire.receiver import Head, Landing
+from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +78,15 @@ class Server(Node):
         """Give the payload a slot of its own."""
         slot, view = self._store.land(head.payload_nbytes)
         return Landing(view, slot)
+
+    def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:
+        """Make stimuli of whole frames; those of a connection that was closed here are forgotten."""
+        if self._links.get(link.peer) is not link:
+            for frame in frames:
+                if frame.slot is not None:
+                    self._store.free(frame.slot)
+            return
+        super().frames_received(link, frames)
 
     def link_down(self, link: AnyLink, reason: str, error: Any) -> None:
         """Forget a payload that is only partly here: a chunk counts when all of it has arrived."""

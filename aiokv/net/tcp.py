@@ -331,7 +331,11 @@ class Link(asyncio.BufferedProtocol):
         if joined:
             transport.write(b"".join(joined))
         if self._written and not transport.get_write_buffer_size():
-            self._loop.call_soon(self.resume_writing)
+            if self._queue:
+                # There is more; but first the loop may read, or nothing would flow both ways.
+                self._loop.call_soon(self.resume_writing)
+            else:
+                self._empty()
         self._set_reading()
 
     def detach(self, call: int) -> bool:

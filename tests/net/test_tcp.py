@@ -263,3 +263,19 @@ async def test_a_client_that_asks_and_does_not_read_is_not_read_from(cluster: Ma
         link._transport.resume_reading()
         for value in await asyncio.gather(*pulls):
             assert value.shape == big.shape
+
+
+async def test_what_a_peer_sent_before_its_connection_was_closed_here_leaves_no_slot(cluster: MakeCluster) -> None:
+    async with cluster(workers=2) as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init("w", np.zeros(1, np.float32)))
+        link = over_tcp(first._links[0])
+        # In one write: what a server closes the connection for, and a push behind it.
+        message = m.Push("w", (1,), "float32", 0, 1, 1, 0, False, 5.0)
+        link.send(encode_frame(m.Value(1), 5, 4), memoryview(b"1234"))
+        link.send(encode_frame(message, 6, 4), memoryview(b"1234"))
+        link.flush()
+        with pytest.raises(ServerLostError):
+            await first.pull("w")
+        np.testing.assert_array_equal(await second.pull("w"), np.zeros(1))
+        assert running.servers[0].store.open_slots == 0
