@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiokv.net.tcp import Outgoing
+from aiokv.net.tcp import Outgoing, detach
 from aiokv.wire.receiver import Frame, Head
 from aiokv.wire.sendqueue import SendQueue
 
@@ -94,11 +94,12 @@ class MemoryLink:
         if self._queue and self._turn is None and not self._closed:
             self._turn = self._loop.call_soon(self._move)
 
-    def detach(self, call: int) -> bool:
-        """Copy what is queued of a call's payloads; nothing is ever out of reach."""
-        for frame in self._queue:
-            if frame.call == call and frame.payload is not None:
-                frame.payload = memoryview(bytes(frame.payload))
+    def detach(self, call: int, most: int) -> bool:
+        """Copy queued payloads of a call, up to about `most` bytes; return whether there are more."""
+        return detach(self._queue, call, most)
+
+    def holds(self, call: int) -> bool:
+        """Tell that nothing is ever out of reach."""
         return False
 
     async def drained(self) -> None:

@@ -14,7 +14,7 @@ from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from aiokv.types import Peer
     from aiokv.wire.messages import Message
@@ -69,8 +69,11 @@ class AnyLink(Protocol):
     def flush(self) -> None:
         """Begin to send what is queued."""
 
-    def detach(self, call: int) -> bool:
-        """Copy what is queued of a call's payloads; return whether some is out of reach."""
+    def detach(self, call: int, most: int) -> bool:
+        """Copy queued payloads of a call, up to about `most` bytes; return whether there are more."""
+
+    def holds(self, call: int) -> bool:
+        """Tell whether a payload of a call is out of reach."""
 
     async def drained(self) -> None:
         """Wait until nothing is out of reach."""
@@ -124,6 +127,19 @@ class Outgoing:
         """Give the payload's memory back."""
         if self.sent is not None:
             self.sent()
+
+
+def detach(queue: Iterable[Outgoing], call: int, most: int) -> bool:
+    """Put copies in the place of a call's payloads, up to about `most` bytes; return whether there are more."""
+    copied = 0
+    for outgoing in queue:
+        if outgoing.call != call or outgoing.payload is None:
+            continue
+        if copied >= most:
+            return True
+        copied += outgoing.payload.nbytes
+        outgoing.payload, outgoing.call = memoryview(bytes(outgoing.payload)), -1
+    return False
 
 
 class Link(asyncio.BufferedProtocol):
@@ -338,11 +354,12 @@ class Link(asyncio.BufferedProtocol):
                 self._empty()
         self._set_reading()
 
-    def detach(self, call: int) -> bool:
-        """Copy what is queued of a call's payloads; return whether some lies in the transport, out of reach."""
-        for outgoing in self._queue:
-            if outgoing.call == call and outgoing.payload is not None:
-                outgoing.payload = memoryview(bytes(outgoing.payload))
+    def detach(self, call: int, most: int) -> bool:
+        """Copy queued payloads of a call, up to about `most` bytes; return whether there are more."""
+        return detach(self._queue, call, most)
+
+    def holds(self, call: int) -> bool:
+        """Tell whether a payload of a call lies in the transport, out of reach."""
         return any(outgoing.call == call and outgoing.payload is not None for outgoing in self._written)
 
     async def drained(self) -> None:

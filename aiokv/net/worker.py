@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -17,6 +18,7 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
+from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.types import Peer, Role
 from aiokv.wire.receiver import Frame, Head, Landing
@@ -299,7 +301,14 @@ class Client(Driver):
     async def _settle(self, call: int) -> None:
         """Wait until no connection reads from the call's arrays any longer; cut one whose peer has stopped to read."""
         for link in list(self._links.values()):
-            if link.detach(call):
+            try:
+                # Copying 100 MB at once would hold the loop for long.
+                while link.detach(call, TURN_BYTES):  # noqa: ASYNC110 - it works, it does not wait
+                    await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                link.detach(call, sys.maxsize)
+                raise
+            if link.holds(call):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.config.death_timeout):
                         await link.drained()
@@ -360,8 +369,6 @@ class Client(Driver):
                 for peer, request in receiving:
                     if peer in self._links:
                         self._links[peer].discard(request)
-                for link in self._links.values():
-                    link.detach(call)
             case _:
                 super()._perform_own(effect)
 

@@ -287,6 +287,23 @@ async def test_a_cancelled_call_gives_its_arrays_back_and_the_next_one_works(clu
         np.testing.assert_array_equal(values, [full(10, 100_000)] * 2)
 
 
+async def test_a_call_that_is_cancelled_twice_gives_its_arrays_back_too(cluster: MakeCluster) -> None:
+    async with cluster(workers=2) as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init("w", full(0, 8_000_000)))
+        gradient = full(1, 8_000_000)
+        call = asyncio.create_task(first.push("w", gradient))
+        await asyncio.sleep(0)
+        for _ in range(2):
+            call.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        gradient[2_000_000:] = 1000
+        value = await second.pushpull("w", full(2, 8_000_000))
+        np.testing.assert_array_equal(value[2_000_000:], full(3, 6_000_000))
+
+
 async def test_a_timed_out_call_does_not_write_into_its_array_later(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         first, second = running.workers

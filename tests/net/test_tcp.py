@@ -115,7 +115,9 @@ async def test_only_a_window_lies_in_the_transport_and_the_rest_can_be_copied() 
         assert link._transport is not None
         # Written when the queue was empty: at most the window, and the chunk that crossed it.
         assert link._transport.get_write_buffer_size() <= WINDOW_BYTES + CHUNK
-        assert link.detach(5)
+        assert link.holds(5)
+        assert link.detach(5, 10 * CHUNK)
+        assert not link.detach(5, 100 * CHUNK)
         drained = asyncio.create_task(link.drained())
         await asyncio.sleep(0)
         assert not drained.done()
@@ -126,7 +128,7 @@ async def test_only_a_window_lies_in_the_transport_and_the_rest_can_be_copied() 
             far.got_frame.clear()
             await far.got_frame.wait()
         assert {byte for landed in far.landed for byte in set(landed)} == {1}
-        assert not link.detach(5)
+        assert not link.holds(5)
 
 
 async def test_a_connection_that_ends_gives_all_memory_back_and_wakes_who_waits() -> None:
