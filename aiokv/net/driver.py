@@ -15,7 +15,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net.memory import MemoryLink
-from aiokv.net.tcp import AnyLink, Link
+from aiokv.net.tcp import Link
 from aiokv.telemetry import Counters, EventLog
 from aiokv.wire.messages import Error, Message
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokv.config import Config
+    from aiokv.net.link import AnyLink
     from aiokv.types import Peer
     from aiokv.wire.receiver import Frame, Head, Landing
 

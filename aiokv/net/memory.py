@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiokv.net.tcp import Outgoing, detach
+from aiokv.net.link import Outgoing, detach
 from aiokv.wire.receiver import Frame, Head
 from aiokv.wire.sendqueue import SendQueue
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokv.errors import AiokvError
-    from aiokv.net.tcp import Owner
+    from aiokv.net.link import Owner
     from aiokv.types import Peer
     from aiokv.wire.messages import Message
 

@@ -13,7 +13,7 @@ from aiokv.types import Role
 
 if TYPE_CHECKING:
     from aiokv.net.driver import Log
-    from aiokv.net.tcp import AnyLink
+    from aiokv.net.link import AnyLink
     from aiokv.wire.receiver import Head, Landing
 
 

@@ -23,7 +23,7 @@ from aiokv.wire.receiver import Frame, Head, Landing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokv.net.tcp import AnyLink
+    from aiokv.net.link import AnyLink
 
 JOIN_CALL = 0
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from aiokv.net.tcp import AnyLink
+    from aiokv.net.link import AnyLink
 
 
 class Client(Driver):

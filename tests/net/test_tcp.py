@@ -12,7 +12,7 @@ import pytest
 
 import aiokv
 from aiokv.errors import ClosedError, HandshakeError, ServerLostError
-from aiokv.net.tcp import WINDOW_BYTES, AnyLink, Link
+from aiokv.net.tcp import WINDOW_BYTES, Link
 from aiokv.wire import messages as m
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
@@ -21,6 +21,7 @@ from aiokv.wire.receiver import Frame, Head, Landing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from aiokv.net.link import AnyLink
     from tests.net.conftest import MakeCluster
 
 CHUNK = 512 * 1024
