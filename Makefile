@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml
 	@echo "$(CURDIR)" > $(STAMP)
 
 .PHONY: test
-test: lint types imports unit ## lint, types, imports, tests and coverage: all that CI runs
+test: lint types imports docs unit ## lint, types, imports, docs, tests and coverage: all that CI runs
 
 .PHONY: lint
 lint: $(STAMP) ## check style, format and spelling

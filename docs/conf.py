@@ -20,3 +20,6 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_title = f"aiokv {release}"
+
+# The plan of what is being built is for those who build it.
+exclude_patterns = ["_build", "plan.md"]
