@@ -192,40 +192,41 @@ class Directory:
         parts: list[Part] = []
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
-            first = bundle.keys[0]
+            bundle.pushed += pushes
             if pushes:
-                bundle.pushed += 1
-                rank = self._in_order(first, priority)
                 message: m.Message = m.PushBundle(
                     bundle.number, bundle.pushed, bundle.version, receives, wait, priority
                 )
             else:
-                rank = priority
                 message = m.PullBundle(bundle.number, bundle.pushed, wait, priority)
-            sends, into = memory if pushes else None, memory if receives else None
-            parts.append(Part(bundle.server, message, sends, into, first, 0, bundle, pushes, rank))
+            part = Part(bundle.server, message, None, None, bundle.keys[0], 0, bundle)
+            parts.append(self._fill(part, memory, priority, pushes=pushes, receives=receives))
         for tensor in plan.singles:
             key, spec = tensors[tensor]
             known = self._known.setdefault(key, Known())
             known.pushed += pushes
-            rank = self._in_order(key, priority) if pushes else priority
             for chunk in self._place(key, spec):
                 head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
-                memory_of = _memory(call, tensor, chunk, spec)
                 if pushes:
                     read = known.versions.get(chunk.start, 0)
                     message = m.Push(*head, known.pushed, read, receives, wait, priority)
                 else:
                     message = m.Pull(*head, known.pushed, wait, priority)
-                sent, target = memory_of if pushes else None, memory_of if receives else None
-                parts.append(Part(chunk.server, message, sent, target, key, chunk.start, None, pushes, rank))
+                part = Part(chunk.server, message, None, None, key, chunk.start)
+                of_chunk = _memory(call, tensor, chunk, spec)
+                parts.append(self._fill(part, of_chunk, priority, pushes=pushes, receives=receives))
         self._under_way += len(parts) if pushes else 0
         return parts
 
-    def _in_order(self, key: Key, priority: int) -> int:
-        """Return the priority at which a push may be sent: it must not overtake an earlier one of the same key."""
-        floor = self._floors[key] = min(priority, self._floors.get(key, priority))
-        return floor
+    def _fill(
+        self, part: Part, memory: CallMemory | CallTensors, priority: int, *, pushes: bool, receives: bool
+    ) -> Part:
+        """Say what a part sends and receives into, and when it may leave: no push overtakes one of the same key."""
+        part.sends, part.receives, part.pushes = memory if pushes else None, memory if receives else None, pushes
+        if pushes:
+            priority = self._floors[part.key] = min(priority, self._floors.get(part.key, priority))
+        part.priority = priority
+        return part
 
     def answered(self, part: Part) -> None:
         """Take note that a message is answered; when no push is under way, there is nothing to overtake."""

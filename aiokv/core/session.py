@@ -417,7 +417,8 @@ class Session:
         return effects
 
     def _tick(self, now: float) -> list[Effect]:
-        absent = [self._label(peer) for peer in self._servers if peer not in self._attached]
+        joining = self._joiner.joining
+        absent = [self._label(peer) for peer in self._servers if joining and peer not in self._attached]
         effects = self._joiner.tick(now, " and ".join(absent))
         if reason := self._joiner.silence(now):
             effects += self._cut(SCHEDULER, reason)

@@ -83,10 +83,10 @@ class Client(Driver):
         """
         self._start(self._session)
         self._open = True
-        if self.config.colocate:
-            await self._start_shard()
         timeout = self.config.join_timeout
         try:
+            if self.config.colocate:
+                await self._start_shard()
             await self._call(lambda call: st.Join(call, timeout))
         except BaseException:
             self._open = False
@@ -118,8 +118,8 @@ class Client(Driver):
         config = self.config
         name = f"{self._name}-shard"
         shard = Server(msgspec.structs.replace(config, role=Role.SERVER, name=name, colocate=False))
-        await shard.start()
         self._shard = shard
+        await shard.start()
         self.neighbours[shard.advertised] = shard
 
     async def _close_shard(self, *, wait: float) -> None:
@@ -128,11 +128,11 @@ class Client(Driver):
         if shard is None:
             return
         try:
-            async with asyncio.timeout(wait):
-                await shard.wait_stopped()
-        except TimeoutError:
             if wait:
-                logger.warning("%s closes its shard while other workers are still there", self._name)
+                async with asyncio.timeout(wait):
+                    await shard.wait_stopped()
+        except TimeoutError:
+            logger.warning("%s closes its shard while other workers are still there", self._name)
         finally:
             await shard.close()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv.errors import JoinTimeoutError, RoundTimeoutError, ServerLostError, WorkerLostError
+from aiokv.errors import BindError, ClosedError, JoinTimeoutError, RoundTimeoutError, ServerLostError, WorkerLostError
 from aiokv.net.memory import MemoryLink
 
 if TYPE_CHECKING:
@@ -130,3 +130,12 @@ async def test_joining_in_vain_leaves_nothing_behind(free_port: int) -> None:
     short: dict[str, Any] = {"join_timeout": 0.4, "call_timeout": 0.3, "death_timeout": 0.2, "heartbeat": 0.1}
     with pytest.raises(JoinTimeoutError):
         await aiokv.connect(f"127.0.0.1:{free_port}", colocate=True, **short).start()
+
+
+async def test_a_shard_that_cannot_listen_leaves_nothing_behind(free_port: int) -> None:
+    async with aiokv.Scheduler(bind_port=free_port):
+        client = aiokv.connect(f"127.0.0.1:{free_port}", colocate=True, bind_port=free_port)
+        with pytest.raises(BindError, match=str(free_port)):
+            await client.start()
+        with pytest.raises(ClosedError):
+            await client.barrier()

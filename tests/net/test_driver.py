@@ -55,4 +55,5 @@ async def test_an_earlier_deadline_takes_the_place_of_a_later_one() -> None:
     machine.times[:] = [now + 0.01]
     driver.feed(st.PeerLost(0, "nobody"))
     await machine.done.wait()
+    assert now + 0.01 <= machine.woken[-1] < now + 3600.0
     await driver._close_links()
