@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from aiokv.core.placement import place
+from aiokv.net.tcp import Link
 from aiokv.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -76,6 +77,34 @@ async def test_async_values_are_never_torn(cluster: MakeCluster, rounds: int) ->
                     assert seen <= 2 * rounds
 
         await running.each(work)
+
+
+async def test_a_value_that_a_slow_reader_has_half_received_is_not_torn(cluster: MakeCluster) -> None:
+    size = 16 * MIB
+    async with cluster(workers=2, policy="asp") as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init("w", np.zeros(size, np.float32)))
+        config = running.scheduler.config
+        chunks = place(
+            "w",
+            TensorSpec((size,), "float32"),
+            servers=1,
+            chunk_bytes=config.chunk_bytes,
+            split_bytes=config.split_bytes,
+        )
+        link = first._links[0]
+        assert isinstance(link, Link)
+        assert link._transport is not None
+        link._transport.pause_reading()
+        pull = asyncio.create_task(first.pull("w"))
+        await asyncio.sleep(0)
+        # The sockets are full of the old value by now, and its rest waits; meanwhile the servers' value changes.
+        for number in (1, 2, 3):
+            await second.push("w", np.full(size, number, np.float32))
+        link._transport.resume_reading()
+        value = await pull
+        for chunk in chunks:
+            assert len(np.unique(value[chunk.start : chunk.stop])) == 1
 
 
 @pytest.mark.timeout(300)
