@@ -86,6 +86,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A worker also hosts a server, which it reaches in its own memory; then there are as many servers as workers."""
     max_queued_bytes: Annotated[int, Meta(ge=1 << 16, description="a whole number of at least 65536")] = 256 << 20
     """What may wait to be sent to a peer that does not read; nothing more is read from it until that has left."""
+    max_open_pushes: Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")] = 16
+    """How many pushes of one key a worker may have under way; calls that would push more of it wait for their turn."""
     backend: Annotated[
         Literal["auto", "reference", "cpu", "cuda"], Meta(description="one of auto, reference, cpu, cuda")
     ] = "auto"

@@ -48,8 +48,18 @@ class Known:
 
 
 @dataclass(slots=True, eq=False)
+class Pushed:
+    """One push of a key or bundle that is under way; `left` of its messages are not answered."""
+
+    left: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Part:
-    """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes."""
+    """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes.
+
+    `push` is set when it pushes.
+    """
 
     peer: Peer
     message: m.Message
@@ -58,7 +68,7 @@ class Part:
     key: Key
     start: int = 0
     bundle: KnownBundle | None = None
-    pushes: bool = False
+    push: Pushed | None = None
     priority: int = URGENT
 
     @property
@@ -95,7 +105,8 @@ class Directory:
         self._plans: dict[tuple[Key, ...], Plan] = {}
         self._floors: dict[Key, int] = {}
         """Lowest priority of the pushes under way; that of a bundle stands under its first key."""
-        self._under_way = 0
+        self._open: dict[Key, int] = {}
+        """How many pushes are under way; those of a bundle stand under its first key."""
         self._servers = 0
         self._chunk_bytes = 0
         self._split_bytes = 0
@@ -193,18 +204,20 @@ class Directory:
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
             bundle.pushed += pushes
+            push = self._begin_push(bundle.keys[0]) if pushes else None
             if pushes:
                 message: m.Message = m.PushBundle(
                     bundle.number, bundle.pushed, bundle.version, receives, wait, priority
                 )
             else:
                 message = m.PullBundle(bundle.number, bundle.pushed, wait, priority)
-            part = Part(bundle.server, message, None, None, bundle.keys[0], 0, bundle)
-            parts.append(self._fill(part, memory, priority, pushes=pushes, receives=receives))
+            part = Part(bundle.server, message, None, None, bundle.keys[0], 0, bundle, push)
+            parts.append(self._fill(part, memory, priority, receives=receives))
         for tensor in plan.singles:
             key, spec = tensors[tensor]
             known = self._known.setdefault(key, Known())
             known.pushed += pushes
+            push = self._begin_push(key) if pushes else None
             for chunk in self._place(key, spec):
                 head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
                 if pushes:
@@ -212,28 +225,53 @@ class Directory:
                     message = m.Push(*head, known.pushed, read, receives, wait, priority)
                 else:
                     message = m.Pull(*head, known.pushed, wait, priority)
-                part = Part(chunk.server, message, None, None, key, chunk.start)
+                part = Part(chunk.server, message, None, None, key, chunk.start, None, push)
                 of_chunk = _memory(call, tensor, chunk, spec)
-                parts.append(self._fill(part, of_chunk, priority, pushes=pushes, receives=receives))
-        self._under_way += len(parts) if pushes else 0
+                parts.append(self._fill(part, of_chunk, priority, receives=receives))
         return parts
 
-    def _fill(
-        self, part: Part, memory: CallMemory | CallTensors, priority: int, *, pushes: bool, receives: bool
-    ) -> Part:
+    def _begin_push(self, key: Key) -> Pushed:
+        self._open[key] = self._open.get(key, 0) + 1
+        return Pushed()
+
+    def _fill(self, part: Part, memory: CallMemory | CallTensors, priority: int, *, receives: bool) -> Part:
         """Say what a part sends and receives into, and when it may leave: no push overtakes one of the same key."""
-        part.sends, part.receives, part.pushes = memory if pushes else None, memory if receives else None, pushes
-        if pushes:
+        part.receives = memory if receives else None
+        if part.push is not None:
+            part.sends = memory
+            part.push.left += 1
             priority = self._floors[part.key] = min(priority, self._floors.get(part.key, priority))
         part.priority = priority
         return part
 
-    def answered(self, part: Part) -> None:
-        """Take note that a message is answered; when no push is under way, there is nothing to overtake."""
-        if part.pushes:
-            self._under_way -= 1
-            if not self._under_way:
-                self._floors.clear()
+    def full(self, tensors: Tensors, most: int) -> Key | None:
+        """Return a key of which as many pushes are under way as may be, if there is one."""
+        if not self._open:
+            return None
+        plan = self._plan(tensors)
+        units = [bundle.keys[0] for bundle, _ in plan.bundles] + [tensors[tensor][0] for tensor in plan.singles]
+        return next((key for key in units if self._open.get(key, 0) >= most), None)
+
+    def answered(self, part: Part) -> tuple[Key, ...]:
+        """Take note that a message is answered; return the keys of which one push less is under way."""
+        push = part.push
+        if push is None:
+            return ()
+        push.left -= 1
+        if push.left:
+            return ()
+        keys = (part.key,) if part.bundle is None else part.bundle.keys
+        for key in keys if self._is_apart(part) else keys[:1]:
+            self._open[key] -= 1
+            if not self._open[key]:
+                # Nothing of the key is under way, so there is nothing to overtake.
+                del self._open[key]
+                self._floors.pop(key, None)
+        return keys
+
+    def _is_apart(self, part: Part) -> bool:
+        """Tell whether the part's bundle was taken apart while it was under way."""
+        return part.bundle is not None and self._known[part.key].bundle is not part.bundle
 
     def _plan(self, tensors: Tensors) -> Plan:
         keys = tuple(key for key, _ in tensors)
@@ -267,9 +305,10 @@ class Directory:
         return Plan(tensors, bundles, singles)
 
     def _take_apart(self, bundle: KnownBundle) -> None:
-        floor = self._floors.get(bundle.keys[0])
-        if floor is not None:
-            self._floors.update(dict.fromkeys(bundle.keys, floor))
+        first = bundle.keys[0]
+        if first in self._open:
+            self._floors.update(dict.fromkeys(bundle.keys, self._floors[first]))
+            self._open.update(dict.fromkeys(bundle.keys, self._open[first]))
         for key in bundle.keys:
             self._known[key].bundle = None
             self._known[key].pushed = bundle.pushed
@@ -307,8 +346,7 @@ class Directory:
             self._known[part.key].versions[part.start] = version
             return
         part.bundle.version = version
-        if self._known[part.key].bundle is not part.bundle:
-            # It was taken apart while the request was under way.
+        if self._is_apart(part):
             for key in part.bundle.keys:
                 self._known[key].versions[0] = version
 
@@ -316,8 +354,8 @@ class Directory:
         """Do not count a push that the server did not take: the next one has its number."""
         if part.bundle is not None:
             part.bundle.pushed -= 1
-            for key in part.bundle.keys:
-                if self._known[key].bundle is not part.bundle:
+            if self._is_apart(part):
+                for key in part.bundle.keys:
                     self._known[key].pushed -= 1
         elif part.start == 0:
             # Every tensor has one chunk that starts at 0.

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aiokv.core import stimuli as st
-from aiokv.core.bundle import name_keys
-from aiokv.core.deadlines import Deadlines, check_timeout, earliest
-from aiokv.core.directory import Directory, Part, Tensors
-from aiokv.core.effects import CallMemory, CallTensors, Complete, Connect, Disconnect, Effect, Fail, Log, Release, Send
+from aiokv.core.calls import Call, Calls
+from aiokv.core.deadlines import check_timeout, earliest
+from aiokv.core.directory import Directory
+from aiokv.core.effects import CallMemory, CallTensors, Complete, Connect, Disconnect, Effect, Fail, Log, Send
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
 from aiokv.errors import (
     AiokvError,
-    CallTimeoutError,
     ClosedError,
     ConfigError,
     ProtocolError,
-    RoundTimeoutError,
     SchedulerLostError,
     ServerLostError,
-    WorkerLostError,
     from_code,
 )
 from aiokv.optim import make_optimizer
@@ -28,40 +24,13 @@ from aiokv.policy import get_policy
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
 
-Operation = st.Operation
-ErrorOf = Callable[[str], AiokvError]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_PRIORITY = 1_000_000
 
-COUNTED = (RoundTimeoutError.code, WorkerLostError.code)
-"""Errors after which a push still counts in its round. A server that answers another one has not taken the push."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """A user's call that is not answered yet. `open` are the ids of the requests it still waits for."""
-
-    number: int
-    verb: str
-    timeout: float
-    open: dict[int, None] = field(default_factory=dict)
-    tensors: Tensors = field(default_factory=list)
-    operation: Operation | None = None
-
-    @property
-    def what(self) -> str:
-        """The call in words, for errors."""
-        keys = name_keys(tuple(key for key, _ in self.tensors))
-        return f"{self.verb} of {keys}" if self.operation else self.verb
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A message that is not answered yet. It outlives its call when the caller stopped waiting."""
-
-    call: int
-    peer: Peer
-    part: Part | None = None
+MAX_OPEN_PUSHES = 16
+"""How many pushes of one key may be under way unless another number is given."""
 
 
 def check_priority(priority: object) -> None:
@@ -81,12 +50,14 @@ class Session:
     Args:
         joiner: this worker's place in the cluster.
         policy: name of the synchronisation policy of the keys that it initialises ("bsp", "asp").
+        max_open_pushes: how many pushes of one key may be under way. Calls that would push more of it wait, and with
+            them later ones of that key, so that a server holds at most so many contributions of a worker.
 
     Raises:
         PolicyError: unknown policy.
     """
 
-    def __init__(self, joiner: Joiner, *, policy: str) -> None:
+    def __init__(self, joiner: Joiner, *, policy: str, max_open_pushes: int = MAX_OPEN_PUSHES) -> None:
         if joiner.role is not Role.WORKER:
             raise ValueError(f"a session joins as a worker, not as a {joiner.role}")
         self.policy = get_policy(policy).name
@@ -96,11 +67,8 @@ class Session:
         self._attached: dict[Peer, bool] = {}
         self._attempts: dict[Peer, int] = {}
         self._lost: dict[Peer, str] = {}
-        self._next_request = REGISTER_REQUEST + 1
-        self._calls: dict[int, Call] = {}
-        self._requests: dict[int, Request] = {}
-        self._deadlines: Deadlines[int] = Deadlines()
         self._directory = Directory(self.policy)
+        self._calls = Calls(self._directory, self._label, max_open_pushes=max_open_pushes)
         self._closed = False
 
     # --- read only ---
@@ -118,7 +86,7 @@ class Session:
     @property
     def pending(self) -> int:
         """How many requests are not answered yet."""
-        return len(self._requests)
+        return self._calls.pending
 
     def spec(self, key: Key) -> TensorSpec | None:
         """Return shape and dtype of a key that this worker has initialised."""
@@ -126,14 +94,11 @@ class Session:
 
     def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
-        pending = self._requests.get(request)
-        if pending is None or pending.part is None or pending.call not in self._calls:
-            return None
-        return pending.part.receives if pending.part.nbytes == nbytes else None
+        return self._calls.landing(request, nbytes)
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        return earliest(self._deadlines.next(), self._joiner.deadline())
+        return earliest(self._calls.deadline(), self._joiner.deadline())
 
     # --- the door ---
 
@@ -149,7 +114,7 @@ class Session:
             case st.ConfigureOptimizer(call, name, params, timeout):
                 return self._set_optimizer(call, name, params, timeout, now)
             case st.Cancel(call):
-                return self._cancel(call)
+                return self._calls.cancel(call)
             case st.Depart(call, timeout):
                 return self._depart(call, timeout, now)
             case _:
@@ -196,8 +161,7 @@ class Session:
         assert view is not None, "servers are known from the view only"
         left = answer_time(max(0.0, self._joiner.join_by - now))
         message = m.Attach(self._rank, self._joiner.name, self._joiner.incarnation, view.epoch, left)
-        request = self._new_request(Request(-1, peer))
-        return [Send(peer, request, message)]
+        return [Send(peer, self._calls.ask(None, peer), message)]
 
     def _retry(self, peer: Peer, reason: str) -> list[Effect]:
         if not self._joiner.joining:
@@ -217,16 +181,6 @@ class Session:
 
     # --- calls ---
 
-    def _new_request(self, request: Request) -> int:
-        number = self._next_request
-        self._next_request += 1
-        self._requests[number] = request
-        return number
-
-    def _open_call(self, call: Call, now: float) -> None:
-        self._calls[call.number] = call
-        self._deadlines.add(call.number, now + call.timeout)
-
     def _check_ready(self, call: Call) -> None:
         check_timeout(call.timeout)
         if self._closed or not self._joiner.joined:
@@ -235,27 +189,14 @@ class Session:
             raise self._server_error(peer, reason, call.what)
 
     def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
-        call = Call(stimulus.call, stimulus.operation.value, stimulus.timeout, tensors=stimulus.tensors)
-        call.operation = stimulus.operation
+        call = Call(stimulus.call, stimulus.operation.value, stimulus.timeout, {}, stimulus.tensors, stimulus)
         try:
             self._check_ready(call)
             check_priority(stimulus.priority)
             call.tensors = self._directory.check(stimulus.tensors)
         except AiokvError as error:
             return [Fail(call.number, error)]
-        self._open_call(call, now)
-        wait = answer_time(call.timeout)
-        if call.operation is Operation.INIT:
-            parts = self._directory.init(call.number, call.tensors, wait, values=self._rank == 0)
-        else:
-            priority = stimulus.priority
-            parts = self._directory.exchange(call.number, call.operation, call.tensors, wait, priority)
-        effects: list[Effect] = []
-        for part in parts:
-            number = self._new_request(Request(call.number, part.peer, part))
-            call.open[number] = None
-            effects.append(Send(part.peer, number, part.message, part.sends, part.priority))
-        return effects or self._complete(call)
+        return self._calls.transfer(call, now, values=self._rank == 0)
 
     def _barrier(self, number: int, name: str, timeout: float, now: float) -> list[Effect]:
         call = Call(number, f"barrier {name!r}", timeout)
@@ -265,10 +206,8 @@ class Session:
                 raise self._scheduler_error("it is not connected")
         except AiokvError as error:
             return [Fail(number, error)]
-        self._open_call(call, now)
-        request = self._new_request(Request(number, SCHEDULER))
-        call.open[request] = None
-        return [Send(SCHEDULER, request, m.Barrier(name, answer_time(timeout)))]
+        self._calls.open(call, now)
+        return [Send(SCHEDULER, self._calls.ask(call, SCHEDULER), m.Barrier(name, answer_time(timeout)))]
 
     def _set_optimizer(
         self, number: int, name: str, params: Mapping[str, bool | int | float | str], timeout: float, now: float
@@ -279,15 +218,10 @@ class Session:
             make_optimizer(name, params)
         except AiokvError as error:
             return [Fail(number, error)]
-        self._open_call(call, now)
-        effects: list[Effect] = []
-        for peer in self._servers:
-            request = self._new_request(Request(number, peer))
-            call.open[request] = None
-            # Like a push of no special priority, so that it does not overtake those that were made before.
-            message = m.SetOptimizer(name, dict(params), answer_time(timeout))
-            effects.append(Send(peer, request, message, None, 0))
-        return effects
+        self._calls.open(call, now)
+        message = m.SetOptimizer(name, dict(params), answer_time(timeout))
+        # Like a push of no special priority, so that it does not overtake those that were made before.
+        return [Send(peer, self._calls.ask(call, peer), message, None, 0) for peer in self._servers]
 
     # --- answers ---
 
@@ -312,60 +246,19 @@ class Session:
     def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
         if not isinstance(message, (m.Done, m.Bundled, m.Value, m.Error)):
             return self._cut(peer, f"unexpected {type(message).__name__}")
-        pending = self._requests.get(request)
-        if pending is None or pending.peer != peer:
-            return self._cut(peer, f"an answer to request {request}, which was not asked")
-        del self._requests[request]
-        if pending.call == -1:
-            return self._attach_answered(peer, message)
-        part = pending.part
-        if part is not None:
-            self._directory.answered(part)
-        if part is not None and isinstance(message, m.Error) and part.pushes and message.code not in COUNTED:
-            self._directory.take_back(part)
-        if part is not None and part.bundle is not None and isinstance(message, m.Bundled):
-            self._directory.bundled(part.bundle, message.bundle)
-        call = self._calls.get(pending.call)
-        if call is None:
-            return []
-        call.open.pop(request)
-        if isinstance(message, m.Error):
-            return self._fail(call, from_code(message.code, message.message, message.details))
-        expected = part.nbytes if part is not None else 0
-        if expected != nbytes:
-            text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
-            return self._fail(call, ProtocolError(text))
-        if part is not None and isinstance(message, m.Value):
-            self._directory.received(part, message.version)
-        return [] if call.open else self._complete(call)
+        try:
+            if peer in self._servers and peer not in self._attached:
+                self._calls.take(peer, request)
+                return self._attach_answered(peer, message)
+            return self._calls.answered(peer, request, message, nbytes)
+        except ProtocolError as error:
+            return self._cut(peer, error.message)
 
     def _attach_answered(self, peer: Peer, message: m.Message) -> list[Effect]:
         if isinstance(message, m.Error):
             return self._joiner.fail(from_code(message.code, message.message, message.details))
         self._attached[peer] = True
         return self._joiner.complete() if len(self._attached) == len(self._servers) else []
-
-    def _complete(self, call: Call) -> list[Effect]:
-        del self._calls[call.number]
-        self._deadlines.discard(call.number)
-        if call.operation is Operation.INIT:
-            self._directory.initialized(call.tensors)
-        return [Complete(call.number)]
-
-    def _release(self, call: Call) -> Release:
-        """Forget a call before all its requests are answered; they stay known until they are."""
-        del self._calls[call.number]
-        self._deadlines.discard(call.number)
-        pending = [(number, self._requests[number]) for number in call.open]
-        receiving = [(request.peer, number) for number, request in pending if request.part and request.part.receives]
-        return Release(call.number, receiving)
-
-    def _fail(self, call: Call, error: AiokvError) -> list[Effect]:
-        return [self._release(call), Fail(call.number, error)]
-
-    def _cancel(self, number: int) -> list[Effect]:
-        call = self._calls.get(number)
-        return [] if call is None else [self._release(call)]
 
     # --- losses ---
 
@@ -387,7 +280,12 @@ class Session:
     def _server_gone(self, peer: Peer, reason: str) -> list[Effect]:
         self._lost[peer] = reason
         effects = self._joiner.fail(self._server_error(peer, reason, "join"))
-        return effects + self._fail_requests_to(peer, lambda what: self._server_error(peer, reason, what))
+
+        def error_of(what: str) -> AiokvError:
+            return self._server_error(peer, reason, what)
+
+        # What has not been sent would not be now either: a call needs all servers.
+        return [*effects, *self._calls.fail_held(error_of), *self._calls.fail_requests_to(peer, error_of)]
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
         self._joiner.on_lost()
@@ -397,24 +295,9 @@ class Session:
         effects: list[Effect] = []
         if not self._closed:
             effects.append(Log("warning", f"{error}; {self._joiner.name} goes on without barriers"))
-        return effects + self._fail_requests_to(SCHEDULER, lambda what: self._scheduler_error(f"{reason}; {what}"))
-
-    def _fail_requests_to(self, peer: Peer, error_of: ErrorOf) -> list[Effect]:
-        concerned: dict[int, Call] = {}
-        for number, request in list(self._requests.items()):
-            if request.peer != peer:
-                continue
-            del self._requests[number]
-            if request.part is not None:
-                self._directory.answered(request.part)
-            call = self._calls.get(request.call)
-            if call is not None:
-                call.open.pop(number)
-                concerned[call.number] = call
-        effects: list[Effect] = []
-        for call in concerned.values():
-            effects += self._fail(call, error_of(call.what))
-        return effects
+        return effects + self._calls.fail_requests_to(
+            SCHEDULER, lambda what: self._scheduler_error(f"{reason}; {what}")
+        )
 
     def _tick(self, now: float) -> list[Effect]:
         joining = self._joiner.joining
@@ -422,13 +305,7 @@ class Session:
         effects = self._joiner.tick(now, " and ".join(absent))
         if reason := self._joiner.silence(now):
             effects += self._cut(SCHEDULER, reason)
-        for number in self._deadlines.due(now):
-            call = self._calls[number]
-            silent = dict.fromkeys(self._requests[request].peer for request in call.open)
-            names = " and ".join(self._label(peer) for peer in silent)
-            text = f"{call.what}: no answer from {names} within {call.timeout:.3g} s"
-            effects += self._fail(call, CallTimeoutError(text, server=list(silent)))
-        return effects
+        return effects + self._calls.expire(now)
 
     # --- leaving ---
 
@@ -436,16 +313,15 @@ class Session:
         if self._closed:
             return [Complete(number)]
         effects = self._joiner.fail(ClosedError("join: the worker was closed while it was joining"))
-        for call in list(self._calls.values()):
-            effects += self._fail(call, ClosedError(f"{call.what}: the worker was closed while the call was pending"))
+        effects += self._calls.fail_all(
+            lambda what: ClosedError(f"{what}: the worker was closed while the call was pending")
+        )
         self._closed = True
         if not self._joiner.joined or not self._joiner.connected:
             return [*effects, Complete(number)]
         call = Call(number, "leave", timeout)
-        self._open_call(call, now)
-        request = self._new_request(Request(number, SCHEDULER))
-        call.open[request] = None
-        return [*effects, Send(SCHEDULER, request, m.Leave())]
+        self._calls.open(call, now)
+        return [*effects, Send(SCHEDULER, self._calls.ask(call, SCHEDULER), m.Leave())]
 
     # --- for tests ---
 
@@ -455,10 +331,4 @@ class Session:
         Raises:
             AssertionError: an invariant is broken.
         """
-        for number, call in self._calls.items():
-            assert number == call.number
-            assert number in self._deadlines
-            assert call.open, "a call without open requests is complete"
-            assert all(self._requests[request].call == number for request in call.open)
-        assert len(self._calls) == len(self._deadlines)
-        assert all(request < self._next_request for request in self._requests)
+        self._calls.validate()

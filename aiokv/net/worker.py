@@ -54,7 +54,7 @@ class Client(Driver):
             scheduler=(config.scheduler_host, config.scheduler_port),
             advertised=("", 0),
         )
-        self._session = Session(joiner, policy=policy)
+        self._session = Session(joiner, policy=policy, max_open_pushes=config.max_open_pushes)
         self._calls = itertools.count()
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._arguments: dict[int, Arguments] = {}

@@ -298,10 +298,11 @@ class Worker:
         policy: str = "bsp",
         chunk_bytes: int = 2**19,
         split_bytes: int = 2**16,
+        max_open_pushes: int = 16,
         join: bool = True,
     ) -> None:
         joiner = Joiner(role=Role.WORKER, name=f"worker-{rank}", incarnation=1, scheduler=ADDRESS, advertised=("", 0))
-        self.machine = Session(joiner, policy=policy)
+        self.machine = Session(joiner, policy=policy, max_open_pushes=max_open_pushes)
         self.now = 0.0
         self.effects: list[ef.Effect] = []
         self.calls: dict[int, Call] = {}
@@ -372,7 +373,7 @@ class Worker:
             if isinstance(send.message, m.InitBundle):
                 message = m.Bundled(0)
         if nbytes is None:
-            pending = self.machine._requests.get(send.request)
+            pending = self.machine._calls._requests.get(send.request)
             nbytes = pending.part.nbytes if pending and pending.part else 0
         return self.handle(st.Received(send.peer, send.request, message, None, nbytes))
 

@@ -162,9 +162,9 @@ def test_tables_are_empty_when_all_is_answered(worker: Worker) -> None:
             worker.handle(st.Cancel(call.number))
         worker.finish(call)
     machine = worker.machine
-    assert (machine.pending, len(machine._calls), len(machine._deadlines)) == (0, 0, 0)
+    assert (machine.pending, len(machine._calls._calls), len(machine._calls._deadlines)) == (0, 0, 0)
     assert len(machine._directory._known) == len(machine._directory._places) == 2
-    assert len(machine._directory._plans) == 1
+    assert (len(machine._directory._plans), len(machine._directory._open)) == (1, 0)
 
 
 def test_error_of_the_server_becomes_the_same_error(worker: Worker) -> None:

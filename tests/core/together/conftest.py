@@ -76,7 +76,15 @@ class Store:
 class Cluster:
     """A scheduler, servers and workers, each worker with its user's script."""
 
-    def __init__(self, seed: int, *, workers: int = 3, servers: int = 2, policy: str = "bsp") -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        workers: int = 3,
+        servers: int = 2,
+        policy: str = "bsp",
+        max_open_pushes: int | None = None,
+    ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.ready: dict[tuple[str, Peer], deque[tuple[Node, st.Stimulus | None, bytes | None]]] = {}
@@ -94,9 +102,10 @@ class Cluster:
             self.add(joiner.name, Coordinator(joiner))
             self.stores[joiner.name] = Store()
             self.feed(self.nodes[joiner.name], st.Join(next(self._calls), 30.0))
+        most = max_open_pushes or self.random.choice([1, 2, 16])
         for index in range(workers):
             joiner = self.joiner(Role.WORKER, index)
-            self.add(joiner.name, Session(joiner, policy=policy))
+            self.add(joiner.name, Session(joiner, policy=policy, max_open_pushes=most))
 
     def joiner(self, role: Role, index: int) -> Joiner:
         """Return a node's joiner; servers listen at port 9000 + index."""

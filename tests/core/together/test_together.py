@@ -227,3 +227,31 @@ def test_lost_server_fails_calls_and_names_itself(make_cluster: type[Cluster], s
     make_cluster(seed).run(train)
     assert [type(error) for error in errors] == [ServerLostError] * 3
     assert [error.details["server"] for error in errors if error] == [1] * 3
+
+
+@many_orders
+@given(seed=SEEDS)
+def test_server_holds_at_most_so_many_contributions_of_a_worker(make_cluster: type[Cluster], seed: int) -> None:
+    held: list[int] = []
+
+    def train(user: User) -> Script:
+        yield user.join()
+        yield user.transfer("init", filled(0))
+        for _ in range(20 if user.rank == 0 else 0):
+            user.transfer("push", filled(1))
+        values = filled(-1)
+        if user.rank:
+            for step in range(1, 21):
+                values = filled(1)
+                assert (yield user.transfer("pushpull", values)) is None
+                assert_all(values, 3 * step)
+                held.extend(len(store.slots) for store in user.cluster.stores.values())
+        else:
+            assert (yield user.transfer("pull", values)) is None
+            assert_all(values, 60)
+        yield user.leave()
+
+    cluster = make_cluster(seed, servers=1, max_open_pushes=2)
+    cluster.run(train)
+    # 3 workers, 9 chunks of "big" and one of each other key with elements.
+    assert max(held) <= 3 * 2 * (9 + 2)

@@ -1,0 +1,328 @@
+"""A worker's calls: which requests each of them still waits for, which wait for their turn, and how they end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiokv.core.bundle import name_keys
+from aiokv.core.deadlines import Deadlines
+from aiokv.core.effects import CallMemory, CallTensors, Complete, Effect, Fail, Release, Send
+from aiokv.core.joiner import REGISTER_REQUEST, answer_time
+from aiokv.core.stimuli import Operation, Transfer
+from aiokv.errors import (
+    AiokvError,
+    CallTimeoutError,
+    ProtocolError,
+    RoundTimeoutError,
+    WorkerLostError,
+    from_code,
+)
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from aiokv.core.directory import Directory, Part, Tensors
+    from aiokv.types import Key, Peer
+
+ErrorOf = Callable[[str], AiokvError]
+
+NO_CALL = -1
+"""Stands for the call of a request that the session makes for itself."""
+
+COUNTED = (RoundTimeoutError.code, WorkerLostError.code)
+"""Errors after which a push still counts in its round. A server that answers another one has not taken the push."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A user's call that is not answered yet.
+
+    `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
+    the key that it names.
+    """
+
+    number: int
+    verb: str
+    timeout: float
+    open: dict[int, None] = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=list)
+    transfer: Transfer | None = None
+    held: Key | None = None
+
+    @property
+    def what(self) -> str:
+        """The call in words, for errors."""
+        keys = name_keys(tuple(key for key, _ in self.tensors))
+        return f"{self.verb} of {keys}" if self.transfer else self.verb
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A message that is not answered yet. It outlives its call when the caller stopped waiting."""
+
+    call: int
+    peer: Peer
+    part: Part | None = None
+
+
+class Calls:
+    """All calls and requests of one worker.
+
+    Args:
+        directory: what is known of the keys.
+        label: names a peer, for errors.
+        max_open_pushes: how many pushes of one key may be under way; calls that would push more of it wait here.
+    """
+
+    def __init__(self, directory: Directory, label: Callable[[Peer], str], *, max_open_pushes: int) -> None:
+        self._directory = directory
+        self._label = label
+        self._most = max_open_pushes
+        self._next_request = REGISTER_REQUEST + 1
+        self._calls: dict[int, Call] = {}
+        self._requests: dict[int, Request] = {}
+        self._deadlines: Deadlines[int] = Deadlines()
+        self._waiting: dict[Key, deque[Call]] = {}
+        """Held calls in their order, under each of their keys."""
+
+    # --- read only ---
+
+    @property
+    def pending(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self._requests)
+
+    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | None:
+        """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
+        pending = self._requests.get(request)
+        if pending is None or pending.part is None or pending.call not in self._calls:
+            return None
+        return pending.part.receives if pending.part.nbytes == nbytes else None
+
+    def deadline(self) -> float | None:
+        """Return the time at which a call has waited too long."""
+        return self._deadlines.next()
+
+    # --- asking ---
+
+    def open(self, call: Call, now: float) -> None:
+        """Enter a call."""
+        self._calls[call.number] = call
+        self._deadlines.add(call.number, now + call.timeout)
+
+    def ask(self, call: Call | None, peer: Peer, part: Part | None = None) -> int:
+        """Return the id for a request of a call, or of the session itself."""
+        number = self._next_request
+        self._next_request += 1
+        self._requests[number] = Request(NO_CALL if call is None else call.number, peer, part)
+        if call is not None:
+            call.open[number] = None
+        return number
+
+    def transfer(self, call: Call, now: float, *, values: bool) -> list[Effect]:
+        """Send what a transfer sends, or hold it until its keys have room; `values`: an init sends them."""
+        self.open(call, now)
+        assert call.transfer is not None, "it is a transfer"
+        if call.transfer.operation is Operation.INIT:
+            wait = answer_time(call.timeout)
+            return self._send(call, self._directory.init(call.number, call.tensors, wait, values=values))
+        call.held = self._obstacle(call)
+        if call.held is None:
+            return self._exchange(call)
+        for key in dict.fromkeys(key for key, _ in call.tensors):
+            self._waiting.setdefault(key, deque()).append(call)
+        return []
+
+    def _obstacle(self, call: Call) -> Key | None:
+        """Return a key because of which the call can't be sent yet."""
+        assert call.transfer is not None, "only transfers wait"
+        if self._waiting:
+            # Calls of a key stay in their order.
+            for key, _ in call.tensors:
+                first = self._waiting.get(key)
+                if first and first[0] is not call:
+                    return key
+        if call.transfer.operation is Operation.PULL:
+            return None
+        return self._directory.full(call.tensors, self._most)
+
+    def _exchange(self, call: Call) -> list[Effect]:
+        assert call.transfer is not None, "only transfers have tensors"
+        wait, priority = answer_time(call.timeout), call.transfer.priority
+        parts = self._directory.exchange(call.number, call.transfer.operation, call.tensors, wait, priority)
+        return self._send(call, parts)
+
+    def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
+        effects: list[Effect] = [
+            Send(part.peer, self.ask(call, part.peer, part), part.message, part.sends, part.priority) for part in parts
+        ]
+        return effects or self._complete(call)
+
+    def _resume(self, keys: tuple[Key, ...]) -> list[Effect]:
+        """Send the first held calls of keys that have room again."""
+        effects: list[Effect] = []
+        look = list(keys) if self._waiting else []
+        while look:
+            waiting = self._waiting.get(look.pop())
+            if not waiting:
+                continue
+            call = waiting[0]
+            call.held = self._obstacle(call)
+            if call.held is None:
+                look += self._unhold(call)
+                effects += self._exchange(call)
+        return effects
+
+    def _unhold(self, call: Call) -> list[Key]:
+        """Take a call out of those that wait for their turn; return its keys."""
+        keys = list(dict.fromkeys(key for key, _ in call.tensors))
+        for key in keys:
+            waiting = self._waiting[key]
+            waiting.remove(call)
+            if not waiting:
+                del self._waiting[key]
+        return keys
+
+    # --- answers ---
+
+    def answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
+        """Take in the answer to a request of a call.
+
+        Raises:
+            ProtocolError: it was not asked, or by somebody else.
+        """
+        pending = self.take(peer, request)
+        part = pending.part
+        effects: list[Effect] = []
+        freed: tuple[Key, ...] = ()
+        if part is not None:
+            if isinstance(message, m.Error) and part.push is not None and message.code not in COUNTED:
+                self._directory.take_back(part)
+            freed = self._directory.answered(part)
+            if part.bundle is not None and isinstance(message, m.Bundled):
+                self._directory.bundled(part.bundle, message.bundle)
+        call = self._calls.get(pending.call)
+        if call is not None:
+            call.open.pop(request)
+            effects = self._advance(call, peer, part, message, nbytes)
+        return effects + self._resume(freed)
+
+    def take(self, peer: Peer, request: int) -> Request:
+        """Take an answered request out.
+
+        Raises:
+            ProtocolError: it was not asked, or by somebody else.
+        """
+        pending = self._requests.get(request)
+        if pending is None or pending.peer != peer:
+            raise ProtocolError(f"an answer to request {request}, which was not asked")
+        return self._requests.pop(request)
+
+    def _advance(self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int) -> list[Effect]:
+        if isinstance(message, m.Error):
+            return self.fail(call, from_code(message.code, message.message, message.details))
+        expected = part.nbytes if part is not None else 0
+        if expected != nbytes:
+            text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
+            return self.fail(call, ProtocolError(text))
+        if part is not None and isinstance(message, m.Value):
+            self._directory.received(part, message.version)
+        return [] if call.open else self._complete(call)
+
+    # --- ends ---
+
+    def _complete(self, call: Call) -> list[Effect]:
+        del self._calls[call.number]
+        self._deadlines.discard(call.number)
+        if call.transfer is not None and call.transfer.operation is Operation.INIT:
+            self._directory.initialized(call.tensors)
+        return [Complete(call.number)]
+
+    def _forget(self, call: Call) -> list[Effect]:
+        """Forget a call before all its requests are answered; they stay known until they are."""
+        del self._calls[call.number]
+        self._deadlines.discard(call.number)
+        pending = [(number, self._requests[number]) for number in call.open]
+        receiving = [(request.peer, number) for number, request in pending if request.part and request.part.receives]
+        effects: list[Effect] = [Release(call.number, receiving)]
+        if call.held is not None:
+            effects += self._resume(tuple(self._unhold(call)))
+        return effects
+
+    def fail(self, call: Call, error: AiokvError) -> list[Effect]:
+        """End a call with an error."""
+        return [*self._forget(call), Fail(call.number, error)]
+
+    def cancel(self, number: int) -> list[Effect]:
+        """End a call whose caller does not wait any longer."""
+        call = self._calls.get(number)
+        return [] if call is None else self._forget(call)
+
+    def fail_all(self, error_of: ErrorOf) -> list[Effect]:
+        """End all calls with errors."""
+        return self._fail_each(list(self._calls.values()), error_of)
+
+    def fail_requests_to(self, peer: Peer, error_of: ErrorOf) -> list[Effect]:
+        """End the calls that wait for a peer which is gone."""
+        concerned: dict[int, Call] = {}
+        for number, request in list(self._requests.items()):
+            if request.peer != peer:
+                continue
+            del self._requests[number]
+            if request.part is not None:
+                self._directory.answered(request.part)
+            call = self._calls.get(request.call)
+            if call is not None:
+                call.open.pop(number)
+                concerned[call.number] = call
+        return self._fail_each(list(concerned.values()), error_of)
+
+    def fail_held(self, error_of: ErrorOf) -> list[Effect]:
+        """End the calls that wait for their turn."""
+        return self._fail_each([call for call in self._calls.values() if call.held is not None], error_of)
+
+    def _fail_each(self, calls: list[Call], error_of: ErrorOf) -> list[Effect]:
+        # Backwards, so that no held call is sent because the one before it has ended.
+        return [effect for call in reversed(calls) for effect in self.fail(call, error_of(call.what))]
+
+    def expire(self, now: float) -> list[Effect]:
+        """End the calls that have waited too long, and say for whom."""
+        effects: list[Effect] = []
+        # Backwards, so that no held call is sent because the one before it has ended.
+        for number in reversed(self._deadlines.due(now)):
+            call = self._calls[number]
+            effects += self.fail(call, self._late(call))
+        return effects
+
+    def _late(self, call: Call) -> CallTimeoutError:
+        if call.held is not None:
+            text = (
+                f"{call.what}: not sent within {call.timeout:.3g} s, because {self._most} pushes of key {call.held!r} "
+                "are not answered yet, or calls before this one wait for that"
+            )
+            return CallTimeoutError(text, key=call.held)
+        silent = dict.fromkeys(self._requests[request].peer for request in call.open)
+        names = " and ".join(self._label(peer) for peer in silent)
+        return CallTimeoutError(f"{call.what}: no answer from {names} within {call.timeout:.3g} s", server=list(silent))
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        for number, call in self._calls.items():
+            assert number == call.number
+            assert number in self._deadlines
+            assert bool(call.open) == (call.held is None), "a call without open requests is held, or complete"
+            assert all(self._requests[request].call == number for request in call.open)
+            assert call.held is None or all(call in self._waiting[key] for key, _ in call.tensors)
+        for waiting in self._waiting.values():
+            assert waiting
+            assert all(call.held is not None and self._calls[call.number] is call for call in waiting)
+        assert len(self._calls) == len(self._deadlines)
+        assert all(request < self._next_request for request in self._requests)
