@@ -21,7 +21,10 @@
     │   ├── UnknownKeyError         nobody has initialised it
     │   ├── AlreadyInitializedError it has a value already
     │   └── SpecMismatchError       another shape or dtype than the key has
+    ├── DataError                   a file is damaged, or of another format
     ├── OptimizerError              unknown rule, wrong parameter, or another rule is set
+    ├── UpdateRefusedError          the update that a push belongs to was not made
+    │   └── SumOverflowError        a sum of whole numbers does not fit the key's dtype
     └── PolicyError                 unknown policy, wrong option, or another policy is set
 
 A driver turns a peer's mistake into a frame with the code, the text and the details; the caller's side turns it back
@@ -39,12 +42,14 @@ class AiokvError(Exception):
     Args:
         message: what was wrong, expected and got, and what to do, in one or two sentences.
         details: machine-readable facts under fixed names: `ranks`, `key`, `round`, `server`, `address`, `expected`,
-            `got`. Only None, bool, int, float, str and lists of them, so that they can travel.
+            `got`, `path`, `offset`. Only None, bool, int, float, str and lists of them, so that they can travel.
     """
 
     code: ClassVar[int] = 1
     retriable: ClassVar[bool] = False
     """True when the same call may succeed later without any change by the caller."""
+    counted: ClassVar[bool] = False
+    """True when a push that ends so still counts in its round; a server that answers another error has not taken it."""
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -110,6 +115,7 @@ class WorkerLostError(MembershipError):
     """Workers that the call needs are gone; `details`: ranks, key, round."""
 
     code = 22
+    counted = True
 
 
 class ServerLostError(MembershipError):
@@ -142,6 +148,7 @@ class RoundTimeoutError(CallTimeoutError):
 
     code = 32
     retriable = False
+    counted = True
 
 
 class BarrierTimeoutError(CallTimeoutError):
@@ -174,10 +181,29 @@ class SpecMismatchError(KeyUseError):
     code = 43
 
 
+class DataError(AiokvError):
+    """A file is damaged or of another format; `details`: path, and offset, expected and got where they are known."""
+
+    code = 60
+
+
 class OptimizerError(AiokvError):
     """Unknown update rule, wrong parameter, or another rule is already set."""
 
     code = 50
+
+
+class UpdateRefusedError(AiokvError):
+    """The update that a push belongs to was not made: the value stays, the round is over; `details`: key, round."""
+
+    code = 52
+    counted = True
+
+
+class SumOverflowError(UpdateRefusedError):
+    """A sum of whole numbers does not fit the key's dtype; `details`: key, round."""
+
+    code = 53
 
 
 class PolicyError(AiokvError):
@@ -202,3 +228,8 @@ def from_code(code: int, message: str, details: dict[str, Any]) -> AiokvError:
     # Not as keyword arguments: the other side chose the names.
     error.details = details
     return error
+
+
+def is_counted(code: int) -> bool:
+    """Say whether a push that a server has answered with this error still counts in its round."""
+    return BY_CODE.get(code, AiokvError).counted

@@ -1,59 +1,79 @@
-"""Stores by MXNet's names."""
+"""Stores for ordinary code, by MXNet's names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+import functools
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from aiokv.errors import ConfigError
+from aiokv.operations import Operations
 
 if TYPE_CHECKING:
-    from aiokv.arrays import Keys
+    from collections.abc import Callable, Coroutine
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DIST_POLICIES = {"dist": "bsp", "dist_sync": "bsp", "dist_async": "asp"}
 """Name of a store on a cluster -> name of its synchronisation policy."""
 
 
-class KVStore(Protocol):
-    """What every store for ordinary code can do. See `aiokv.Client` for the meaning of each method."""
+def _waiting(
+    operation: Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[KVStore, P], T]:
+    """Make a method that waits for the end of an operation."""
+
+    @functools.wraps(operation)
+    def method(self: KVStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(operation(self._operations, *args, **kwargs))
+
+    return method
+
+
+class KVStore(ABC):
+    """What every store for ordinary code can do: the calls of `aiokv.operations.Operations`, each of which waits."""
 
     type: str
+    """The store's name, such as "dist_sync"."""
+
+    @property
+    @abstractmethod
+    def _operations(self) -> Operations:
+        """Who makes the calls."""
+
+    @abstractmethod
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for a call's end and return its result."""
+
+    @abstractmethod
+    def close(self, *, timeout: float | None = None) -> None:
+        """Leave in good order. Can be called twice."""
 
     def __enter__(self) -> Self:
-        """Return the store."""
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Leave; after an error the others see this worker as lost."""
+        self.close()
 
     @property
     def rank(self) -> int:
-        """This worker's rank."""
+        """This worker's rank, 0 <= rank < num_workers."""
+        return self._operations.rank
 
     @property
     def num_workers(self) -> int:
         """How many workers there are."""
+        return self._operations.num_workers
 
-    def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
-        """Create keys."""
-
-    def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
-        """Contribute to the keys' next update."""
-
-    def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
-        """Read the keys."""
-
-    def pushpull(
-        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
-    ) -> Any:
-        """Push and receive the new values."""
-
-    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
-        """Wait until every worker is here."""
-
-    def set_optimizer(self, name: str, *, timeout: float | None = None, **params: bool | int | float | str) -> None:
-        """Set the update rule."""
-
-    def close(self, *, timeout: float | None = None) -> None:
-        """Leave."""
+    init = _waiting(Operations.init)
+    push = _waiting(Operations.push)
+    pull = _waiting(Operations.pull)
+    pushpull = _waiting(Operations.pushpull)
+    barrier = _waiting(Operations.barrier)
+    set_optimizer = _waiting(Operations.set_optimizer)
+    change_optimizer = _waiting(Operations.change_optimizer)
+    set_learning_rate = _waiting(Operations.set_learning_rate)
 
 
 def create(name: str = "local", **settings: Any) -> KVStore:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, gather, receiving, scatter, sending
+from aiokv.arrays import Arguments, bytes_of, gather, scatter
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
@@ -18,12 +18,20 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import ClosedError
 from aiokv.kernels import get_backend
+from aiokv.kvstore import KVStore
+from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
+from aiokv.storing import perform
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+CALL_SECONDS = 1.0
+"""Time stands still here; a call has to have a limit all the same."""
 
 SERVER = 0
 WORKER = 0
@@ -40,7 +48,7 @@ VIEW = m.View(
 )
 
 
-class LocalStore:
+class LocalStore(KVStore):
     """A store with one worker: every push is a round of its own. Not for use by several threads at once.
 
     Args:
@@ -50,87 +58,63 @@ class LocalStore:
     type = "local"
 
     def __init__(self, *, backend: str = "reference") -> None:
+        self._worker = _LocalWorker(backend)
+
+    @property
+    def _operations(self) -> Operations:
+        return self._worker
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        # It never waits for anything, so its first step is its last one.
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        raise AssertionError("a local call has waited")
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Forget all values. Can be called twice."""
+        self._worker.closed = True
+
+
+class _LocalWorker(Operations):
+    """The worker and the server; a call moves messages between them until nothing is left to do."""
+
+    def __init__(self, backend: str) -> None:
+        self.closed = False
         self._store = ParameterStore(get_backend(backend))
         self._session = Session(_joiner(Role.WORKER, "worker"), policy="bsp")
         self._coordinator = Coordinator(_joiner(Role.SERVER, "server"))
         self._queue: deque[tuple[Session | Coordinator, st.Stimulus]] = deque()
         self._calls = itertools.count()
-        self._results: dict[int, Exception | None] = {}
+        self._ended: dict[int, ef.Complete | ef.Fail] = {}
         self._arguments = Arguments([], [], [], [], single=False)
-        self._closed = False
         self._queue.append((self._coordinator, st.Received(SCHEDULER, 0, VIEW)))
-        self._call(lambda call: st.Join(call, 1.0))
+        self._move(st.Join(next(self._calls), CALL_SECONDS))
 
-    def __enter__(self) -> Self:
-        return self
+    def _seconds(self, timeout: float | None) -> float:
+        return CALL_SECONDS
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close()
-
-    @property
-    def rank(self) -> int:
-        """Always 0."""
-        return self._session.rank
-
-    @property
-    def num_workers(self) -> int:
-        """Always 1."""
-        return self._session.num_workers
-
-    def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
-        """Create keys. See `aiokv.Client.init`."""
-        self._transfer(st.Operation.INIT, sending(key, value))
-
-    def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
-        """Update keys. See `aiokv.Client.push`."""
-        self._transfer(st.Operation.PUSH, sending(key, value))
-
-    def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
-        """Read keys. See `aiokv.Client.pull`."""
-        return self._transfer(st.Operation.PULL, receiving(key, out, self._session.spec))
-
-    def pushpull(
-        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
-    ) -> Any:
-        """Update keys and read the new values. See `aiokv.Client.pushpull`."""
-        return self._transfer(st.Operation.PUSHPULL, exchanging(key, value, out))
-
-    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
-        """Return at once: every worker is here."""
-        self._check_open()
-
-    def set_optimizer(self, name: str, *, timeout: float | None = None, **params: bool | int | float | str) -> None:
-        """Set the update rule. See `aiokv.Client.set_optimizer`."""
-        self._check_open()
-        self._call(lambda call: st.ConfigureOptimizer(call, name, params, 1.0))
-
-    def close(self, *, timeout: float | None = None) -> None:
-        """Forget all values. Can be called twice."""
-        self._closed = True
-
-    # --- inside ---
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this local store is closed")
-
-    def _transfer(self, operation: st.Operation, arguments: Arguments) -> Any:
-        self._check_open()
-        self._arguments = arguments
-        self._call(lambda call: st.Transfer(call, operation, arguments.tensors, 1.0))
-        return arguments.finish() if arguments.targets else None
-
-    def _call(self, make: Callable[[int], st.Stimulus]) -> None:
-        """Give a call to the session and move messages until nothing is left to do; then it is complete."""
+    async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
+        if self.closed:
+            raise ClosedError("this store is closed")
         number = next(self._calls)
-        self._queue.append((self._session, make(number)))
+        if arguments is not None:
+            self._arguments = arguments
+        self._move(make(number))
+        end = self._ended.pop(number)
+        if isinstance(end, ef.Fail):
+            raise end.error
+        return end.result
+
+    def _move(self, stimulus: st.Stimulus) -> None:
+        """Give a stimulus to the session and go on until nothing is left to do."""
+        self._queue.append((self._session, stimulus))
         while self._queue:
             machine, stimulus = self._queue.popleft()
             for effect in machine.handle(stimulus, now=0.0):
                 self._perform(machine, effect)
-        error = self._results.pop(number)
-        if error is not None:
-            raise error
 
     def _perform(self, machine: Session | Coordinator, effect: ef.Effect) -> None:
         match effect:
@@ -141,38 +125,20 @@ class LocalStore:
                 self._queue.append((self._session, st.Received(SERVER, request, answer)))
             case ef.Connect(peer):
                 self._queue.append((machine, st.Connected(peer)))
-            case ef.Complete(call):
-                self._results[call] = None
-            case ef.Fail(call, error):
-                self._results[call] = error
+            case ef.Complete(call) | ef.Fail(call):
+                self._ended[call] = effect
             case ef.Release() | ef.Log():
                 pass
             case _:
-                self._perform_on_store(effect)
-
-    def _perform_on_store(self, effect: ef.Effect) -> None:
-        store = self._store
-        match effect:
-            case ef.Install(key, start, dtype, size, slot):
-                store.install(key, start, dtype, size, slot)
-            case ef.Apply(key, start, version, slot):
-                store.apply(key, start, version, slot)
-                self._queue.append((self._coordinator, st.Applied(key, start, version)))
-            case ef.Configure(optimizer):
-                store.configure(optimizer)
-            case ef.Free(slot):
-                store.free(slot)
-            case ef.Split(slot, parts):
-                store.split(slot, parts)
-            case ef.Divide(key, start, chunks):
-                store.divide(key, start, chunks)
-            case _:
-                raise TypeError(f"one worker and one server do not need {effect!r}")
+                applied = perform(self._store, effect)
+                if applied is not None:
+                    self._queue.append((self._coordinator, applied))
 
     def _deliver(self, sender: Session | Coordinator, send: ef.Send) -> None:
         if send.peer == SCHEDULER:
-            # The only word to a scheduler that is not there is `Register`.
-            self._queue.append((sender, st.Received(SCHEDULER, 0, VIEW)))
+            # There is none, and no other worker that a barrier would have to wait for.
+            answer: m.Message = VIEW if isinstance(send.message, m.Register) else m.Done()
+            self._queue.append((sender, st.Received(SCHEDULER, send.request, answer)))
             return
         if sender is self._session:
             payload = self._sent(send.payload)

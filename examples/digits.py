@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import aiokv
-from aiokv.data import part
+from aiokv.data import shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -208,7 +208,7 @@ def train(
     share = len(training) // kv.num_workers
     if share < options.batch_size:
         sys.exit(f"digits.py: {share} images per worker do not fill a batch: use --batch-size {share} or less")
-    mine = training[part(len(training), kv.rank, kv.num_workers)]
+    mine = training[shard(len(training), kv.rank, kv.num_workers)]
     steps = share // options.batch_size
     weights = new_weights(options.seed)
     kv.init(weights)

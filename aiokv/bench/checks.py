@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from aiokv.bench.pattern import BLOCK, PERIOD, Floats, blocks, ramp, term, terms
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-OPTIMIZERS: dict[str, dict[str, float]] = {
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "assign": {},
     "sgd": {"learning_rate": 0.001, "momentum": 0.9},
     "adam": {"learning_rate": 0.001},

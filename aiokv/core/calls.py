@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiokv.core.bundle import name_keys
 from aiokv.core.deadlines import Deadlines
@@ -16,9 +16,8 @@ from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
     ProtocolError,
-    RoundTimeoutError,
-    WorkerLostError,
     from_code,
+    is_counted,
 )
 from aiokv.wire import messages as m
 
@@ -30,9 +29,6 @@ ErrorOf = Callable[[str], AiokvError]
 
 NO_CALL = -1
 """Stands for the call of a request that the session makes for itself."""
-
-COUNTED = (RoundTimeoutError.code, WorkerLostError.code)
-"""Errors after which a push still counts in its round. A server that answers another one has not taken the push."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +46,7 @@ class Call:
     tensors: Tensors = field(default_factory=list)
     transfer: Transfer | None = None
     held: Key | None = None
+    result: Any = None
 
     @property
     def what(self) -> str:
@@ -105,6 +102,11 @@ class Calls:
         """Return the time at which a call has waited too long."""
         return self._deadlines.next()
 
+    def next_clock(self) -> int:
+        """Return the clock of the first push after all that the user has made so far."""
+        held = [self._directory.pushed(key) + sum(map(_pushes, calls)) for key, calls in self._waiting.items()]
+        return max([self._directory.clock, *held]) + 1
+
     # --- asking ---
 
     def open(self, call: Call, now: float) -> None:
@@ -144,9 +146,7 @@ class Calls:
                 first = self._waiting.get(key)
                 if first and first[0] is not call:
                     return key
-        if call.transfer.operation is Operation.PULL:
-            return None
-        return self._directory.full(call.tensors, self._most)
+        return self._directory.full(call.tensors, self._most) if _pushes(call) else None
 
     def _exchange(self, call: Call) -> list[Effect]:
         assert call.transfer is not None, "only transfers have tensors"
@@ -198,7 +198,7 @@ class Calls:
         effects: list[Effect] = []
         freed: tuple[Key, ...] = ()
         if part is not None:
-            if isinstance(message, m.Error) and part.push is not None and message.code not in COUNTED:
+            if isinstance(message, m.Error) and part.push is not None and not is_counted(message.code):
                 self._directory.take_back(part)
             freed = self._directory.answered(part)
             if part.bundle is not None and isinstance(message, m.Bundled):
@@ -238,7 +238,7 @@ class Calls:
         self._deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
             self._directory.initialized(call.tensors)
-        return [Complete(call.number)]
+        return [Complete(call.number, call.result)]
 
     def _forget(self, call: Call) -> list[Effect]:
         """Forget a call before all its requests are answered; they stay known until they are."""
@@ -326,3 +326,7 @@ class Calls:
             assert all(call.held is not None and self._calls[call.number] is call for call in waiting)
         assert len(self._calls) == len(self._deadlines)
         assert all(request < self._next_request for request in self._requests)
+
+
+def _pushes(call: Call) -> bool:
+    return call.transfer is not None and call.transfer.operation is not Operation.PULL

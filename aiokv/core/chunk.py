@@ -40,6 +40,7 @@ class Contribution:
     rank: Rank
     sequence: int
     read_version: Version
+    clock: int
     slot: Slot | None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiokv.core.bundle import Bundle, divide, name_keys
 from aiokv.core.catalog import Catalog
@@ -12,18 +12,18 @@ from aiokv.core.joiner import REGISTER_REQUEST, Joiner
 from aiokv.core.parked import AnyInit, ParkedInits, RequestName
 from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
+from aiokv.core.rules import Rules, check_reduction
 from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
     MembershipError,
-    OptimizerError,
     ProtocolError,
     SchedulerLostError,
     UnknownKeyError,
     from_code,
 )
-from aiokv.optim import Optimizer, make_optimizer
+from aiokv.optim import make_optimizer
 from aiokv.types import SCHEDULER, Peer, Rank, Role
 from aiokv.wire import messages as m
 
@@ -51,9 +51,9 @@ class Coordinator:
         self._attaching: dict[RequestName, m.Attach] = {}
         self._initializing = ParkedInits()
         self._catalog = Catalog()
-        self._optimizer: Optimizer | None = None
+        self._rules = Rules()
         self._deadlines: Deadlines[RequestName] = Deadlines()
-        self._rounds = Rounds(self._deadlines)
+        self._rounds = Rounds(self._deadlines, self._rules)
         self._scheduler_lost = False
         self._stopped = False
 
@@ -64,8 +64,8 @@ class Coordinator:
         match stimulus:
             case Received():
                 return self._received(stimulus, now)
-            case Applied(key, start, version):
-                return self._applied(self._catalog.chunks[key, start], version, now)
+            case Applied(key, start):
+                return self._applied(self._catalog.chunks[key, start], stimulus, now)
             case Tick():
                 return self._tick(now)
             case PeerLost(peer, reason):
@@ -121,8 +121,10 @@ class Coordinator:
                 return self._exchange_bundle(received, message, now)
             case m.Init() | m.InitBundle():
                 return self._init(received, message, now)
-            case m.SetOptimizer(name, params):
-                return self._set_optimizer(peer, request, name, params)
+            case m.SetOptimizer():
+                return self._set_optimizer(peer, request, message)
+            case m.ChangeOptimizer(since, params):
+                return self._change_optimizer(peer, request, since, params)
             case m.Attach():
                 return self._attach(peer, request, message, now)
             case _:
@@ -229,9 +231,8 @@ class Coordinator:
 
     def _create(self, received: Received, message: AnyInit) -> list[Effect]:
         keys = (message.key,) if isinstance(message, m.Init) else message.keys
-        if self._optimizer is not None:
-            for key in keys:
-                self._optimizer.check_dtype(key, message.dtype)
+        for key in keys:
+            self._rules.current.check_dtype(key, message.dtype)
         answer: m.Message = m.Done()
         start = 0
         if isinstance(message, m.Init):
@@ -290,23 +291,21 @@ class Coordinator:
             effects.append(Refuse(*name, error))
         return effects
 
-    def _set_optimizer(
-        self, peer: Peer, request: int, name: str, params: dict[str, bool | int | float | str]
-    ) -> list[Effect]:
+    def _set_optimizer(self, peer: Peer, request: int, message: m.SetOptimizer) -> list[Effect]:
         self._rank_of(peer)
-        optimizer = make_optimizer(name, params)
-        effects: list[Effect] = []
-        if self._optimizer is None:
-            self._catalog.check_optimizer(optimizer)
-            self._optimizer = optimizer
-            effects.append(Configure(optimizer))
-        elif self._optimizer != optimizer:
-            raise OptimizerError(
-                f"the servers have {self._optimizer}, not {optimizer}: set the same rule everywhere",
-                expected=repr(self._optimizer),
-                got=repr(optimizer),
-            )
+        check_reduction(message.reduction)
+        rule = make_optimizer(message.name, message.params)
+        self._catalog.check_optimizer(rule)
+        is_new = self._rules.set(rule, message.name, message.params, message.reduction)
+        effects: list[Effect] = [Configure(rule)] if is_new else []
         return [*effects, Send(peer, request, m.Done())]
+
+    def _change_optimizer(self, peer: Peer, request: int, since: int, params: dict[str, Any]) -> list[Effect]:
+        self._rank_of(peer)
+        rule = self._rules.changed(since, params)
+        self._catalog.check_optimizer(rule)
+        self._rules.change(since, params, rule)
+        return [Send(peer, request, m.Done())]
 
     # --- push and pull ---
 
@@ -362,13 +361,13 @@ class Coordinator:
         self._catalog.replace(bundle, chunks)
         return effects
 
-    def _applied(self, chunk: Chunk, version: int, now: float) -> list[Effect]:
+    def _applied(self, chunk: Chunk, applied: Applied, now: float) -> list[Effect]:
         bundle = self._catalog.bundle_of(chunk.key)
         if bundle is None or not bundle.held:
-            return self._rounds.applied(chunk, version)
+            return self._rounds.applied(chunk, applied.version, applied.error)
         # No further update begins before the bundle is divided.
         held, bundle.held = bundle.held, []
-        effects = self._rounds.applied(chunk, version, go_on=False) + self._divide(bundle)
+        effects = self._rounds.applied(chunk, applied.version, applied.error, go_on=False) + self._divide(bundle)
         effects += self._rounds.advance([self._catalog.chunks[key, 0] for key in bundle.keys])
         for received in held:
             effects += self._received(received, now)

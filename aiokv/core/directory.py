@@ -99,6 +99,8 @@ class Directory:
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
+        self.clock = 0
+        """The most pushes of any key."""
         self._kind: type | None = None
         self._known: dict[Key, Known] = {}
         self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
@@ -200,6 +202,8 @@ class Directory:
         plan = self._plan(tensors)
         pushes = operation is not Operation.PULL
         receives = operation is not Operation.PUSH
+        if pushes:
+            self._advance_clock(plan)
         parts: list[Part] = []
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
@@ -207,7 +211,7 @@ class Directory:
             push = self._begin_push(bundle.keys[0]) if pushes else None
             if pushes:
                 message: m.Message = m.PushBundle(
-                    bundle.number, bundle.pushed, bundle.version, receives, wait, priority
+                    bundle.number, bundle.pushed, bundle.version, receives, wait, priority, self.clock
                 )
             else:
                 message = m.PullBundle(bundle.number, bundle.pushed, wait, priority)
@@ -222,13 +226,26 @@ class Directory:
                 head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
                 if pushes:
                     read = known.versions.get(chunk.start, 0)
-                    message = m.Push(*head, known.pushed, read, receives, wait, priority)
+                    message = m.Push(*head, known.pushed, read, receives, wait, priority, self.clock)
                 else:
                     message = m.Pull(*head, known.pushed, wait, priority)
                 part = Part(chunk.server, message, None, None, key, chunk.start, None, push)
                 of_chunk = _memory(call, tensor, chunk, spec)
                 parts.append(self._fill(part, of_chunk, priority, receives=receives))
         return parts
+
+    def _advance_clock(self, plan: Plan) -> None:
+        """Count what is about to be pushed: all keys of a call have the same clock."""
+        pushed = [bundle.pushed for bundle, _ in plan.bundles]
+        pushed += [self.pushed(plan.tensors[tensor][0]) for tensor in plan.singles]
+        self.clock = max(self.clock, 1 + max(pushed, default=-1))
+
+    def pushed(self, key: Key) -> int:
+        """Return how often this worker has pushed a key."""
+        known = self._known.get(key)
+        if known is None:
+            return 0
+        return known.bundle.pushed if known.bundle else known.pushed
 
     def _begin_push(self, key: Key) -> Pushed:
         self._open[key] = self._open.get(key, 0) + 1
@@ -351,7 +368,10 @@ class Directory:
                 self._known[key].versions[0] = version
 
     def take_back(self, part: Part) -> None:
-        """Do not count a push that the server did not take: the next one has its number."""
+        """Do not count a push that the server did not take: the next one has its number.
+
+        The clock goes on: others may have seen it.
+        """
         if part.bundle is not None:
             part.bundle.pushed -= 1
             if self._is_apart(part):

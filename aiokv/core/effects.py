@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aiokv.errors import AiokvError
@@ -117,9 +117,10 @@ class Stop:
 
 @dataclass(slots=True)
 class Complete:
-    """A call succeeded."""
+    """A call succeeded; `result` is what it returns to its user."""
 
     call: int
+    result: Any = None
 
 
 @dataclass(slots=True)
@@ -173,7 +174,8 @@ class Apply:
     """Update the chunk with the sum in `slot`, giving `version`; free the slot; ends in `Applied`.
 
     `ranks` are the contributors in the order of the sum, `staleness` is, for each of them, the number of versions
-    between the one it computed at and the one it is applied to.
+    between the one it computed at and the one it is applied to. The sum is divided by `divisor`, then `rule` is
+    followed; its schedule looks at `clock`.
     """
 
     key: Key
@@ -182,6 +184,9 @@ class Apply:
     slot: Slot | None
     ranks: list[Rank]
     staleness: list[int]
+    clock: int
+    rule: Optimizer
+    divisor: int
 
 
 @dataclass(slots=True)
@@ -213,7 +218,7 @@ class Free:
 
 @dataclass(slots=True)
 class Configure:
-    """Use this update rule from the next `Apply` on."""
+    """A first update rule is set: begin with a new optimizer state, and prepare what the rule needs."""
 
     optimizer: Optimizer
 

@@ -21,6 +21,8 @@ class Roster:
         self._workers: dict[Rank, WorkerEntry] = {entry.rank: entry for entry in view.workers} if view else {}
         self.members: list[Rank] = sorted(rank for rank, entry in self._workers.items() if entry.state != "left")
         """Ranks that have not left: alive or lost."""
+        self.world = len(self._workers)
+        """How many workers the cluster was declared with."""
         self.lost: list[Rank] = [rank for rank in self.members if self._workers[rank].state == "lost"]
 
     def entry(self, rank: Rank) -> WorkerEntry | None:

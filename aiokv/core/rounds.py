@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.deadlines import Deadlines
     from aiokv.core.parked import RequestName
+    from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received
     from aiokv.types import Peer, Rank, Slot, Version
 
@@ -28,12 +29,14 @@ class Rounds:
 
     Args:
         deadlines: where parked requests are entered, under peer and request id.
+        rules: which rule makes an update.
     """
 
-    def __init__(self, deadlines: Deadlines[RequestName]) -> None:
+    def __init__(self, deadlines: Deadlines[RequestName], rules: Rules) -> None:
         self.roster = Roster()
         """The workers of the newest view; the owner puts it here."""
         self._deadlines = deadlines
+        self._rules = rules
         self._waiters: dict[RequestName, Waiter] = {}
         self._last_slot: Slot = 0
 
@@ -70,7 +73,8 @@ class Rounds:
             update = chunk.updates.get(version)
             if update is None:
                 update = chunk.updates[version] = Update(version)
-            update.contributions[rank] = Contribution(rank, message.sequence, message.read_version, slot)
+            contribution = Contribution(rank, message.sequence, message.read_version, message.clock, slot)
+            update.contributions[rank] = contribution
             update.waiters.append(waiter)
             waiter.updates.append(update)
             chunk.pushed[rank] = message.sequence
@@ -125,12 +129,15 @@ class Rounds:
                 effects += self._settle(chunk, update)
         return effects
 
-    def applied(self, chunk: Chunk, version: Version, *, go_on: bool = True) -> list[Effect]:
+    def applied(
+        self, chunk: Chunk, version: Version, error: AiokvError | None = None, *, go_on: bool = True
+    ) -> list[Effect]:
         """Take note that a version is made, and answer those who waited for nothing else.
 
         Args:
             chunk: the chunk whose version it is.
             version: the version.
+            error: why its value is still that of the version before; who has pushed is told so.
             go_on: apply the next one if it is complete.
         """
         update = chunk.updates.pop(version)
@@ -146,6 +153,9 @@ class Rounds:
             done += ready
         effects: list[Effect] = []
         for waiter in done:
+            if error is not None and not waiter.at_least:
+                effects.append(self._refuse(waiter, error))
+                continue
             waiter.left -= 1
             if not waiter.left:
                 effects.append(self._answer(waiter))
@@ -160,11 +170,15 @@ class Rounds:
             return effects + self._refuse_lost(chunk, update) if self.roster.lost else effects
         if not chunk.applying and update.version == chunk.version + 1:
             chunk.applying = True
-            behind = [chunk.version - update.contributions[rank].read_version for rank in update.folded]
-            effects.append(
-                Apply(chunk.key, chunk.start, update.version, update.accumulator, list(update.folded), behind)
-            )
+            effects.append(self._apply(chunk, update))
         return effects
+
+    def _apply(self, chunk: Chunk, update: Update) -> Apply:
+        ranks = list(update.folded)
+        behind = [chunk.version - update.contributions[rank].read_version for rank in ranks]
+        clock = max(contribution.clock for contribution in update.contributions.values())
+        rule, divisor = self._rules.for_update(clock), self._rules.divisor(len(ranks), self.roster.world)
+        return Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
         lost = [rank for rank in chunk.missing(update, self.roster.members) if rank in self.roster.lost]

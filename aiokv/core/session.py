@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiokv.core import stimuli as st
 from aiokv.core.calls import Call, Calls
 from aiokv.core.deadlines import check_timeout, earliest
 from aiokv.core.directory import Directory
-from aiokv.core.effects import CallMemory, CallTensors, Complete, Connect, Disconnect, Effect, Fail, Log, Send
+from aiokv.core.effects import (
+    URGENT,
+    CallMemory,
+    CallTensors,
+    Complete,
+    Connect,
+    Disconnect,
+    Effect,
+    Fail,
+    Log,
+    Send,
+)
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
+from aiokv.core.rules import check_changes, check_reduction
 from aiokv.errors import (
     AiokvError,
     ClosedError,
@@ -23,9 +33,6 @@ from aiokv.optim import make_optimizer
 from aiokv.policy import get_policy
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_PRIORITY = 1_000_000
 
@@ -111,8 +118,10 @@ class Session:
                 return self._transfer(stimulus, now)
             case st.EnterBarrier(call, name, timeout):
                 return self._barrier(call, name, timeout, now)
-            case st.ConfigureOptimizer(call, name, params, timeout):
-                return self._set_optimizer(call, name, params, timeout, now)
+            case st.ConfigureOptimizer():
+                return self._set_optimizer(stimulus, now)
+            case st.AdjustOptimizer():
+                return self._change_optimizer(stimulus, now)
             case st.Cancel(call):
                 return self._calls.cancel(call)
             case st.Depart(call, timeout):
@@ -209,19 +218,35 @@ class Session:
         self._calls.open(call, now)
         return [Send(SCHEDULER, self._calls.ask(call, SCHEDULER), m.Barrier(name, answer_time(timeout)))]
 
-    def _set_optimizer(
-        self, number: int, name: str, params: Mapping[str, bool | int | float | str], timeout: float, now: float
-    ) -> list[Effect]:
-        call = Call(number, f"set_optimizer {name!r}", timeout)
+    def _set_optimizer(self, stimulus: st.ConfigureOptimizer, now: float) -> list[Effect]:
+        name, params, reduction = stimulus.name, stimulus.params, stimulus.reduction
+        call = Call(stimulus.call, f"set_optimizer {name!r}", stimulus.timeout)
         try:
             self._check_ready(call)
+            check_reduction(reduction)
             make_optimizer(name, params)
         except AiokvError as error:
-            return [Fail(number, error)]
-        self._calls.open(call, now)
-        message = m.SetOptimizer(name, dict(params), answer_time(timeout))
+            return [Fail(call.number, error)]
+        message = m.SetOptimizer(name, dict(params), reduction, answer_time(call.timeout))
         # Like a push of no special priority, so that it does not overtake those that were made before.
-        return [Send(peer, self._calls.ask(call, peer), message, None, 0) for peer in self._servers]
+        return self._ask_servers(call, message, 0, now)
+
+    def _change_optimizer(self, stimulus: st.AdjustOptimizer, now: float) -> list[Effect]:
+        call = Call(stimulus.call, f"change of {', '.join(stimulus.params)}", stimulus.timeout)
+        try:
+            self._check_ready(call)
+            check_changes(stimulus.params)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        call.result = since = self._calls.next_clock() if stimulus.since is None else stimulus.since
+        message = m.ChangeOptimizer(since, dict(stimulus.params), answer_time(call.timeout))
+        # It says when it counts, so it may overtake; and no push of that round may overtake it.
+        return self._ask_servers(call, message, URGENT, now)
+
+    def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
+        """Send the same message to all servers."""
+        self._calls.open(call, now)
+        return [Send(peer, self._calls.ask(call, peer), message, None, priority) for peer in self._servers]
 
     # --- answers ---
 

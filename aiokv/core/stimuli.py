@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,11 +64,15 @@ class Tick:
 
 @dataclass(slots=True)
 class Applied:
-    """The update that an `Apply` effect asked for is done: the chunk is at `version` now."""
+    """The update that an `Apply` effect asked for is done: the chunk is at `version` now.
+
+    With an `error` the value could not be computed, and is still the one before.
+    """
 
     key: Key
     start: int
     version: Version
+    error: AiokvError | None = None
 
 
 # --- for a node that joins: worker and server ---
@@ -116,11 +120,22 @@ class EnterBarrier:
 
 @dataclass(slots=True)
 class ConfigureOptimizer:
-    """Set the servers' update rule."""
+    """Set the servers' update rule, and what becomes of contributions."""
 
     call: int
     name: str
-    params: Mapping[str, bool | int | float | str]
+    params: Mapping[str, Any]
+    timeout: float
+    reduction: str = "sum"
+
+
+@dataclass(slots=True)
+class AdjustOptimizer:
+    """Change parameters of the servers' update rule from round `since` on; None: from the next one that is pushed."""
+
+    call: int
+    params: Mapping[str, Any]
+    since: int | None
     timeout: float
 
 
@@ -150,6 +165,7 @@ Stimulus = (
     | Transfer
     | EnterBarrier
     | ConfigureOptimizer
+    | AdjustOptimizer
     | Cancel
     | Depart
 )

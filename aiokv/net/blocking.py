@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from aiokv.config import Config, load_config
 from aiokv.errors import ClosedError
+from aiokv.kvstore import KVStore
 from aiokv.net.runner import loop_factory
 from aiokv.net.worker import Client
 from aiokv.net.worker import connect as connect_async
@@ -17,7 +18,7 @@ from aiokv.net.worker import connect as connect_async
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from aiokv.arrays import Keys
+    from aiokv.operations import Operations
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class LoopThread:
         self._loop.close()
 
 
-class BlockingClient:
+class BlockingClient(KVStore):
     """A worker of the cluster. Every method waits; otherwise they are those of `aiokv.Client`. Usable from any thread.
 
     A client that is still open when the program ends leaves the cluster in good order, unless the program ends by an
@@ -100,47 +101,15 @@ class BlockingClient:
         # The interpreter keeps the exception that ended the program here.
         self._end(abort=getattr(sys, "last_value", None) is not None)
 
+    @property
+    def _operations(self) -> Operations:
+        return self._client
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._thread is None:
             coroutine.close()
             raise ClosedError("this client is not connected: use `with`, or call start()")
         return self._thread.run(coroutine)
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank, 0 <= rank < num_workers."""
-        return self._client.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers the cluster was declared with."""
-        return self._client.num_workers
-
-    def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
-        """Create keys. See `aiokv.Client.init`."""
-        self._run(self._client.init(key, value, timeout=timeout))
-
-    def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
-        """Contribute to the keys' next update. See `aiokv.Client.push`."""
-        self._run(self._client.push(key, value, priority=priority, timeout=timeout))
-
-    def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
-        """Read the keys. See `aiokv.Client.pull`."""
-        return self._run(self._client.pull(key, out, priority=priority, timeout=timeout))
-
-    def pushpull(
-        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
-    ) -> Any:
-        """Push and receive the new values. See `aiokv.Client.pushpull`."""
-        return self._run(self._client.pushpull(key, value, out=out, priority=priority, timeout=timeout))
-
-    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
-        """Wait until every worker is here. See `aiokv.Client.barrier`."""
-        self._run(self._client.barrier(name, timeout=timeout))
-
-    def set_optimizer(self, name: str, *, timeout: float | None = None, **params: bool | int | float | str) -> None:
-        """Set the servers' update rule. See `aiokv.Client.set_optimizer`."""
-        self._run(self._client.set_optimizer(name, timeout=timeout, **params))
 
 
 def connect(

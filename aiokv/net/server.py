@@ -17,6 +17,7 @@ from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.node import Node, local_host_towards
 from aiokv.optim import Assign, Optimizer
 from aiokv.store.memory import ParameterStore
+from aiokv.storing import perform
 from aiokv.types import Role
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -131,24 +132,14 @@ class Server(Node):
         return copy
 
     def _perform_own(self, effect: ef.Effect) -> None:
-        store = self._store
         match effect:
-            case ef.Fold(target, source, dtype):
-                store.fold(target, source, dtype)
-            case ef.Apply(key, start, version, slot):
-                store.apply(key, start, version, slot)
+            case ef.Apply():
                 self.counters["updates"] += 1
-                self.feed(st.Applied(key, start, version))
-            case ef.Free(slot):
-                store.free(slot)
-            case ef.Split(slot, parts):
-                store.split(slot, parts)
-            case ef.Divide(key, start, chunks):
-                store.divide(key, start, chunks)
-            case ef.Install(key, start, dtype, size, slot):
-                store.install(key, start, dtype, size, slot)
+                applied = perform(self._store, effect)
+                assert applied is not None, "an update ends in a stimulus"
+                self.feed(applied)
             case ef.Configure(optimizer):
-                store.configure(optimizer)
+                perform(self._store, effect)
                 self._warm_up(optimizer)
             case ef.Stop():
                 self._stop(effect)
@@ -157,7 +148,7 @@ class Server(Node):
             case ef.Fail(_, error):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:
-                super()._perform_own(effect)
+                perform(self._store, effect)
 
 
 def _compiled(optimizer: Optimizer, dtypes: list[str]) -> Backend:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from aiokv.arrays import Arguments, Keys, bytes_of, exchanging, gather, receiving, scatter, sending
+from aiokv.arrays import Arguments, bytes_of, gather, scatter
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -20,6 +20,7 @@ from aiokv.errors import AiokvError, ClosedError
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
+from aiokv.operations import Operations
 from aiokv.types import Peer, Role
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -30,18 +31,8 @@ if TYPE_CHECKING:
     from aiokv.net.link import AnyLink
 
 
-class Client(Driver):
-    """A worker of the cluster, for any asyncio program. Made by `aiokv.connect`.
-
-    Every call takes one key with its array, or a dict of them, and `timeout` in seconds (default:
-    `Config.call_timeout`). Many calls may be in flight at once. A call that is cancelled or times out gives its arrays
-    back at once; what it pushed still counts. Do not change an array while a call uses it.
-
-    All methods raise:
-        ClosedError: the client is not connected.
-        CallTimeoutError: the deadline passed; the message names the missing ranks, key and round, or node.
-        WorkerLostError, ServerLostError, SchedulerLostError: a member that the call needs is gone.
-    """
+class Client(Driver, Operations):
+    """A worker of the cluster, for any asyncio program. Made by `aiokv.connect`; see `aiokv.operations.Operations`."""
 
     def __init__(self, config: Config, *, policy: str, log: Log | None = None) -> None:
         super().__init__(config, log)
@@ -56,7 +47,7 @@ class Client(Driver):
         )
         self._session = Session(joiner, policy=policy, max_open_pushes=config.max_open_pushes)
         self._calls = itertools.count()
-        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._futures: dict[int, asyncio.Future[Any]] = {}
         self._arguments: dict[int, Arguments] = {}
         self._landed: dict[tuple[Peer, int], memoryview] = {}
         self._open = False
@@ -144,18 +135,6 @@ class Client(Driver):
         await self._close_links()
         await self._close_shard(wait=0.0)
 
-    # --- who we are ---
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank, 0 <= rank < num_workers."""
-        return self._session.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers the cluster was declared with."""
-        return self._session.num_workers
-
     @property
     def pending(self) -> int:
         """How many requests are not answered yet, those of cancelled calls included."""
@@ -163,121 +142,10 @@ class Client(Driver):
 
     # --- calls ---
 
-    async def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
-        """Create keys. Every worker calls it; rank 0's values win, the others wait for them.
-
-        Args:
-            key: one key, or a dict of keys and arrays.
-            value: the array of the one key.
-            timeout: seconds.
-
-        Raises:
-            AlreadyInitializedError: rank 0 has created the key before.
-            SpecMismatchError: rank 0's value has another shape or dtype.
-        """
-        await self._transfer(st.Operation.INIT, sending(key, value), timeout)
-
-    async def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
-        """Contribute to the keys' next update.
-
-        In sync it returns when the round is closed, in async when the update is applied.
-
-        Args:
-            key: one key, or a dict of keys and arrays.
-            value: the array of the one key.
-            priority: calls of a higher one go first; the bytes of lower ones go on behind them.
-            timeout: seconds.
-
-        Raises:
-            UnknownKeyError: the key is not initialised.
-            SpecMismatchError: another shape or dtype than the key has.
-        """
-        await self._transfer(st.Operation.PUSH, sending(key, value), timeout, priority)
-
-    async def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
-        """Read the keys, at a round at least as new as this worker's last push of each.
-
-        Args:
-            key: one key, or a dict of keys and the arrays to receive into.
-            out: the array of the one key; a new one when not given.
-            priority: as in `push`.
-            timeout: seconds.
-
-        Returns:
-            The array, or a list of the arrays in the order of the dict.
-
-        Raises:
-            UnknownKeyError: the key is not initialised.
-            SpecMismatchError: `out` has another shape or dtype than the key, or can't be written.
-        """
-        arguments = receiving(key, out, self._session.spec)
-        await self._transfer(st.Operation.PULL, arguments, timeout, priority)
-        return arguments.finish()
-
-    async def pushpull(
-        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
-    ) -> Any:
-        """Push, and receive the value that the update makes, in one round trip.
-
-        Args:
-            key: one key, or a dict of keys and arrays.
-            value: the array of the one key.
-            out: the array to receive into, or a dict of them with the same keys; may be the pushed ones. New arrays
-                when not given.
-            priority: as in `push`.
-            timeout: seconds.
-
-        Returns:
-            The array, or a list of the arrays in the order of the dict.
-
-        Raises:
-            UnknownKeyError: a key is not initialised.
-            SpecMismatchError: another shape or dtype than the key has.
-        """
-        arguments = exchanging(key, value, out)
-        await self._transfer(st.Operation.PUSHPULL, arguments, timeout, priority)
-        return arguments.finish()
-
-    async def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
-        """Wait until every worker has called it with this name. Ranks are counted, not calls.
-
-        Raises:
-            BarrierTimeoutError: names the ranks that did not come; the barrier can be used again.
-        """
-        seconds = self._seconds(timeout)
-        await self._call(lambda call: st.EnterBarrier(call, name, seconds))
-
-    async def set_optimizer(
-        self, name: str, *, timeout: float | None = None, **params: bool | int | float | str
-    ) -> None:
-        """Set the servers' update rule, for all keys. Every worker may call it with the same rule.
-
-        Without a rule the servers assign: the new value is the sum of a round's pushes, in async the last push.
-
-        Args:
-            name: "assign", "sgd" or "adam"; see `aiokv.optim`.
-            timeout: seconds.
-            params: the rule's parameters.
-
-        Raises:
-            OptimizerError: unknown rule, wrong parameter, or another rule is set.
-        """
-        seconds = self._seconds(timeout)
-        await self._call(lambda call: st.ConfigureOptimizer(call, name, params, seconds))
-
-    # --- inside ---
-
     def _seconds(self, timeout: float | None) -> float:
         return self.config.call_timeout if timeout is None else timeout
 
-    async def _transfer(
-        self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
-    ) -> None:
-        seconds = self._seconds(timeout)
-        await self._call(lambda call: st.Transfer(call, operation, arguments.tensors, seconds, priority), arguments)
-
-    async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> None:
-        """Give a call to the session and wait for its end."""
+    async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
         if not self._open:
             raise ClosedError("this client is not connected: use `async with`, or call start()")
         number = next(self._calls)
@@ -286,7 +154,7 @@ class Client(Driver):
             self._arguments[number] = arguments
         try:
             self.feed(make(number))
-            await future
+            return await future
         except asyncio.CancelledError:
             self.feed(st.Cancel(number))
             await self._settle(number)
@@ -359,10 +227,10 @@ class Client(Driver):
 
     def _perform_own(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Complete(call):
+            case ef.Complete(call, result):
                 future = self._futures.get(call)
                 if future is not None and not future.done():
-                    future.set_result(None)
+                    future.set_result(result)
             case ef.Fail(call, error):
                 self._fail(call, error)
             case ef.Release(call, receiving):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.optim import Assign, Optimizer
 from aiokv.store.pool import Pool
 
 if TYPE_CHECKING:
     from aiokv.kernels import Backend
+    from aiokv.optim import Optimizer
     from aiokv.types import Key, Slot, Version
 
 Array = NDArray[Any]
@@ -55,7 +55,6 @@ class ParameterStore:
         self._slots: dict[Slot, NDArray[np.uint8]] = {}
         self._next_slot: Slot = 0
         self._chunks: dict[tuple[Key, int], Stored] = {}
-        self._optimizer: Optimizer = Assign()
 
     @property
     def open_slots(self) -> int:
@@ -127,24 +126,40 @@ class ParameterStore:
         """Who does the arithmetic."""
         return self._backend
 
-    def configure(self, optimizer: Optimizer) -> None:
-        """Use this rule from the next `apply` on; what another one has kept is forgotten."""
-        self._optimizer = optimizer
+    def reset_states(self) -> None:
+        """Forget what rules have kept so far."""
         for stored in self._chunks.values():
             stored.state, stored.steps = None, 0
 
-    def apply(self, key: Key, start: int, version: Version, slot: Slot | None) -> None:
-        """Make `version` of a chunk out of its current value and the sum in `slot`; free the slot."""
+    def apply(
+        self, key: Key, start: int, version: Version, slot: Slot | None, rule: Optimizer, clock: int, divisor: int
+    ) -> None:
+        """Make `version` of a chunk out of its current value and the sum in `slot`; free the slot.
+
+        Args:
+            key: the chunk's key.
+            start: its first element.
+            version: the number of the new value.
+            slot: the sum of the contributions.
+            rule: makes the new value.
+            clock: what the rule's schedule looks at.
+            divisor: the sum is divided by it first.
+        """
         stored = self._chunks[key, start]
         total = self._take(slot, stored.value.buffer.nbytes)
         weight = stored.value.buffer.view(stored.dtype)
         if stored.state is None:
-            stored.state = self._backend.new_state(self._optimizer, weight)
+            stored.state = self._backend.new_state(rule, weight)
         stored.steps += 1
+        step = rule.step_for(key, count=stored.steps, num_update=max(clock, stored.steps))
         # The sum becomes the new value in its place.
-        self._backend.update(self._optimizer, weight, total.view(stored.dtype), stored.state, stored.steps)
+        self._backend.update(rule, weight, total.view(stored.dtype), stored.state, step, offset=max(start, 0))
         self._retire(stored.value)
         stored.value = Value(total, version)
+
+    def keep(self, key: Key, start: int, version: Version) -> None:
+        """Let the current value be `version` too, because an update could not be made."""
+        self._chunks[key, start].value.version = version
 
     def acquire(self, key: Key, start: int, version: Version) -> Value:
         """Return the value for sending; it stays as it is until `release`."""

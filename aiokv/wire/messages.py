@@ -153,7 +153,8 @@ class Push(Message):
     """Payload: elements [start, stop) of a contribution.
 
     `sequence` counts this worker's pushes of the key from 1. `read_version` is the version of the chunk that the
-    contribution was computed at. With `want_value` the answer is the new value instead of `Done`.
+    contribution was computed at. With `want_value` the answer is the new value instead of `Done`. `clock` is the most
+    pushes that this worker has made of any key, this one included.
     """
 
     key: str | int
@@ -166,6 +167,7 @@ class Push(Message):
     want_value: bool
     timeout: float
     priority: int = 0
+    clock: int = 0
 
 
 class Pull(Message):
@@ -203,6 +205,7 @@ class PushBundle(Message):
     want_value: bool
     timeout: float
     priority: int = 0
+    clock: int = 0
 
 
 class PullBundle(Message):
@@ -215,10 +218,19 @@ class PullBundle(Message):
 
 
 class SetOptimizer(Message):
-    """The update rule for all keys, as data. Answered `Done`."""
+    """The update rule for all keys, as data, and what becomes of contributions. Answered `Done`."""
 
     name: str
-    params: dict[str, bool | int | float | str]
+    params: dict[str, Any]
+    reduction: str
+    timeout: float
+
+
+class ChangeOptimizer(Message):
+    """New values of the rule's parameters for updates whose clock is at least `since`. Answered `Done`."""
+
+    since: int
+    params: dict[str, Any]
     timeout: float
 
 
@@ -271,6 +283,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     37: InitBundle,
     38: PushBundle,
     39: PullBundle,
+    40: ChangeOptimizer,
     48: Done,
     49: Value,
     50: Error,

@@ -136,7 +136,7 @@ def test_wait_for_a_bundle_ends_with_the_names_of_its_keys(server: Server) -> No
 
 
 def test_rule_for_floats_refuses_a_bundle_of_integers(server: Server) -> None:
-    server.ask(0, m.SetOptimizer("sgd", {}, 5.0))
+    server.ask(0, m.SetOptimizer("sgd", {}, "sum", 5.0))
     assert isinstance(init(server, dtype="int32").answer, OptimizerError)
     assert init(server).answer == m.Bundled(0)
 

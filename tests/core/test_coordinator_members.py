@@ -111,7 +111,12 @@ def test_stimulus_of_another_machine_is_a_bug(server: Server, stimulus: Any) -> 
 
 def test_connection_that_has_not_said_who_it_is_gets_nothing(outsider: Server) -> None:
     outsider.publish()
-    requests = [outsider.init(), outsider.push(0), outsider.pull(0), outsider.ask(0, m.SetOptimizer("sgd", {}, 5.0))]
+    requests = [
+        outsider.init(),
+        outsider.push(0),
+        outsider.pull(0),
+        outsider.ask(0, m.SetOptimizer("sgd", {}, "sum", 5.0)),
+    ]
     assert [type(asked.answer) for asked in requests] == [MembershipError] * 4
     assert not outsider.slots
 

@@ -376,7 +376,7 @@ def test_barrier_is_asked_of_the_scheduler(worker: Worker) -> None:
 def test_rule_is_set_on_every_server(worker: Worker) -> None:
     call = worker.call(st.ConfigureOptimizer, name="sgd", params={"momentum": 0.9}, timeout=10.0)
     assert [(s.peer, s.message) for s in call.sends] == [
-        (peer, m.SetOptimizer("sgd", {"momentum": 0.9}, 9.5)) for peer in (0, 1)
+        (peer, m.SetOptimizer("sgd", {"momentum": 0.9}, "sum", 9.5)) for peer in (0, 1)
     ]
     worker.answer(call.sends[1])
     assert call.outcome is None
@@ -387,6 +387,43 @@ def test_rule_is_set_on_every_server(worker: Worker) -> None:
 @pytest.mark.parametrize(("name", "params"), [("nope", {}), ("sgd", {"lr": 1.0})])
 def test_rule_that_cannot_be_is_refused(worker: Worker, name: str, params: dict[str, float]) -> None:
     assert_refused_here(worker.call(st.ConfigureOptimizer, name=name, params=params, timeout=1.0), OptimizerError)
+
+
+def test_change_of_the_rule_is_for_the_next_push_unless_told_otherwise(worker: Worker) -> None:
+    for key in ("a", "b", "a"):
+        worker.transfer("push", key)
+    for since, expected in [(None, 3), (9, 9)]:
+        call = worker.call(st.AdjustOptimizer, params={"wd": 0.5}, since=since, timeout=10.0)
+        assert [(s.peer, s.message) for s in call.sends] == [
+            (peer, m.ChangeOptimizer(expected, {"wd": 0.5}, 9.5)) for peer in (0, 1)
+        ]
+        assert {s.priority for s in call.sends} == {ef.URGENT}, "no push of that round may overtake it"
+        for send in call.sends:
+            effects = worker.answer(send)
+        assert effects == [ef.Complete(call.number, expected)]
+
+
+def test_change_comes_after_pushes_that_wait_for_their_turn(make_worker: type[Worker]) -> None:
+    worker = make_worker(max_open_pushes=1)
+    for _ in range(3):
+        worker.transfer("push")
+    worker.transfer("pull")
+    (first, _) = worker.call(st.AdjustOptimizer, params={"wd": 0.5}, since=None, timeout=10.0).messages
+    assert first.since == 4
+
+
+def test_change_that_cannot_be_is_refused(worker: Worker) -> None:
+    refused = worker.call(st.AdjustOptimizer, params={"momentum": 0.5}, since=None, timeout=1.0)
+    assert_refused_here(refused, OptimizerError)
+
+
+def test_all_keys_of_a_push_have_the_same_clock(worker: Worker) -> None:
+    # Scenario 69: a schedule sees the largest count, whichever key it is about.
+    worker.transfer("push", "a")
+    worker.transfer("push", "a")
+    clocks = [message.clock for message in worker.transfer("push", "b", "a").messages]
+    assert clocks == [3, 3]
+    assert [message.clock for message in worker.transfer("push", "b").messages] == [3]
 
 
 # --- time ---

@@ -9,6 +9,7 @@ import simpy
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
+from aiokv.optim import Assign
 from sim.compute import Constant
 from sim.ledger import Ledger
 from sim.network import Network
@@ -72,7 +73,7 @@ def test_a_tick_never_comes_early_through_rounding() -> None:
 
 
 def test_an_update_is_applied_when_the_arithmetic_before_it_is_done() -> None:
-    script = Script([], [fx.Fold(1, 2, "float32"), fx.Apply(*CHUNK, 1, 1, [0, 1], [0, 0])])
+    script = Script([], [fx.Fold(1, 2, "float32"), fx.Apply(*CHUNK, 1, 1, [0, 1], [0, 0], 1, Assign(), 1)])
     _, record = run(script, ServerSection(fold=0.5, apply=2.0))
     assert script.seen[1:] == [(2.5, "Applied")]
     assert [(update.time, update.tokens) for update in record.updates] == [(2.5, [("worker-0", 1), ("worker-1", 1)])]

@@ -59,7 +59,8 @@ def test_a_line_of_the_trace_says_all_of_an_effect() -> None:
 
 def test_the_order_of_a_dict_has_no_part_in_the_trace() -> None:
     one, other = (
-        Send(0, 2, SetOptimizer("sgd", dict(items), 1.0)) for items in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)])
+        Send(0, 2, SetOptimizer("sgd", dict(items), "sum", 1.0))
+        for items in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)])
     )
     assert canonical(0.0, "worker-0", one) == canonical(0.0, "worker-0", other)
 

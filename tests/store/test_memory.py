@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiokv.kernels import get_backend
-from aiokv.optim import SGD
+from aiokv.optim import SGD, Assign
 from aiokv.store.memory import ParameterStore
 from aiokv.store.pool import Pool
 
@@ -26,6 +26,10 @@ def landed(store: ParameterStore, *values: float) -> int:
     return slot
 
 
+def update(store: ParameterStore, key: str, start: int, version: int, slot: int | None, rule: Any = None) -> None:
+    store.apply(key, start, version, slot, rule or Assign(), version, 1)
+
+
 def read(store: ParameterStore, version: int) -> Any:
     value = store.acquire("w", 0, version)
     array = value.buffer.view(np.float32).copy()
@@ -37,7 +41,7 @@ def test_fold_adds_and_frees(store: ParameterStore) -> None:
     target, source = landed(store, 1, 2), landed(store, 10, 20)
     store.install("w", 0, "float32", 2, landed(store, 0, 0))
     store.fold(target, source, "float32")
-    store.apply("w", 0, 1, target)
+    update(store, "w", 0, 1, target)
     np.testing.assert_array_equal(read(store, 1), [11, 22])
     assert store.open_slots == 0
 
@@ -46,7 +50,7 @@ def test_a_value_that_is_being_sent_never_changes(store: ParameterStore) -> None
     store.install("w", 0, "float32", 2, landed(store, 1, 1))
     reading = store.acquire("w", 0, 0)
     for version in range(1, 5):
-        store.apply("w", 0, version, landed(store, 100 * version, 0))
+        update(store, "w", 0, version, landed(store, 100 * version, 0))
     np.testing.assert_array_equal(reading.buffer.view(np.float32), [1, 1])
     store.release(reading)
 
@@ -55,7 +59,7 @@ def test_buffers_are_used_again_when_their_readers_are_done(store: ParameterStor
     store.install("w", 0, "float32", 2, landed(store, 1, 1))
     first, second = store.acquire("w", 0, 0), store.acquire("w", 0, 0)
     old: object = first.buffer
-    store.apply("w", 0, 1, landed(store, 2, 2))
+    update(store, "w", 0, 1, landed(store, 2, 2))
     store.release(first)
     taken = [store.land(8)[1].obj for _ in range(3)]
     assert all(buffer is not old for buffer in taken)
@@ -65,12 +69,13 @@ def test_buffers_are_used_again_when_their_readers_are_done(store: ParameterStor
 
 def test_sgd_keeps_momentum_per_chunk(store: ParameterStore) -> None:
     """w0 = 1, gradients .5, .5, lr .1, momentum .9: .95, .855 (by hand)."""
-    store.configure(SGD(learning_rate=0.1, momentum=0.9))
+    rule = SGD(learning_rate=0.1, momentum=0.9)
+    store.reset_states()
     for start in (0, 2):
         store.install("w", start, "float32", 2, landed(store, 1, 1))
     for version in (1, 2):
-        store.apply("w", 0, version, landed(store, 0.5, 0.5))
-    store.apply("w", 2, 1, landed(store, 0.5, 0.5))
+        update(store, "w", 0, version, landed(store, 0.5, 0.5), rule)
+    update(store, "w", 2, 1, landed(store, 0.5, 0.5), rule)
     np.testing.assert_allclose(read(store, 2), [0.855, 0.855], rtol=1e-6)
     value = store.acquire("w", 2, 1)
     np.testing.assert_allclose(value.buffer.view(np.float32), [0.95, 0.95], rtol=1e-6)
@@ -78,7 +83,7 @@ def test_sgd_keeps_momentum_per_chunk(store: ParameterStore) -> None:
 
 def test_chunks_without_elements(store: ParameterStore) -> None:
     store.install("w", 0, "float32", 0, None)
-    store.apply("w", 0, 1, None)
+    update(store, "w", 0, 1, None)
     assert read(store, 1).shape == (0,)
 
 
@@ -102,13 +107,14 @@ def test_a_slot_is_cut_into_parts(store: ParameterStore) -> None:
 
 def test_a_chunk_is_divided_with_its_value_and_momentum(store: ParameterStore) -> None:
     """w0 = 1, gradients .5, .5, lr .1, momentum .9: .95, .855 (by hand), although the chunk is divided between."""
-    store.configure(SGD(learning_rate=0.1, momentum=0.9))
+    rule = SGD(learning_rate=0.1, momentum=0.9)
+    store.reset_states()
     store.install("a", -1, "float32", 3, landed(store, 1, 1, 2))
-    store.apply("a", -1, 1, landed(store, 0.5, 0.5, 0))
+    update(store, "a", -1, 1, landed(store, 0.5, 0.5, 0), rule)
     reading = store.acquire("a", -1, 1)
     store.divide("a", -1, [("a", 1), ("w", 2)])
     np.testing.assert_allclose(read(store, 1), [0.95, 2], rtol=1e-6)
-    store.apply("w", 0, 2, landed(store, 0.5, 0))
+    update(store, "w", 0, 2, landed(store, 0.5, 0), rule)
     np.testing.assert_allclose(read(store, 2), [0.855, 2], rtol=1e-6)
     np.testing.assert_allclose(reading.buffer.view(np.float32), [0.95, 0.95, 2], rtol=1e-6)
     store.release(reading)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiokv.kernels import get_backend
-from aiokv.optim import SGD, Adam, Optimizer
+from aiokv.optim import SGD, Adam, Assign, Optimizer
 from aiokv.store.memory import ParameterStore
 
 RULES = [SGD(learning_rate=0.1, momentum=0.9), Adam(learning_rate=0.1)]
@@ -27,6 +27,10 @@ def landed(store: ParameterStore, *values: float) -> int:
     return slot
 
 
+def update(store: ParameterStore, key: str, start: int, version: int, slot: int | None, rule: Any = None) -> None:
+    store.apply(key, start, version, slot, rule or Assign(), version, 1)
+
+
 def read(store: ParameterStore, key: str, version: int) -> Any:
     value = store.acquire(key, 0, version)
     array = value.buffer.view(np.float32).copy()
@@ -36,15 +40,15 @@ def read(store: ParameterStore, key: str, version: int) -> Any:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_divided_chunks_go_on_where_they_were(store: ParameterStore, rule: Optimizer) -> None:
-    store.configure(rule)
+    store.reset_states()
     for key in ("whole", "other"):
         store.install(key, 0, "float32", 3, landed(store, 1, 2, 3))
         for version in (1, 2):
-            store.apply(key, 0, version, landed(store, 0.5, -0.25, 1))
+            update(store, key, 0, version, landed(store, 0.5, -0.25, 1), rule)
     store.divide("other", 0, [("a", 1), ("b", 2)])
-    store.apply("whole", 0, 3, landed(store, 1, 0, 2))
-    store.apply("a", 0, 3, landed(store, 1))
-    store.apply("b", 0, 3, landed(store, 0, 2))
+    update(store, "whole", 0, 3, landed(store, 1, 0, 2), rule)
+    update(store, "a", 0, 3, landed(store, 1), rule)
+    update(store, "b", 0, 3, landed(store, 0, 2), rule)
     parts = np.concatenate([read(store, "a", 3), read(store, "b", 3)])
     np.testing.assert_array_equal(parts, read(store, "whole", 3))
 
@@ -52,16 +56,19 @@ def test_divided_chunks_go_on_where_they_were(store: ParameterStore, rule: Optim
 def test_a_new_rule_starts_without_state(store: ParameterStore) -> None:
     """The first step of Adam is the learning rate."""
     store.install("w", 0, "float32", 1, landed(store, 0))
-    store.configure(SGD(learning_rate=0.0, momentum=0.9))
+    rule: Optimizer = SGD(learning_rate=0.0, momentum=0.9)
+    store.reset_states()
     for version in (1, 2):
-        store.apply("w", 0, version, landed(store, 1))
-    store.configure(Adam(learning_rate=0.25))
-    store.apply("w", 0, 3, landed(store, 1))
+        update(store, "w", 0, version, landed(store, 1), rule)
+    rule = Adam(learning_rate=0.25)
+    store.reset_states()
+    update(store, "w", 0, 3, landed(store, 1), rule)
     np.testing.assert_allclose(read(store, "w", 3), [-0.25], rtol=1e-6)
 
 
 def test_an_update_leaves_no_slot_behind(store: ParameterStore) -> None:
     store.install("w", 0, "float32", 1, landed(store, 0))
-    store.configure(Adam())
-    store.apply("w", 0, 1, landed(store, 1))
+    rule = Adam()
+    store.reset_states()
+    update(store, "w", 0, 1, landed(store, 1), rule)
     assert store.open_slots == 0

@@ -1,0 +1,126 @@
+"""Which update rule makes which update of a server, and what the sums are divided by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiokv.errors import OptimizerError
+from aiokv.optim import Assign, Optimizer, make_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REDUCTIONS = ("sum", "mean", "mean_of_world")
+"""What becomes of contributions: their sum, or that divided by how many there are, or by how many workers there are."""
+
+CHANGEABLE = ("clip_gradient", "learning_rate", "lr_mult", "rescale_grad", "schedule", "wd", "wd_mult")
+"""Parameters of a rule that may change while it is used: what it keeps for each weight does not depend on them."""
+
+
+def check_reduction(name: str) -> None:
+    """Refuse an unknown way to reduce.
+
+    Raises:
+        OptimizerError: unknown name.
+    """
+    if name not in REDUCTIONS:
+        known = ", ".join(REDUCTIONS)
+        raise OptimizerError(f"unknown reduction {name!r}; known: {known}", expected=known, got=name)
+
+
+def check_changes(params: Mapping[str, Any]) -> None:
+    """Refuse parameters that can't change while a rule is used.
+
+    Raises:
+        OptimizerError: names the one that can't.
+    """
+    for param in params:
+        if param not in CHANGEABLE:
+            known = ", ".join(CHANGEABLE)
+            text = f"parameter {param!r} can't change while the rule is used; these can: {known}"
+            raise OptimizerError(text, expected=known, got=param)
+
+
+class Rules:
+    """The rule that was set, and what became of its parameters, by the clock of the update from which on it counts.
+
+    The clock of an update is the largest of its contributors', so it is the same for all chunks of a key, on whatever
+    server they are: a change takes effect at the same round everywhere.
+    """
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._params: dict[str, Any] = {}
+        self._rules: list[tuple[int, Optimizer]] = [(0, Assign())]
+        self._changes: dict[int, Mapping[str, Any]] = {}
+        self._reduction = "sum"
+        self._newest = 0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a rule was set."""
+        return bool(self._name)
+
+    @property
+    def current(self) -> Optimizer:
+        """The rule with the newest parameters."""
+        return self._rules[-1][1]
+
+    def set(self, rule: Optimizer, name: str, params: Mapping[str, Any], reduction: str) -> bool:
+        """Use a rule; return False when it is the one that is set already.
+
+        Raises:
+            OptimizerError: another one is set.
+        """
+        if not self.is_set:
+            self._name, self._params, self._reduction = name, dict(params), reduction
+            self._rules = [(0, rule)]
+            return True
+        first = self._rules[0][1]
+        if (first, self._reduction) != (rule, reduction):
+            expected, got = f"{first}, reduced to the {self._reduction}", f"{rule}, reduced to the {reduction}"
+            raise OptimizerError(
+                f"the servers have {expected}, not {got}: set the same rule everywhere", expected=expected, got=got
+            )
+        return False
+
+    def changed(self, since: int, params: Mapping[str, Any]) -> Optimizer:
+        """Return what the rule would be with some parameters changed.
+
+        Raises:
+            OptimizerError: no rule is set, a parameter can't be or can't change, updates of that clock are made
+                already, or a change for a later one is known.
+        """
+        check_changes(params)
+        if not self.is_set:
+            raise OptimizerError("no update rule is set: call set_optimizer first")
+        if since <= self._newest and self._changes.get(since) != params:
+            raise OptimizerError(
+                f"updates of round {self._newest} are made already: a change can't begin with round {since}",
+                expected=f"a round after {self._newest}",
+                got=since,
+            )
+        if since < self._rules[-1][0] or self._changes.get(since, params) != params:
+            known = self._rules[-1][0]
+            raise OptimizerError(
+                f"from round {known} on {self._changes[known]} holds: {dict(params)} can't begin with round {since}",
+                expected=f"a round after {known}",
+                got=since,
+            )
+        return make_optimizer(self._name, self._params | dict(params))
+
+    def change(self, since: int, params: Mapping[str, Any], rule: Optimizer) -> None:
+        """Use what `changed` has returned from that clock on."""
+        if since not in self._changes:
+            self._changes[since] = dict(params)
+            self._params |= params
+            self._rules.append((since, rule))
+
+    def for_update(self, clock: int) -> Optimizer:
+        """Return the rule for an update that is about to be made."""
+        self._newest = max(self._newest, clock)
+        return next(rule for since, rule in reversed(self._rules) if since <= clock)
+
+    def divisor(self, contributors: int, world: int) -> int:
+        """Return what a sum is divided by."""
+        return {"sum": 1, "mean": contributors, "mean_of_world": world}[self._reduction]

@@ -1,0 +1,196 @@
+"""The calls of a worker, as its user makes them, whatever carries them out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from aiokv.arrays import Arguments, Keys, exchanging, receiving, sending
+from aiokv.core import stimuli as st
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokv.core.session import Session
+
+
+class Operations(ABC):
+    """What a worker can do.
+
+    Every call takes one key with its array, or a dict of them, and `timeout` in seconds (default:
+    `Config.call_timeout`). Many calls may be in flight at once. A call that is cancelled or times out gives its arrays
+    back at once; what it pushed still counts. Do not change an array while a call uses it.
+
+    All methods raise:
+        ClosedError: the client is not connected.
+        CallTimeoutError: the deadline passed; the message names the missing ranks, key and round, or node.
+        WorkerLostError, ServerLostError, SchedulerLostError: a member that the call needs is gone.
+    """
+
+    _session: Session
+
+    @abstractmethod
+    async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
+        """Give a call to the session, under a number, and return its result when it is over."""
+
+    @abstractmethod
+    def _seconds(self, timeout: float | None) -> float:
+        """Return how long a call may take."""
+
+    # --- who we are ---
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, 0 <= rank < num_workers."""
+        return self._session.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster was declared with."""
+        return self._session.num_workers
+
+    # --- values ---
+
+    async def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
+        """Create keys. Every worker calls it; rank 0's values win, the others wait for them.
+
+        Args:
+            key: one key, or a dict of keys and arrays.
+            value: the array of the one key.
+            timeout: seconds.
+
+        Raises:
+            AlreadyInitializedError: rank 0 has created the key before.
+            SpecMismatchError: rank 0's value has another shape or dtype.
+        """
+        await self._transfer(st.Operation.INIT, sending(key, value), timeout)
+
+    async def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
+        """Contribute to the keys' next update.
+
+        In sync it returns when the round is closed, in async when the update is applied.
+
+        Args:
+            key: one key, or a dict of keys and arrays.
+            value: the array of the one key.
+            priority: calls of a higher one go first; the bytes of lower ones go on behind them.
+            timeout: seconds.
+
+        Raises:
+            UnknownKeyError: the key is not initialised.
+            SpecMismatchError: another shape or dtype than the key has.
+        """
+        await self._transfer(st.Operation.PUSH, sending(key, value), timeout, priority)
+
+    async def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
+        """Read the keys, at a round at least as new as this worker's last push of each.
+
+        Args:
+            key: one key, or a dict of keys and the arrays to receive into.
+            out: the array of the one key; a new one when not given.
+            priority: as in `push`.
+            timeout: seconds.
+
+        Returns:
+            The array, or a list of the arrays in the order of the dict.
+
+        Raises:
+            UnknownKeyError: the key is not initialised.
+            SpecMismatchError: `out` has another shape or dtype than the key, or can't be written.
+        """
+        arguments = receiving(key, out, self._session.spec)
+        await self._transfer(st.Operation.PULL, arguments, timeout, priority)
+        return arguments.finish()
+
+    async def pushpull(
+        self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
+    ) -> Any:
+        """Push, and receive the value that the update makes, in one round trip.
+
+        Args:
+            key: one key, or a dict of keys and arrays.
+            value: the array of the one key.
+            out: the array to receive into, or a dict of them with the same keys; may be the pushed ones. New arrays
+                when not given.
+            priority: as in `push`.
+            timeout: seconds.
+
+        Returns:
+            The array, or a list of the arrays in the order of the dict.
+
+        Raises:
+            UnknownKeyError: a key is not initialised.
+            SpecMismatchError: another shape or dtype than the key has.
+        """
+        arguments = exchanging(key, value, out)
+        await self._transfer(st.Operation.PUSHPULL, arguments, timeout, priority)
+        return arguments.finish()
+
+    async def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        """Wait until every worker has called it with this name. Ranks are counted, not calls.
+
+        Raises:
+            BarrierTimeoutError: names the ranks that did not come; the barrier can be used again.
+        """
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.EnterBarrier(call, name, seconds))
+
+    # --- update rule ---
+
+    async def set_optimizer(
+        self, /, name: str, *, reduction: str = "sum", timeout: float | None = None, **params: Any
+    ) -> None:
+        """Set the servers' update rule, for all keys. Every worker may call it with the same rule.
+
+        Without a rule the servers assign: the new value is the sum of a round's pushes, in async the last push.
+
+        Args:
+            name: of the rule, such as "assign", "sgd" or "adam"; see `aiokv.optim`.
+            reduction: "sum" of the contributions; "mean": that divided by their number; "mean_of_world": by the number
+                of workers that the cluster was declared with, whether they still contribute or not.
+            timeout: seconds.
+            params: the rule's parameters.
+
+        Raises:
+            OptimizerError: unknown rule or reduction, wrong parameter, or another rule is set.
+        """
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.ConfigureOptimizer(call, name, params, seconds, reduction))
+
+    async def change_optimizer(
+        self, /, *, since: int | None = None, timeout: float | None = None, **params: Any
+    ) -> int:
+        """Change parameters of the update rule, from one round on, the same on all servers.
+
+        Every worker may call it, with the same values and at the same place of its program.
+
+        Args:
+            since: the first round that the change is for; the next one that this worker pushes when not given. A
+                round is counted by the most pushes of any key that a contributor has made.
+            timeout: seconds.
+            params: new values of `learning_rate`, `wd`, `rescale_grad`, `clip_gradient`, `lr_mult`, `wd_mult` or
+                `schedule`.
+
+        Returns:
+            The first round that the change is for.
+
+        Raises:
+            OptimizerError: no rule is set, a wrong parameter, or the round is over already.
+        """
+        seconds = self._seconds(timeout)
+        first: int = await self._call(lambda call: st.AdjustOptimizer(call, params, since, seconds))
+        return first
+
+    async def set_learning_rate(
+        self, learning_rate: float, *, since: int | None = None, timeout: float | None = None
+    ) -> int:
+        """Change the learning rate, from one round on, the same on all servers. See `change_optimizer`."""
+        return await self.change_optimizer(since=since, timeout=timeout, learning_rate=learning_rate)
+
+    # --- inside ---
+
+    async def _transfer(
+        self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
+    ) -> None:
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.Transfer(call, operation, arguments.tensors, seconds, priority), arguments)
