@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,11 @@ def spec_of(array: Array) -> TensorSpec:
 def bytes_of(array: Array) -> memoryview:
     """Return the memory of a C-contiguous array as bytes, without a copy; works for shapes () and (0, 5) too."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def digest_of(array: Array) -> bytes:
+    """Return 16 bytes that no other content has, whatever the shape."""
+    return hashlib.blake2b(bytes_of(array), digest_size=16).digest()
 
 
 def gather(arrays: Sequence[Array]) -> memoryview:

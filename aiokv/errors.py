@@ -19,7 +19,8 @@
     │   └── BarrierTimeoutError     ranks did not arrive in time
     ├── KeyUseError                 a key used in a way it can't be
     │   ├── UnknownKeyError         nobody has initialised it
-    │   ├── AlreadyInitializedError it has a value already
+    │   ├── AlreadyInitializedError it has another value already
+    │   ├── KeyDeletedError         it was deleted while the call was pending
     │   └── SpecMismatchError       another shape or dtype than the key has
     ├── DataError                   a file is damaged, or of another format
     ├── OptimizerError              unknown rule, wrong parameter, or another rule is set
@@ -170,9 +171,16 @@ class UnknownKeyError(KeyUseError):
 
 
 class AlreadyInitializedError(KeyUseError):
-    """The key has a value already; `details`: key."""
+    """The key was initialised with another value already; `details`: key."""
 
     code = 42
+
+
+class KeyDeletedError(KeyUseError):
+    """The key was deleted while the call was pending; `details`: key. Its rounds are no more."""
+
+    code = 44
+    counted = True
 
 
 class SpecMismatchError(KeyUseError):

@@ -66,11 +66,19 @@ class KVStore(ABC):
         """How many workers there are."""
         return self._operations.num_workers
 
+    @property
+    def num_dead_nodes(self) -> int:
+        """How many workers and servers are lost, as far as this worker knows."""
+        return self._operations.num_dead_nodes
+
     init = _waiting(Operations.init)
     push = _waiting(Operations.push)
     pull = _waiting(Operations.pull)
     pushpull = _waiting(Operations.pushpull)
+    broadcast = _waiting(Operations.broadcast)
+    delete = _waiting(Operations.delete)
     barrier = _waiting(Operations.barrier)
+    finish = _waiting(Operations.finish)
     set_optimizer = _waiting(Operations.set_optimizer)
     change_optimizer = _waiting(Operations.change_optimizer)
     set_learning_rate = _waiting(Operations.set_learning_rate)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiokv.arrays import Arguments, Keys, exchanging, receiving, sending
+from aiokv.arrays import Arguments, Keys, digest_of, exchanging, receiving, sending
 from aiokv.core import stimuli as st
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from aiokv.core.session import Session
+    from aiokv.types import Key
+
+T = TypeVar("T")
 
 
 class Operations(ABC):
@@ -37,6 +40,11 @@ class Operations(ABC):
     def _seconds(self, timeout: float | None) -> float:
         """Return how long a call may take."""
 
+    async def _compute(self, function: Callable[[], T], nbytes: int) -> T:
+        """Return what a function over so many bytes returns; carriers with an event loop do not let it wait."""
+        del nbytes
+        return function()
+
     # --- who we are ---
 
     @property
@@ -49,21 +57,84 @@ class Operations(ABC):
         """How many workers the cluster was declared with."""
         return self._session.num_workers
 
+    @property
+    def num_dead_nodes(self) -> int:
+        """How many workers and servers are lost, as far as this worker knows."""
+        return self._session.num_lost
+
     # --- values ---
 
-    async def init(self, key: Keys, value: Any = None, *, timeout: float | None = None) -> None:
-        """Create keys. Every worker calls it; rank 0's values win, the others wait for them.
+    async def init(
+        self,
+        key: Keys,
+        value: Any = None,
+        *,
+        policy: str | None = None,
+        group: Iterable[int] = (),
+        timeout: float | None = None,
+    ) -> None:
+        """Create keys. Every worker of their group calls it; the root's values win, the others wait for them.
+
+        The root is the group's first rank. The same value a second time is no error, and changes nothing.
 
         Args:
             key: one key, or a dict of keys and arrays.
             value: the array of the one key.
+            policy: how pushes become updates, "bsp" or "asp"; the worker's own when not given.
+            group: the ranks whose pushes make a round; all when not given. Other ranks can only read the keys.
             timeout: seconds.
 
         Raises:
-            AlreadyInitializedError: rank 0 has created the key before.
-            SpecMismatchError: rank 0's value has another shape or dtype.
+            AlreadyInitializedError: the key was initialised with another value before.
+            SpecMismatchError: the root's value has another shape or dtype.
+            PolicyError: unknown policy, or the root's is another one.
+            MembershipError: this worker is not in the group, or the root's group is another one.
         """
-        await self._transfer(st.Operation.INIT, sending(key, value), timeout)
+        arguments = sending(key, value)
+        options = st.KeyOptions(policy or "", tuple(group))
+        if self.rank == min(options.group, default=0):
+            nbytes = sum(source.nbytes for source in arguments.sources)
+            options.digests = await self._compute(lambda: tuple(map(digest_of, arguments.sources)), nbytes)
+        seconds = self._seconds(timeout)
+        transfer = st.Operation.INIT, arguments.tensors, seconds
+        await self._call(lambda call: st.Transfer(call, *transfer, options=options), arguments)
+
+    async def broadcast(
+        self, key: Keys, value: Any = None, out: Any = None, *, priority: int = 0, timeout: float | None = None
+    ) -> Any:
+        """Create keys, and receive the root's values. The arguments and errors are those of `init` and `pull`.
+
+        Args:
+            key: one key, or a dict of keys and arrays.
+            value: the array of the one key.
+            out: the array to receive into, or a dict of them with the same keys; new arrays when not given.
+            priority: as in `push`.
+            timeout: seconds, for each of both.
+
+        Returns:
+            The array, or a list of the arrays in the order of the dict.
+        """
+        arguments = exchanging(key, value, out)
+        await self.init(key, value, timeout=timeout)
+        arguments.sources = []
+        await self._transfer(st.Operation.PULL, arguments, timeout, priority)
+        return arguments.finish()
+
+    async def delete(self, *keys: Key, timeout: float | None = None) -> None:
+        """Forget keys, values and all. Every worker calls it with the same keys, and waits for the others.
+
+        Calls for these keys that are still pending end with a `KeyDeletedError`. Afterwards the keys can be
+        initialised again, with another shape too.
+
+        Raises:
+            BarrierTimeoutError: names the ranks that did not come.
+        """
+        seconds = self._seconds(timeout)
+        names = list(keys)
+        # Nobody uses the keys between the two barriers.
+        await self.barrier(f"aiokv: delete {names!r}", timeout=timeout)
+        await self._call(lambda call: st.DeleteKeys(call, names, seconds))
+        await self.barrier(f"aiokv: deleted {names!r}", timeout=timeout)
 
     async def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
         """Contribute to the keys' next update.
@@ -126,14 +197,29 @@ class Operations(ABC):
         await self._transfer(st.Operation.PUSHPULL, arguments, timeout, priority)
         return arguments.finish()
 
-    async def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
-        """Wait until every worker has called it with this name. Ranks are counted, not calls.
+    async def barrier(self, name: str = "", *, group: Iterable[int] = (), timeout: float | None = None) -> None:
+        """Wait until every worker of a group has called it with this name. Ranks are counted, not calls.
+
+        Args:
+            name: any text.
+            group: the ranks that are waited for; all when not given.
+            timeout: seconds.
 
         Raises:
             BarrierTimeoutError: names the ranks that did not come; the barrier can be used again.
+            MembershipError: this worker is not in the group.
         """
         seconds = self._seconds(timeout)
-        await self._call(lambda call: st.EnterBarrier(call, name, seconds))
+        ranks = tuple(group)
+        await self._call(lambda call: st.EnterBarrier(call, name, seconds, ranks))
+
+    async def finish(self, *, timeout: float | None = None) -> None:
+        """Say that this worker has no more batches: no round and no barrier waits for it from now on.
+
+        It stays a member and can still read. What a mean is over then is said by `reduction` of `set_optimizer`.
+        """
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.Finish(call, seconds))
 
     # --- update rule ---
 

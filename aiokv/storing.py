@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied
-from aiokv.errors import AiokvError
+from aiokv.errors import AiokvError, UpdateRefusedError
 
 if TYPE_CHECKING:
     from aiokv.store.memory import ParameterStore
+
+logger = logging.getLogger("aiokv")
 
 
 def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
@@ -31,6 +34,8 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
             store.divide(key, start, chunks)
         case ef.Install(key, start, dtype, size, slot):
             store.install(key, start, dtype, size, slot)
+        case ef.Forget(key, start):
+            store.forget(key, start)
         case ef.Configure():
             store.reset_states()
         case _:
@@ -40,9 +45,15 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
 
 def _apply(store: ParameterStore, effect: ef.Apply) -> Applied:
     key, start, version = effect.key, effect.start, effect.version
+    error: AiokvError | None = None
     try:
         store.apply(key, start, version, effect.slot, effect.rule, effect.clock, effect.divisor)
-    except AiokvError as error:
+    except UpdateRefusedError as refused:
+        error = refused
+    except Exception as failed:  # a rule of a user's own may raise anything
+        text = f"key {key!r}, round {version}: the update could not be made: {type(failed).__name__}: {failed}"
+        logger.exception(text)
+        error = UpdateRefusedError(text, key=key, round=version)
+    if error is not None:
         store.keep(key, start, version)
-        return Applied(key, start, version, error)
-    return Applied(key, start, version)
+    return Applied(key, start, version, error)

@@ -35,6 +35,7 @@ SCHEDULER: Peer = -1
 MAX_INT_KEY = 2**63 - 1
 
 ITEM_SIZES: dict[str, int] = {
+    "bfloat16": 2,
     "float16": 2,
     "float32": 4,
     "float64": 8,

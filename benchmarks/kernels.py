@@ -22,7 +22,7 @@ import numpy as np
 
 from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.kernels import Backend, get_backend
-from aiokv.optim import PRECISIONS, SGD, Adam, Optimizer
+from aiokv.optim import LAMB, PRECISIONS, SGD, Adam, Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,7 @@ RULES: dict[str, Optimizer | None] = {
     "accumulate": None,
     "sgd": SGD(learning_rate=0.01, momentum=0.9),
     "adam": Adam(),
+    "lamb": LAMB(),
 }
 ROUNDS = 4
 ROUND_SECONDS = 0.05
@@ -73,10 +74,15 @@ def make_call(backend: Backend, rule: Optimizer | None, dtype: str, nbytes: int)
     def update() -> None:
         nonlocal step
         step += 1
-        backend.update(rule, weight, total, state, step)
+        numbers = rule.step_for("w", count=step, num_update=step)
+        norms: list[tuple[float, ...]] = []
+        for phase in range(rule.norm_phases):
+            norms.append(backend.norms(rule, phase, weight, total, state, numbers, norms))
+        backend.update(rule, weight, total, state, numbers, norms=norms)
 
     update()
-    return update, 3 * nbytes + 2 * sum(array.nbytes for array in state.values())
+    kept = sum(array.nbytes for array in state.values())
+    return update, 3 * nbytes + 2 * kept + rule.norm_phases * (2 * nbytes + kept)
 
 
 def one_round(call: Callable[[], None]) -> list[float]:

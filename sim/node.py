@@ -207,7 +207,7 @@ class Node:
                 self.stop(reason)
             case fx.Split(slot, parts):
                 self.ledger.split(slot, [part for part, _ in parts])
-            case fx.Release() | fx.Configure() | fx.Divide():
+            case fx.Release() | fx.Configure() | fx.Divide() | fx.Forget():
                 # There is no memory to give back, and no arithmetic to set up.
                 pass
             case _:

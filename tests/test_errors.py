@@ -32,8 +32,12 @@ CODES = {
     "KeyUseError": 40,
     "UnknownKeyError": 41,
     "AlreadyInitializedError": 42,
+    "KeyDeletedError": 44,
     "SpecMismatchError": 43,
     "OptimizerError": 50,
+    "UpdateRefusedError": 52,
+    "SumOverflowError": 53,
+    "DataError": 60,
     "PolicyError": 51,
 }
 """A part of the protocol: numbers never change their meaning."""

@@ -53,7 +53,7 @@ def test_local_has_the_errors_of_a_cluster() -> None:
     with pytest.raises(SpecMismatchError, match=r"'w' has float32\[2, 3\], got float32\[6\]"):
         kv.push("w", full((6,), 1))
     with pytest.raises(AlreadyInitializedError, match="'w'"):
-        kv.init("w", full((2, 3), 1))
+        kv.init("w", full((2, 3), 2))
     with pytest.raises(KeyUseError, match="never mix"):
         kv.push(1, full((2, 3), 1))
     np.testing.assert_array_equal(kv.pull("w"), full((2, 3), 1))

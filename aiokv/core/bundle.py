@@ -8,14 +8,13 @@ with the state that the bundle had; open contributions are cut, and who waited f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aiokv.core.chunk import Chunk, Update, Waiter
 from aiokv.core.effects import Divide, Effect, Split
 
 if TYPE_CHECKING:
-    from aiokv.core.stimuli import Received
     from aiokv.types import Key, Slot, TensorSpec
 
 BUNDLE_START = -1
@@ -28,13 +27,12 @@ NewSlot = Callable[[], "Slot"]
 
 @dataclass(slots=True, eq=False)
 class Bundle:
-    """Keys in a fixed order. `chunk` is set while they are one chunk; `held` waits for its update, to divide it."""
+    """Keys in a fixed order. `chunk` is set while they are one chunk."""
 
     number: int
     keys: tuple[Key, ...]
     specs: tuple[TensorSpec, ...]
     chunk: Chunk | None
-    held: list[Received] = field(default_factory=list)
 
 
 def name_keys(keys: tuple[Key, ...]) -> str:
@@ -58,7 +56,7 @@ def divide(bundle: Bundle, new_slot: NewSlot) -> tuple[list[Chunk], list[Effect]
     assert whole is not None, "a bundle is divided once"
     assert not whole.applying, "its value is about to change"
     chunks = [
-        Chunk(key, 0, spec.size, spec, whole.policy, f"key {key!r}", whole.version, whole.newest)
+        Chunk(key, 0, spec.size, spec, whole.policy, f"key {key!r}", whole.group, whole.version, whole.newest)
         for key, spec in zip(bundle.keys, bundle.specs, strict=True)
     ]
     effects: list[Effect] = [Divide(whole.key, whole.start, [(chunk.key, chunk.size) for chunk in chunks])]

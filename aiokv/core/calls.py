@@ -23,7 +23,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.directory import Directory, Part, Tensors
-    from aiokv.types import Key, Peer
+    from aiokv.types import Key, Peer, Rank
 
 ErrorOf = Callable[[str], AiokvError]
 
@@ -123,13 +123,15 @@ class Calls:
             call.open[number] = None
         return number
 
-    def transfer(self, call: Call, now: float, *, values: bool) -> list[Effect]:
-        """Send what a transfer sends, or hold it until its keys have room; `values`: an init sends them."""
+    def transfer(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
+        """Send what a transfer of this rank sends, or hold it until its keys have room."""
         self.open(call, now)
         assert call.transfer is not None, "it is a transfer"
         if call.transfer.operation is Operation.INIT:
-            wait = answer_time(call.timeout)
-            return self._send(call, self._directory.init(call.number, call.tensors, wait, values=values))
+            options = call.transfer.options
+            wait, root = answer_time(call.timeout), min(options.group, default=0)
+            parts = self._directory.init(call.number, call.tensors, wait, options, values=rank == root)
+            return self._send(call, parts)
         call.held = self._obstacle(call)
         if call.held is None:
             return self._exchange(call)

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import BUNDLE_START, Bundle, name_keys
 from aiokv.core.chunk import Chunk
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
-from aiokv.errors import AlreadyInitializedError, PolicyError, ProtocolError, SpecMismatchError, UnknownKeyError
+from aiokv.errors import (
+    AlreadyInitializedError,
+    MembershipError,
+    PolicyError,
+    ProtocolError,
+    SpecMismatchError,
+    UnknownKeyError,
+)
 from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
 from aiokv.wire.messages import Init, InitBundle
 
 if TYPE_CHECKING:
-    from aiokv.optim import Optimizer
+    from aiokv.types import Rank
     from aiokv.wire.messages import Pull, Push
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is kept of a key, besides its chunks."""
+
+    spec: TensorSpec
+    policy: str
+    group: tuple[Rank, ...]
+    digest: bytes
 
 
 class Catalog:
@@ -26,7 +44,7 @@ class Catalog:
     def __init__(self) -> None:
         self.chunks: dict[tuple[Key, int], Chunk] = {}
         """Every chunk, by key and first element; that of a bundle under its first key and `BUNDLE_START`."""
-        self._keys: dict[Key, tuple[TensorSpec, str]] = {}
+        self._keys: dict[Key, Entry] = {}
         self._bundles: list[Bundle] = []
         self._numbers: dict[tuple[Key, ...], int] = {}
         self._bundle_of: dict[Key, Bundle] = {}
@@ -45,50 +63,74 @@ class Catalog:
         """Return the first of the keys that does not exist, if there is one."""
         return next((key for key in keys if key not in self._keys), None)
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Compare a rule with all keys.
-
-        Raises:
-            OptimizerError: it can't update one of them.
-        """
-        for key, (spec, _) in self._keys.items():
-            optimizer.check_dtype(key, spec.dtype)
+    def dtypes(self) -> list[tuple[Key, str]]:
+        """Return every key with its dtype."""
+        return [(key, entry.spec.dtype) for key, entry in self._keys.items()]
 
     def check_init(self, message: Init | InitBundle) -> None:
-        """Compare another rank's init with the keys, or with what new keys may be.
+        """Compare an init with the keys, or with what new keys may be.
 
         Raises:
             KeyUseError: str and int keys are mixed.
-            SpecMismatchError, PolicyError: they differ.
+            SpecMismatchError, PolicyError, MembershipError: they differ.
         """
         for key, spec in specs_of(message):
             if key not in self._keys:
                 check_kind(check_key(key), self._kind)
                 continue
-            known, policy = self._keys[key]
-            check_same_spec(key, known, spec)
-            if policy != message.policy:
+            known = self._keys[key]
+            check_same_spec(key, known.spec, spec)
+            if known.policy != message.policy:
                 raise PolicyError(
-                    f"key {key!r} is kept under policy {policy}, not {message.policy}",
+                    f"key {key!r} is kept under policy {known.policy}, not {message.policy}",
                     key=key,
-                    expected=policy,
+                    expected=known.policy,
                     got=message.policy,
                 )
+            if known.group != message.group:
+                expected, got = list(known.group) or "all", list(message.group) or "all"
+                text = f"key {key!r} belongs to ranks {expected}, not {got}"
+                raise MembershipError(text, key=key, expected=str(expected), got=str(got))
+
+    def has_values(self, message: Init | InitBundle) -> bool:
+        """Return True when the root's init brings what is there already, and False when all of it is new.
+
+        Raises:
+            AlreadyInitializedError: some of it is there, or with another value.
+        """
+        start = message.start if isinstance(message, Init) else 0
+        named = specs_of(message)
+        digests = digests_of(message)
+        found = [(key, digest) for (key, _), digest in zip(named, digests, strict=True) if self.find(key, start)]
+        for key, digest in found:
+            if len(found) < len(named) or not digest or self._keys[key].digest != digest:
+                text = f"key {key!r} was initialised with another value; delete it first"
+                if len(found) < len(named):
+                    text = f"key {key!r} has a value already, but others of the call have none: initialise them alone"
+                raise AlreadyInitializedError(text, key=key)
+        return bool(found)
+
+    def remove(self, key: Key) -> list[Chunk]:
+        """Take a key out that is in no bundle; return its chunks here."""
+        del self._keys[key]
+        for keys in [keys for keys in self._numbers if key in keys]:
+            del self._numbers[keys]
+        return [self.chunks.pop(place) for place in list(self.chunks) if place[0] == key]
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._keys
 
     def create(self, message: Init, nbytes: int) -> Chunk:
         """Enter a new chunk.
 
         Raises:
-            AlreadyInitializedError: it exists.
             KeyUseError, SpecMismatchError, PolicyError: key, spec or policy can't be, or differ from the key's
                 other chunks.
         """
         key, start, stop = message.key, message.start, message.stop
-        if self.find(key, start) is not None:
-            raise AlreadyInitializedError(f"key {key!r} has a value already", key=key)
         kind = self._check_new(message)
         spec = TensorSpec(message.shape, message.dtype)
-        chunk = Chunk(key, start, stop, spec, get_policy(message.policy), f"key {key!r}")
+        chunk = Chunk(key, start, stop, spec, get_policy(message.policy), f"key {key!r}", message.group)
         if not 0 <= start <= stop <= spec.size or nbytes != chunk.nbytes:
             raise SpecMismatchError(
                 f"key {key!r}: {nbytes} bytes for elements {start} to {stop} of {spec}",
@@ -97,7 +139,7 @@ class Catalog:
                 got=f"{nbytes} bytes",
             )
         self._kind = kind
-        self._keys[key] = (spec, message.policy)
+        self._keys[key] = Entry(spec, message.policy, message.group, message.digest)
         self.chunks[key, start] = chunk
         return chunk
 
@@ -114,9 +156,9 @@ class Catalog:
         if known is None:
             check_kind(check_key(key), self._kind)
             raise UnknownKeyError(f"key {key!r} is not initialized: call init first", key=key)
-        check_same_spec(key, known[0], TensorSpec(message.shape, message.dtype))
+        check_same_spec(key, known.spec, TensorSpec(message.shape, message.dtype))
         chunk = self.chunks.get((key, message.start))
-        if chunk is None and key in self._bundle_of and (message.start, message.stop) == (0, known[0].size):
+        if chunk is None and key in self._bundle_of and (message.start, message.stop) == (0, known.spec.size):
             chunk = self._bundle_of[key].chunk
         elif chunk is not None and chunk.stop != message.stop:
             chunk = None
@@ -156,13 +198,9 @@ class Catalog:
         """Enter new keys as one chunk.
 
         Raises:
-            AlreadyInitializedError: one of them exists.
             KeyUseError, SpecMismatchError, PolicyError: a key, spec or the policy can't be.
         """
         named = specs_of(message)
-        for key, _ in named:
-            if key in self._keys:
-                raise AlreadyInitializedError(f"key {key!r} has a value already", key=key)
         kind = self._check_new(message)
         total = TensorSpec((sum(spec.size for _, spec in named),), message.dtype)
         if nbytes != total.nbytes:
@@ -170,9 +208,10 @@ class Catalog:
         first = message.keys[0]
         policy = get_policy(message.policy)
         stop = BUNDLE_START + total.size
-        chunk = Chunk(first, BUNDLE_START, stop, total, policy, f"keys {name_keys(message.keys)}")
+        chunk = Chunk(first, BUNDLE_START, stop, total, policy, f"keys {name_keys(message.keys)}", message.group)
         self._kind = kind
-        self._keys.update((key, (spec, message.policy)) for key, spec in named)
+        for (key, spec), digest in zip(named, digests_of(message), strict=True):
+            self._keys[key] = Entry(spec, message.policy, message.group, digest)
         self.chunks[first, BUNDLE_START] = chunk
         bundle = self._enter(message, chunk)
         self._bundle_of.update((key, bundle) for key in message.keys)
@@ -215,10 +254,24 @@ def specs_of(message: Init | InitBundle) -> list[tuple[Key, TensorSpec]]:
     if isinstance(message, Init):
         return [(message.key, TensorSpec(message.shape, message.dtype))]
     keys, shapes = message.keys, message.shapes
-    if not keys or len(keys) != len(shapes) or len(set(keys)) != len(keys):
+    if not keys or not len(keys) == len(shapes) == len(set(keys)):
         raise ProtocolError(
             f"a bundle has at least one key, none twice, and a shape for each; got {len(keys)} keys, "
             f"{len(set(keys))} different ones, and {len(shapes)} shapes"
         )
     pairs = zip(message.keys, message.shapes, strict=True)
     return [(key, TensorSpec(shape, message.dtype)) for key, shape in pairs]
+
+
+def digests_of(message: Init | InitBundle) -> tuple[bytes, ...]:
+    """Return the digest of each key of an init.
+
+    Raises:
+        ProtocolError: there are fewer or more than keys.
+    """
+    if isinstance(message, Init):
+        return (message.digest,)
+    if len(message.digests) != len(message.keys):
+        wanted, got = len(message.keys), len(message.digests)
+        raise ProtocolError(f"a bundle has a digest for each of its {wanted} keys, got {got}")
+    return message.digests

@@ -10,6 +10,8 @@ from aiokv.core.effects import Effect, Fold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.core.roster import Roster
+    from aiokv.core.stimuli import Received
     from aiokv.policy import Policy
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
 
@@ -63,8 +65,9 @@ class Update:
 class Chunk:
     """Elements [start, stop) of a key on this server, or all elements of a bundle's keys (see `bundle`).
 
-    `newest` is the largest version that is made or open; `pushed` counts each rank's pushes that arrived, `reflected`
-    those that the current value holds.
+    `group` are the ranks whose contributions make an update, all of them if it is empty. `newest` is the largest
+    version that is made or open; `pushed` counts each rank's pushes that arrived, `reflected` those that the current
+    value holds. `held` are requests that can't be looked at while an update is under way.
     """
 
     key: Key
@@ -73,6 +76,7 @@ class Chunk:
     spec: TensorSpec
     policy: Policy
     label: str
+    group: tuple[Rank, ...] = ()
     version: Version = 0
     newest: Version = 0
     applying: bool = False
@@ -80,6 +84,7 @@ class Chunk:
     pulls: list[Waiter] = field(default_factory=list)
     pushed: dict[Rank, int] = field(default_factory=dict)
     reflected: dict[Rank, int] = field(default_factory=dict)
+    held: list[Received] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -91,9 +96,9 @@ class Chunk:
         """Bytes of the elements."""
         return (self.stop - self.start) * self.spec.itemsize
 
-    def missing(self, update: Update, members: Sequence[Rank]) -> list[Rank]:
+    def missing(self, update: Update, roster: Roster) -> list[Rank]:
         """Return the ranks that an update still waits for."""
-        return self.policy.missing(contributed=list(update.contributions), members=members)
+        return self.policy.missing(contributed=list(update.contributions), members=roster.members_of(self.group))
 
     def is_closed(self, version: Version, rank: Rank) -> bool:
         """Return True when the version is made, or being made, without the rank."""

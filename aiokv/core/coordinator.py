@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiokv.core.bundle import Bundle, divide, name_keys
+from aiokv.core.bundle import Bundle, divide
 from aiokv.core.catalog import Catalog
+from aiokv.core.creation import Creation
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
-from aiokv.core.effects import Configure, Disconnect, Effect, Free, Install, Log, Refuse, Send, Stop
+from aiokv.core.effects import Configure, Disconnect, Effect, Forget, Log, Refuse, Send, Stop, freed
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
-from aiokv.core.parked import AnyInit, ParkedInits, RequestName
 from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.rules import Rules, check_reduction
@@ -17,10 +17,10 @@ from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, PeerLost
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
+    KeyDeletedError,
     MembershipError,
     ProtocolError,
     SchedulerLostError,
-    UnknownKeyError,
     from_code,
 )
 from aiokv.optim import make_optimizer
@@ -29,6 +29,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.chunk import Chunk
+    from aiokv.core.parked import RequestName
 
 
 PARKABLE = (m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle)
@@ -49,10 +50,10 @@ class Coordinator:
         self._roster = Roster()
         self._ranks: dict[Peer, Rank] = {}
         self._attaching: dict[RequestName, m.Attach] = {}
-        self._initializing = ParkedInits()
         self._catalog = Catalog()
         self._rules = Rules()
         self._deadlines: Deadlines[RequestName] = Deadlines()
+        self._creation = Creation(self._catalog, self._rules, self._deadlines)
         self._rounds = Rounds(self._deadlines, self._rules)
         self._scheduler_lost = False
         self._stopped = False
@@ -92,7 +93,7 @@ class Coordinator:
         try:
             return self._from_worker(received, now)
         except AiokvError as error:
-            return [*_freed(received), Refuse(received.peer, received.request, error)]
+            return [*freed(received.slot), Refuse(received.peer, received.request, error)]
 
     def _from_scheduler(self, request: int, message: m.Message, now: float) -> list[Effect]:
         match message:
@@ -120,7 +121,9 @@ class Coordinator:
             case m.PushBundle() | m.PullBundle():
                 return self._exchange_bundle(received, message, now)
             case m.Init() | m.InitBundle():
-                return self._init(received, message, now)
+                return self._creation.init(received, message, self._rank_of(peer), self._roster, now)
+            case m.Delete():
+                return self._delete(received, message, now)
             case m.SetOptimizer():
                 return self._set_optimizer(peer, request, message)
             case m.ChangeOptimizer(since, params):
@@ -129,7 +132,7 @@ class Coordinator:
                 return self._attach(peer, request, message, now)
             case _:
                 reason = f"unexpected {type(message).__name__} from a worker"
-                return [*_freed(received), Disconnect(peer, reason), *self._peer_lost(peer, reason)]
+                return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason)]
 
     # --- membership ---
 
@@ -144,7 +147,7 @@ class Coordinator:
                 del self._attaching[peer, request]
                 self._deadlines.discard((peer, request))
                 effects += self._answer_attach(peer, request, attach)
-        effects += self._refuse_orphaned_inits()
+        effects += self._creation.roster_changed(self._roster)
         return effects + self._rounds.advance(self._catalog.chunks.values())
 
     def _attach(self, peer: Peer, request: int, message: m.Attach, now: float) -> list[Effect]:
@@ -184,8 +187,7 @@ class Coordinator:
         for name in [name for name in self._attaching if name[0] == peer]:
             del self._attaching[name]
             self._deadlines.discard(name)
-        for name, _ in self._initializing.take_peer(peer):
-            self._deadlines.discard(name)
+        self._creation.forget_peer(peer)
         self._rounds.forget_peer(peer)
         return self._stop_when_alone()
 
@@ -213,89 +215,14 @@ class Coordinator:
         self._stopped = True
         return [Stop(reason, failed=failed)]
 
-    # --- keys and optimizer ---
-
-    def _init(self, received: Received, message: AnyInit, now: float) -> list[Effect]:
-        peer, request = received.peer, received.request
-        rank = self._rank_of(peer)
-        if rank == 0:
-            return self._create(received, message)
-        if received.slot is not None:
-            raise ProtocolError(f"{_named(message)}: only rank 0 sends initial values, got some from rank {rank}")
-        self._catalog.check_init(message)
-        answered = self._answer_init((peer, request), message)
-        if answered:
-            return answered
-        self._deadlines.add((peer, request), now + message.timeout)
-        return self._refuse_orphaned_inits()
-
-    def _create(self, received: Received, message: AnyInit) -> list[Effect]:
-        keys = (message.key,) if isinstance(message, m.Init) else message.keys
-        for key in keys:
-            self._rules.current.check_dtype(key, message.dtype)
-        answer: m.Message = m.Done()
-        start = 0
-        if isinstance(message, m.Init):
-            start = message.start
-            chunk = self._catalog.create(message, received.nbytes)
-        else:
-            bundle = self._catalog.create_bundle(message, received.nbytes)
-            assert bundle.chunk is not None, "a new bundle is one chunk"
-            chunk, answer = bundle.chunk, m.Bundled(bundle.number)
-        effects: list[Effect] = [Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot)]
-        effects.append(Send(received.peer, received.request, answer))
-        for key in keys:
-            for name, parked in self._initializing.take_place(key, start):
-                effects += self._release_init(name, parked)
-        return effects
-
-    def _answer_init(self, name: RequestName, message: AnyInit) -> list[Effect]:
-        """Answer another rank's init if all that it names is there; else park it."""
-        if isinstance(message, m.Init):
-            chunk = self._catalog.find(message.key, message.start)
-            missing = message.key if chunk is None else None
-            answer: m.Message = m.Done(chunk.version if chunk else 0)
-            start = message.start
-        else:
-            missing, start = self._catalog.first_missing(message.keys), 0
-            answer = m.Done()
-            if missing is None:
-                answer = m.Bundled(self._catalog.bundle_like(message).number)
-        if missing is not None:
-            self._initializing.add(name, message, missing, start)
-            return []
-        self._deadlines.discard(name)
-        return [Send(*name, answer)]
-
-    def _release_init(self, name: RequestName, message: AnyInit) -> list[Effect]:
-        try:
-            self._catalog.check_init(message)
-            return self._answer_init(name, message)
-        except AiokvError as error:
-            self._deadlines.discard(name)
-            return [Refuse(*name, error)]
-
-    def _refuse_orphaned_inits(self) -> list[Effect]:
-        root = self._roster.entry(0)
-        if root is None or root.state == "alive":
-            return []
-        effects: list[Effect] = []
-        for name, message in self._initializing.take_all():
-            self._deadlines.discard(name)
-            what = f"init of {_named(message)}"
-            key = message.key if isinstance(message, m.Init) else message.keys[0]
-            if root.state == "lost":
-                error: AiokvError = self._roster.loss([0], what, key)
-            else:
-                error = UnknownKeyError(f"{what}: rank {self._roster.label(0)} left without it", key=key)
-            effects.append(Refuse(*name, error))
-        return effects
+    # --- optimizer ---
 
     def _set_optimizer(self, peer: Peer, request: int, message: m.SetOptimizer) -> list[Effect]:
         self._rank_of(peer)
         check_reduction(message.reduction)
         rule = make_optimizer(message.name, message.params)
-        self._catalog.check_optimizer(rule)
+        for key, dtype in self._catalog.dtypes():
+            self._rules.check_dtype(key, dtype, rule, message.reduction)
         is_new = self._rules.set(rule, message.name, message.params, message.reduction)
         effects: list[Effect] = [Configure(rule)] if is_new else []
         return [*effects, Send(peer, request, m.Done())]
@@ -303,7 +230,8 @@ class Coordinator:
     def _change_optimizer(self, peer: Peer, request: int, since: int, params: dict[str, Any]) -> list[Effect]:
         self._rank_of(peer)
         rule = self._rules.changed(since, params)
-        self._catalog.check_optimizer(rule)
+        for key, dtype in self._catalog.dtypes():
+            self._rules.check_dtype(key, dtype, rule)
         self._rules.change(since, params, rule)
         return [Send(peer, request, m.Done())]
 
@@ -317,7 +245,7 @@ class Coordinator:
         if bundle is not None:
             # Somebody uses a key of a bundle alone.
             if chunk.applying:
-                bundle.held.append(received)
+                chunk.held.append(received)
                 return []
             effects = self._divide(bundle)
             chunk = self._catalog.lookup(message)
@@ -334,7 +262,7 @@ class Coordinator:
             if other is None:
                 continue
             if other.chunk is not None and other.chunk.applying:
-                other.held.append(received)
+                other.chunk.held.append(received)
                 return effects
             effects += self._divide(other)
         chunks = [self._catalog.chunks[key, 0] for key in bundle.keys]
@@ -354,24 +282,49 @@ class Coordinator:
             return self._rounds.pull(received, message, rank, chunks, now)
         except AiokvError as error:
             # Caught here too, because what was divided for it stays divided.
-            return [*_freed(received), Refuse(received.peer, received.request, error)]
+            return [*freed(received.slot), Refuse(received.peer, received.request, error)]
 
     def _divide(self, bundle: Bundle) -> list[Effect]:
         chunks, effects = divide(bundle, self._rounds.new_slot)
         self._catalog.replace(bundle, chunks)
         return effects
 
+    def _delete(self, received: Received, message: m.Delete, now: float) -> list[Effect]:
+        self._rank_of(received.peer)
+        here = [key for key in message.keys if key in self._catalog]
+        effects: list[Effect] = []
+        for key in here:
+            bundle = self._catalog.bundle_of(key)
+            if bundle is None:
+                continue
+            if bundle.chunk is not None and bundle.chunk.applying:
+                bundle.chunk.held.append(received)
+                return effects
+            effects += self._divide(bundle)
+        applying = [chunk for (key, _), chunk in self._catalog.chunks.items() if key in here and chunk.applying]
+        if applying:
+            applying[0].held.append(received)
+            return effects
+        for key in here:
+            error = KeyDeletedError(f"key {key!r} was deleted while the call was pending", key=key)
+            for chunk in self._catalog.remove(key):
+                effects += [*self._rounds.remove(chunk, error), Forget(chunk.key, chunk.start)]
+        return [*effects, Send(received.peer, received.request, m.Done())]
+
     def _applied(self, chunk: Chunk, applied: Applied, now: float) -> list[Effect]:
+        held, chunk.held = chunk.held, []
+        effects = self._rounds.applied(chunk, applied.version, applied.error, go_on=not held)
+        if not held:
+            return effects
+        # No further update begins before these are looked at.
         bundle = self._catalog.bundle_of(chunk.key)
-        if bundle is None or not bundle.held:
-            return self._rounds.applied(chunk, applied.version, applied.error)
-        # No further update begins before the bundle is divided.
-        held, bundle.held = bundle.held, []
-        effects = self._rounds.applied(chunk, applied.version, applied.error, go_on=False) + self._divide(bundle)
-        effects += self._rounds.advance([self._catalog.chunks[key, 0] for key in bundle.keys])
+        keys = (chunk.key,) if bundle is None else bundle.keys
+        if bundle is not None:
+            effects += self._divide(bundle)
         for received in held:
             effects += self._received(received, now)
-        return effects
+        left = [other for other in self._catalog.chunks.values() if other.key in keys]
+        return effects + self._rounds.advance(left)
 
     def _tick(self, now: float) -> list[Effect]:
         effects = self._joiner.tick(now)
@@ -380,21 +333,13 @@ class Coordinator:
         for name in self._deadlines.due(now):
             if name in self._rounds:
                 effects.append(self._rounds.expire(name))
-            elif name in self._initializing:
-                init = self._initializing.take(name)
-                effects.append(Refuse(*name, self._late_init(init)))
+            elif name in self._creation:
+                effects.append(self._creation.expire(name, self._roster))
             else:
                 attach = self._attaching.pop(name)
                 text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
                 effects.append(Refuse(*name, CallTimeoutError(text)))
         return effects
-
-    def _late_init(self, message: AnyInit) -> CallTimeoutError:
-        return CallTimeoutError(
-            f"{_named(message)}: not initialized by rank {self._roster.label(0)} within {message.timeout:.3g} s",
-            ranks=[0],
-            key=message.key if isinstance(message, m.Init) else message.keys[0],
-        )
 
     # --- for tests ---
 
@@ -407,14 +352,6 @@ class Coordinator:
         for address, chunk in self._catalog.chunks.items():
             assert address == (chunk.key, chunk.start)
         named = self._rounds.validate(self._catalog.chunks.values())
-        named |= set(self._initializing) | set(self._attaching)
+        named |= set(self._creation) | set(self._attaching)
         assert all(name in self._deadlines for name in named)
         assert len(named) == len(self._deadlines)
-
-
-def _freed(received: Received) -> list[Effect]:
-    return [] if received.slot is None else [Free(received.slot)]
-
-
-def _named(message: AnyInit) -> str:
-    return f"key {message.key!r}" if isinstance(message, m.Init) else f"keys {name_keys(message.keys)}"

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from aiokv.core.effects import URGENT, CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
 from aiokv.core.placement import Chunk, place
-from aiokv.core.stimuli import Operation
+from aiokv.core.stimuli import KeyOptions, Operation
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiokv.types import Key, Peer, TensorSpec, Version
 
 Tensors = list[tuple["Key", "TensorSpec"]]
@@ -148,16 +150,30 @@ class Directory:
 
     # --- messages ---
 
-    def init(self, call: int, tensors: Tensors, wait: float, *, values: bool) -> list[Part]:
+    def init(self, call: int, tensors: Tensors, wait: float, options: KeyOptions, *, values: bool) -> list[Part]:
         """Return the messages of an init; `values`: this worker sends them."""
+        policy, group = options.policy or self._policy, options.group
+        digests = options.digests if values and options.digests else (b"",) * len(tensors)
         bundles, singles = self._group(tensors)
-        parts = [self._init_bundle(call, tensors, group, wait, values=values) for group in bundles]
+        parts: list[Part] = []
+        for members in bundles:
+            named = [tensors[tensor] for tensor in members]
+            keys, shapes = tuple(key for key, _ in named), tuple(spec.shape for _, spec in named)
+            dtype, nbytes = named[0][1].dtype, sum(spec.nbytes for _, spec in named)
+            whole: m.Message = m.InitBundle(
+                keys, shapes, dtype, policy, wait, group, tuple(digests[tensor] for tensor in members)
+            )
+            server = self._place(*named[0])[0].server
+            sends = CallTensors(call, tuple(members), nbytes) if values else None
+            bundle = KnownBundle(server, -1, keys, nbytes)
+            parts.append(Part(server, whole, sends, None, keys[0], bundle=bundle))
         for tensor in singles:
             key, spec = tensors[tensor]
             for chunk in self._place(key, spec):
-                memory = _memory(call, tensor, chunk, spec)
-                message = m.Init(key, spec.shape, spec.dtype, chunk.start, chunk.stop, self._policy, wait)
-                parts.append(Part(chunk.server, message, memory if values else None, None, key, chunk.start))
+                head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
+                message = m.Init(*head, policy, wait, group, digests[tensor])
+                memory = _memory(call, tensor, chunk, spec) if values else None
+                parts.append(Part(chunk.server, message, memory, None, key, chunk.start))
         return parts
 
     def _group(self, tensors: Tensors) -> tuple[list[list[int]], list[int]]:
@@ -185,17 +201,6 @@ class Directory:
     def _is_used(self, key: Key) -> bool:
         known = self._known.get(key)
         return known is not None and bool(known.spec or known.bundle or known.pushed or known.versions)
-
-    def _init_bundle(self, call: int, tensors: Tensors, group: list[int], wait: float, *, values: bool) -> Part:
-        named = [tensors[tensor] for tensor in group]
-        keys = tuple(key for key, _ in named)
-        dtype = named[0][1].dtype
-        server = self._place(*named[0])[0].server
-        nbytes = sum(spec.nbytes for _, spec in named)
-        message = m.InitBundle(keys, tuple(spec.shape for _, spec in named), dtype, self._policy, wait)
-        memory = CallTensors(call, tuple(group), nbytes) if values else None
-        bundle = KnownBundle(server, -1, keys, nbytes)
-        return Part(server, message, memory, None, keys[0], bundle=bundle)
 
     def exchange(self, call: int, operation: Operation, tensors: Tensors, wait: float, priority: int) -> list[Part]:
         """Return the messages of a push, a pull or both."""
@@ -288,7 +293,8 @@ class Directory:
 
     def _is_apart(self, part: Part) -> bool:
         """Tell whether the part's bundle was taken apart while it was under way."""
-        return part.bundle is not None and self._known[part.key].bundle is not part.bundle
+        known = self._known.get(part.key)
+        return part.bundle is not None and (known is None or known.bundle is not part.bundle)
 
     def _plan(self, tensors: Tensors) -> Plan:
         keys = tuple(key for key, _ in tensors)
@@ -342,6 +348,15 @@ class Directory:
 
     # --- answers ---
 
+    def forget(self, keys: Sequence[Key]) -> None:
+        """Know nothing of the keys any longer, because they were deleted."""
+        for key in keys:
+            known = self._known.get(key)
+            if known is not None and known.bundle is not None:
+                self._take_apart(known.bundle)
+            self._known.pop(key, None)
+        self._plans.clear()
+
     def initialized(self, tensors: Tensors) -> None:
         """Remember the specs of keys whose init has succeeded."""
         for key, spec in tensors:
@@ -360,12 +375,14 @@ class Directory:
     def received(self, part: Part, version: Version) -> None:
         """Remember which version a value had."""
         if part.bundle is None:
-            self._known[part.key].versions[part.start] = version
+            if part.key in self._known:
+                self._known[part.key].versions[part.start] = version
             return
         part.bundle.version = version
         if self._is_apart(part):
             for key in part.bundle.keys:
-                self._known[key].versions[0] = version
+                if key in self._known:
+                    self._known[key].versions[0] = version
 
     def take_back(self, part: Part) -> None:
         """Do not count a push that the server did not take: the next one has its number.

@@ -210,6 +210,14 @@ class Divide:
 
 
 @dataclass(slots=True)
+class Forget:
+    """The chunk is no more."""
+
+    key: Key
+    start: int
+
+
+@dataclass(slots=True)
 class Free:
     """The slot's content is not needed."""
 
@@ -238,6 +246,12 @@ Effect = (
     | Apply
     | Split
     | Divide
+    | Forget
     | Free
     | Configure
 )
+
+
+def freed(slot: Slot | None) -> list[Effect]:
+    """Return what gives a slot back, if there is one."""
+    return [] if slot is None else [Free(slot)]

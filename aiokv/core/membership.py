@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from aiokv.core.barriers import Barriers
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
+from aiokv.core.roster import Roster
 from aiokv.core.stimuli import PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
-    BarrierTimeoutError,
     ClusterFullError,
     JoinTimeoutError,
     MembershipError,
-    WorkerLostError,
 )
-from aiokv.types import Incarnation, Peer, Rank, Role
+from aiokv.types import Incarnation, Peer, Role
 from aiokv.wire import messages as m
 
 
@@ -37,7 +37,7 @@ class ClusterPlan:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A node that has registered. `state` is "alive", "left" or "lost"."""
+    """A node that has registered. `state` is as in a view."""
 
     peer: Peer
     request: int
@@ -52,16 +52,10 @@ class Member:
     number: int = -1
     """Rank of a worker, index of a server; given when the cluster is complete."""
 
-
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """A call that waits at a barrier."""
-
-    barrier: str
-    peer: Peer
-    request: int
-    rank: Rank
-    waits: float
+    @property
+    def is_here(self) -> bool:
+        """Whether the node is still connected."""
+        return self.state in {"alive", "finished"}
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
@@ -83,8 +77,8 @@ class Membership:
         self._epoch = 0
         self._joining: Deadlines[Peer] = Deadlines()
         self._silent: Deadlines[Peer] = Deadlines()
-        self._arrivals: dict[tuple[Peer, int], Arrival] = {}
-        self._waiting: Deadlines[tuple[Peer, int]] = Deadlines()
+        self._barriers = Barriers()
+        self._roster = Roster()
         self._over = False
 
     # --- the door ---
@@ -103,7 +97,7 @@ class Membership:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        return earliest(self._joining.next(), self._silent.next(), self._waiting.next())
+        return earliest(self._joining.next(), self._silent.next(), self._barriers.deadline())
 
     @property
     def missing(self) -> str:
@@ -129,8 +123,12 @@ class Membership:
                     return [] if member is None else [Send(peer, 0, m.Heartbeat())]
                 case m.Register():
                     return self._register(peer, request, message, now)
-                case m.Barrier(name, timeout):
-                    return self._barrier(self._worker(peer), request, name, timeout, now)
+                case m.Barrier():
+                    rank = self._worker(peer).number
+                    self._barriers.arrive(peer, request, rank, message, self._roster, now)
+                    return self._barriers.release(self._roster)
+                case m.Finish():
+                    return self._finish(peer, request)
                 case m.Leave():
                     return self._leave(peer, request)
                 case _:
@@ -186,8 +184,9 @@ class Membership:
             self._plan.split_bytes,
             self._plan.death_timeout,
         )
+        self._roster = Roster(view)
         # Servers first: a worker that is quick to call should find that they know it.
-        return [Send(member.peer, 0, view) for member in servers + workers if member.state == "alive"]
+        return [Send(member.peer, 0, view) for member in servers + workers if member.is_here]
 
     # --- leaving and getting lost ---
 
@@ -200,8 +199,12 @@ class Membership:
     def _leave(self, peer: Peer, request: int) -> list[Effect]:
         member = self._worker(peer)
         self._drop(member, "left", "left in good order")
-        effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(), *self._check_barriers()]
+        effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(), *self._barriers.release(self._roster)]
         return effects + self._end_if_over()
+
+    def _finish(self, peer: Peer, request: int) -> list[Effect]:
+        self._worker(peer).state = "finished"
+        return [Send(peer, request, m.Done()), *self._publish(), *self._barriers.release(self._roster)]
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         member = self._by_peer.get(peer)
@@ -214,71 +217,30 @@ class Membership:
         self._by_peer.pop(member.peer, None)
         self._silent.discard(member.peer)
         self._joining.discard(member.peer)
-        for name in [name for name in self._arrivals if name[0] == member.peer]:
-            del self._arrivals[name]
-            self._waiting.discard(name)
+        self._barriers.forget_peer(member.peer)
 
     def _lose(self, member: Member, reason: str) -> list[Effect]:
-        self._drop(member, "lost", reason)
+        # Nobody waits for a worker that has finished, so its end harms nobody.
+        self._drop(member, "left" if member.state == "finished" else "lost", reason)
         if self._over:
             # The servers were told to stop.
             return []
-        effects: list[Effect] = [Log("error", f"{member.role} {member.name} is lost: {reason}")]
+        effects: list[Effect] = [Log("error", f"{member.role} {member.name} is {member.state}: {reason}")]
         if not self._epoch:
             # The cluster was never complete, so the place is simply free again.
             del self._members[member.name]
             return effects
-        return effects + self._publish() + self._check_barriers() + self._end_if_over()
+        return effects + self._publish() + self._barriers.release(self._roster) + self._end_if_over()
 
     def _end_if_over(self) -> list[Effect]:
         workers = self._of(Role.WORKER)
-        if self._over or any(worker.state == "alive" for worker in workers):
+        if self._over or any(worker.is_here for worker in workers):
             return []
         self._over = True
         lost = [member.name for member in self._members.values() if member.state == "lost"]
         reason = f"no worker is left; lost: {', '.join(lost)}" if lost else "all workers have left"
         servers = [server for server in self._of(Role.SERVER) if server.state == "alive"]
         return [*(Send(server.peer, 0, m.Stop(reason)) for server in servers), Stop(reason, failed=bool(lost))]
-
-    # --- barriers ---
-
-    def _barrier(self, member: Member, request: int, name: str, timeout: float, now: float) -> list[Effect]:
-        arrival = Arrival(name, member.peer, request, member.number, timeout)
-        self._arrivals[member.peer, request] = arrival
-        self._waiting.add((member.peer, request), now + timeout)
-        return self._check_barriers()
-
-    def _check_barriers(self) -> list[Effect]:
-        """Release the barriers at which every worker has arrived; refuse those that wait for a lost one."""
-        workers = [worker for worker in self._of(Role.WORKER) if worker.state != "left"]
-        effects: list[Effect] = []
-        for barrier in dict.fromkeys(arrival.barrier for arrival in self._arrivals.values()):
-            absent = self._absent(barrier, workers)
-            lost = [worker for worker in absent if worker.state == "lost"]
-            if absent and not lost:
-                continue
-            for arrival in [arrival for arrival in self._arrivals.values() if arrival.barrier == barrier]:
-                self._forget(arrival)
-                answer: Effect = Send(arrival.peer, arrival.request, m.Done())
-                if lost:
-                    answer = Refuse(arrival.peer, arrival.request, self._barrier_loss(barrier, lost))
-                effects.append(answer)
-        return effects
-
-    def _absent(self, barrier: str, workers: list[Member]) -> list[Member]:
-        # Ranks are counted, not calls: a worker that asks twice is one worker.
-        here = {arrival.rank for arrival in self._arrivals.values() if arrival.barrier == barrier}
-        return [worker for worker in workers if worker.number not in here]
-
-    def _barrier_loss(self, barrier: str, lost: list[Member]) -> WorkerLostError:
-        reasons = "; ".join(f"rank {member.number} ({member.name}): {member.reason}" for member in lost)
-        return WorkerLostError(
-            f"barrier {barrier!r} can't complete: workers lost: {reasons}", ranks=[member.number for member in lost]
-        )
-
-    def _forget(self, arrival: Arrival) -> None:
-        del self._arrivals[arrival.peer, arrival.request]
-        self._waiting.discard((arrival.peer, arrival.request))
 
     # --- time ---
 
@@ -292,27 +254,13 @@ class Membership:
             member = self._by_peer[peer]
             silence = now - member.heard
             effects += [Disconnect(peer, "no heartbeat"), *self._lose(member, f"no heartbeat for {silence:.1f} s")]
-        late = [self._arrivals[name] for name in self._waiting.due(now)]
-        # All that is late is looked at before any is taken out: each is told the same missing ranks.
-        effects += [Refuse(arrival.peer, arrival.request, self._late(arrival)) for arrival in late]
-        for arrival in late:
-            del self._arrivals[arrival.peer, arrival.request]
-        return effects
+        return effects + self._barriers.expire(self._roster, now)
 
     def _give_up_join(self, member: Member, missing: str, now: float) -> list[Effect]:
         text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {missing}"
         self._drop(member, "left", text)
         del self._members[member.name]
         return [Refuse(member.peer, member.request, JoinTimeoutError(text)), Log("error", f"{member.name}: {text}")]
-
-    def _late(self, arrival: Arrival) -> BarrierTimeoutError:
-        workers = [worker for worker in self._of(Role.WORKER) if worker.state == "alive"]
-        absent = self._absent(arrival.barrier, workers)
-        names = ", ".join(f"{worker.number} ({worker.name})" for worker in absent)
-        return BarrierTimeoutError(
-            f"barrier {arrival.barrier!r}: rank {names} did not arrive within {arrival.waits:.3g} s",
-            ranks=[worker.number for worker in absent],
-        )
 
     # --- for tests ---
 
@@ -323,9 +271,8 @@ class Membership:
             AssertionError: an invariant is broken.
         """
         assert all(self._members[member.name] is member for member in self._by_peer.values())
-        assert all(member.state == "alive" for member in self._by_peer.values())
-        assert all(name in self._waiting for name in self._arrivals)
-        assert len(self._arrivals) == len(self._waiting)
+        assert all(member.is_here for member in self._by_peer.values())
+        self._barriers.validate()
         assert len(self._of(Role.WORKER)) <= self._plan.num_workers
         assert len(self._of(Role.SERVER)) <= self._plan.num_servers
         if self._epoch:

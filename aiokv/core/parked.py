@@ -37,6 +37,10 @@ class ParkedInits:
         self._entries[name] = (message, (key, start))
         self._by_place.setdefault((key, start), {})[name] = None
 
+    def get(self, name: RequestName) -> AnyInit:
+        """Return an init."""
+        return self._entries[name][0]
+
     def take(self, name: RequestName) -> AnyInit:
         """Take one init out."""
         message, place = self._entries.pop(name)
@@ -52,10 +56,6 @@ class ParkedInits:
     def take_peer(self, peer: Peer) -> list[Entry]:
         """Take out all inits of one peer."""
         return self._take(name for name in self._entries if name[0] == peer)
-
-    def take_all(self) -> list[Entry]:
-        """Take out all inits."""
-        return self._take(self._entries)
 
     def _take(self, names: Iterable[RequestName]) -> list[Entry]:
         return [(name, self.take(name)) for name in list(names)]

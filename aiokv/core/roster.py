@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.errors import WorkerLostError
+from aiokv.errors import MembershipError, WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from aiokv.wire.messages import View, WorkerEntry
 
 
+COUNTED = ("alive", "lost")
+"""States of workers for which rounds and barriers wait."""
+
+
 class Roster:
     """The workers of a view, by rank."""
 
     def __init__(self, view: View | None = None) -> None:
         self.epoch = view.epoch if view else 0
         self._workers: dict[Rank, WorkerEntry] = {entry.rank: entry for entry in view.workers} if view else {}
-        self.members: list[Rank] = sorted(rank for rank, entry in self._workers.items() if entry.state != "left")
-        """Ranks that have not left: alive or lost."""
+        self.members: list[Rank] = sorted(rank for rank, entry in self._workers.items() if entry.state in COUNTED)
+        """Ranks for which rounds and barriers wait: alive or lost."""
         self.world = len(self._workers)
         """How many workers the cluster was declared with."""
         self.lost: list[Rank] = [rank for rank in self.members if self._workers[rank].state == "lost"]
@@ -28,6 +32,22 @@ class Roster:
     def entry(self, rank: Rank) -> WorkerEntry | None:
         """Return a worker's entry."""
         return self._workers.get(rank)
+
+    def members_of(self, group: Sequence[Rank]) -> list[Rank]:
+        """Return the members that are in a group; an empty one is that of all workers."""
+        return [rank for rank in self.members if rank in group] if group else self.members
+
+    def check_group(self, group: Sequence[Rank]) -> tuple[Rank, ...]:
+        """Return a group as it is kept: in order, each rank once, and empty when it is all workers.
+
+        Raises:
+            MembershipError: a rank does not exist.
+        """
+        for rank in group:
+            if rank not in self._workers:
+                raise MembershipError(f"a group with rank {rank}, but ranks are 0 to {self.world - 1}", ranks=[rank])
+        ranks = tuple(sorted(set(group)))
+        return () if len(ranks) == self.world else ranks
 
     def reason(self, rank: Rank) -> str:
         """Return why a worker of the view is not alive."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
-from aiokv.core.effects import Apply, Effect, Refuse, Send, StoredChunk, StoredChunks
+from aiokv.core.effects import Apply, Effect, Free, Refuse, Send, StoredChunk, StoredChunks
 from aiokv.core.roster import Roster
 from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
@@ -85,6 +85,10 @@ class Rounds:
 
     def _check_push(self, chunk: Chunk, message: m.Push | m.PushBundle, rank: Rank) -> Version:
         """Return the version that the push helps to make."""
+        if chunk.group and rank not in chunk.group:
+            who = self.roster.label(rank)
+            text = f"{chunk.label} belongs to ranks {list(chunk.group)}; rank {who} is none of them"
+            raise MembershipError(text, ranks=[rank], key=chunk.key)
         expected = chunk.pushed.get(rank, 0) + 1
         if message.sequence != expected:
             raise ProtocolError(f"{chunk.label}: expected push {expected} of rank {rank}, got {message.sequence}")
@@ -164,7 +168,7 @@ class Rounds:
 
     def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
         """Fold what may be folded; apply the update if it is complete, and refuse its waiters if it never will be."""
-        missing = chunk.missing(update, self.roster.members)
+        missing = chunk.missing(update, self.roster)
         effects = chunk.fold(update, missing)
         if missing:
             return effects + self._refuse_lost(chunk, update) if self.roster.lost else effects
@@ -177,11 +181,14 @@ class Rounds:
         ranks = list(update.folded)
         behind = [chunk.version - update.contributions[rank].read_version for rank in ranks]
         clock = max(contribution.clock for contribution in update.contributions.values())
-        rule, divisor = self._rules.for_update(clock), self._rules.divisor(len(ranks), self.roster.world)
+        rule, divisor = (
+            self._rules.for_update(clock),
+            self._rules.divisor(len(ranks), len(chunk.group) or self.roster.world),
+        )
         return Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
-        lost = [rank for rank in chunk.missing(update, self.roster.members) if rank in self.roster.lost]
+        lost = [rank for rank in chunk.missing(update, self.roster) if rank in self.roster.lost]
         if not lost:
             return []
         error = self.roster.loss(lost, f"{chunk.label}, round {update.version}", chunk.key, update.version)
@@ -249,7 +256,7 @@ class Rounds:
         # The first that is not there yet; when all are on their way, the first.
         chunk, update = next((pair for pair in awaited if pair[1] is not None), awaited[0])
         version = update.version if update else chunk.version + 1
-        missing = chunk.missing(update, self.roster.members) if update else [waiter.rank]
+        missing = chunk.missing(update, self.roster) if update else [waiter.rank]
         reason = (
             f"no contribution from rank {self.roster.labels(missing)}" if missing else "its update is not applied yet"
         )
@@ -259,6 +266,17 @@ class Rounds:
             key=chunk.key,
             round=version,
         )
+
+    def remove(self, chunk: Chunk, error: AiokvError) -> list[Effect]:
+        """Refuse all who wait for a chunk, and free what they have brought."""
+        waiters = dict.fromkeys(waiter for update in chunk.updates.values() for waiter in update.waiters)
+        waiters |= dict.fromkeys(chunk.pulls)
+        effects = [self._refuse(waiter, error) for waiter in waiters]
+        for update in chunk.updates.values():
+            slots = [update.accumulator, *(part.slot for part in update.contributions.values())]
+            effects += [Free(slot) for slot in slots if slot is not None]
+        chunk.updates.clear()
+        return effects
 
     # --- for tests ---
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiokv.errors import OptimizerError
-from aiokv.optim import Assign, Optimizer, make_optimizer
+from aiokv.optim import PRECISIONS, Assign, Optimizer, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from aiokv.types import Key
 
 REDUCTIONS = ("sum", "mean", "mean_of_world")
 """What becomes of contributions: their sum, or that divided by how many there are, or by how many workers there are."""
@@ -83,6 +85,18 @@ class Rules:
                 f"the servers have {expected}, not {got}: set the same rule everywhere", expected=expected, got=got
             )
         return False
+
+    def check_dtype(self, key: Key, dtype: str, rule: Optimizer | None = None, reduction: str | None = None) -> None:
+        """Refuse a key that can't be updated, by the current rule unless another one is given.
+
+        Raises:
+            OptimizerError: names the key.
+        """
+        (rule or self.current).check_dtype(key, dtype)
+        reduced = self._reduction if reduction is None else reduction
+        if reduced != "sum" and dtype not in PRECISIONS:
+            text = f"reduction {reduced!r} divides, but key {key!r} has {dtype}; make it floats, or use 'sum'"
+            raise OptimizerError(text, key=key, expected="float", got=dtype)
 
     def changed(self, since: int, params: Mapping[str, Any]) -> Optimizer:
         """Return what the rule would be with some parameters changed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiokv.core import stimuli as st
+from aiokv.core.bundle import name_keys
 from aiokv.core.calls import Call, Calls
 from aiokv.core.deadlines import check_timeout, earliest
 from aiokv.core.directory import Directory
@@ -19,11 +20,13 @@ from aiokv.core.effects import (
     Send,
 )
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
+from aiokv.core.roster import Roster
 from aiokv.core.rules import check_changes, check_reduction
 from aiokv.errors import (
     AiokvError,
     ClosedError,
     ConfigError,
+    MembershipError,
     ProtocolError,
     SchedulerLostError,
     ServerLostError,
@@ -70,12 +73,14 @@ class Session:
         self.policy = get_policy(policy).name
         self._joiner = joiner
         self._rank: Rank = -1
+        self._roster = Roster()
         self._servers: dict[Peer, m.ServerEntry] = {}
         self._attached: dict[Peer, bool] = {}
         self._attempts: dict[Peer, int] = {}
         self._lost: dict[Peer, str] = {}
         self._directory = Directory(self.policy)
         self._calls = Calls(self._directory, self._label, max_open_pushes=max_open_pushes)
+        self._finished = False
         self._closed = False
 
     # --- read only ---
@@ -88,7 +93,17 @@ class Session:
     @property
     def num_workers(self) -> int:
         """How many workers the cluster was declared with; 0 before this one has joined."""
-        return len(self._joiner.view.workers) if self._joiner.view else 0
+        return self._roster.world
+
+    @property
+    def num_lost(self) -> int:
+        """How many workers and servers are lost."""
+        return len(self._roster.lost) + len(self._lost)
+
+    @property
+    def clock(self) -> int:
+        """The most pushes of any key that this worker has made."""
+        return self._directory.clock
 
     @property
     def pending(self) -> int:
@@ -116,8 +131,13 @@ class Session:
                 return self._received(peer, request, message, nbytes, now)
             case st.Transfer():
                 return self._transfer(stimulus, now)
-            case st.EnterBarrier(call, name, timeout):
-                return self._barrier(call, name, timeout, now)
+            case st.EnterBarrier(call, name, timeout, group):
+                barrier = m.Barrier(name, answer_time(timeout), group)
+                return self._ask_scheduler(Call(call, f"barrier {name!r}", timeout), barrier, now)
+            case st.Finish(call, timeout):
+                return self._ask_scheduler(Call(call, "finish", timeout), m.Finish(), now)
+            case st.DeleteKeys():
+                return self._delete(stimulus, now)
             case st.ConfigureOptimizer():
                 return self._set_optimizer(stimulus, now)
             case st.AdjustOptimizer():
@@ -153,6 +173,7 @@ class Session:
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
         first = self._joiner.view is None
         self._joiner.on_view(view, now)
+        self._roster = Roster(view)
         if first:
             self._rank = next(entry.rank for entry in view.workers if entry.name == self._joiner.name)
             self._servers = {entry.index: entry for entry in view.servers}
@@ -203,20 +224,44 @@ class Session:
             self._check_ready(call)
             check_priority(stimulus.priority)
             call.tensors = self._directory.check(stimulus.tensors)
+            self._check_options(call, stimulus)
         except AiokvError as error:
             return [Fail(call.number, error)]
-        return self._calls.transfer(call, now, values=self._rank == 0)
+        return self._calls.transfer(call, now, rank=self._rank)
 
-    def _barrier(self, number: int, name: str, timeout: float, now: float) -> list[Effect]:
-        call = Call(number, f"barrier {name!r}", timeout)
+    def _check_options(self, call: Call, transfer: st.Transfer) -> None:
+        operation, options = transfer.operation, transfer.options
+        if self._finished and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
+            raise MembershipError(f"{call.what}: this worker has finished; nobody waits for its contributions")
+        if operation is not st.Operation.INIT:
+            return
+        get_policy(options.policy or self.policy)
+        options.group = self._roster.check_group(options.group)
+        if options.group and self._rank not in options.group:
+            ranks = list(options.group)
+            raise MembershipError(f"{call.what}: its group is ranks {ranks}; rank {self._rank} is none of them")
+
+    def _ask_scheduler(self, call: Call, message: m.Message, now: float) -> list[Effect]:
         try:
             self._check_ready(call)
             if not self._joiner.connected:
                 raise self._scheduler_error("it is not connected")
         except AiokvError as error:
-            return [Fail(number, error)]
+            return [Fail(call.number, error)]
+        self._finished = self._finished or isinstance(message, m.Finish)
         self._calls.open(call, now)
-        return [Send(SCHEDULER, self._calls.ask(call, SCHEDULER), m.Barrier(name, answer_time(timeout)))]
+        return [Send(SCHEDULER, self._calls.ask(call, SCHEDULER), message)]
+
+    def _delete(self, stimulus: st.DeleteKeys, now: float) -> list[Effect]:
+        call = Call(stimulus.call, f"delete of {name_keys(tuple(stimulus.keys))}", stimulus.timeout)
+        try:
+            self._check_ready(call)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        self._directory.forget(stimulus.keys)
+        if self._rank != 0:
+            return [Complete(call.number)]
+        return self._ask_servers(call, m.Delete(tuple(stimulus.keys), answer_time(call.timeout)), 0, now)
 
     def _set_optimizer(self, stimulus: st.ConfigureOptimizer, now: float) -> list[Effect]:
         name, params, reduction = stimulus.name, stimulus.params, stimulus.reduction

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokv.errors import AiokvError
-    from aiokv.types import Key, Peer, Slot, TensorSpec, Version
+    from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
     from aiokv.wire.messages import Message
 
 # --- for every machine ---
@@ -99,22 +99,58 @@ class Operation(enum.Enum):
 
 
 @dataclass(slots=True)
+class KeyOptions:
+    """What an init says of its keys, besides their specs.
+
+    `group` are the ranks whose contributions make a round, all of them if it is empty; an empty `policy` is the
+    worker's own. `digests` are those of the tensors, where this worker sends them; without them no value is the same as
+    one that is there.
+    """
+
+    policy: str = ""
+    group: tuple[Rank, ...] = ()
+    digests: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
 class Transfer:
-    """One call with one or more tensors. Tensor i of the call is what `CallMemory(call, i, ...)` refers to."""
+    """One call with one or more tensors. Tensor i of the call is what `CallMemory(call, i, ...)` refers to.
+
+    `options` are for an init.
+    """
 
     call: int
     operation: Operation
     tensors: list[tuple[Key, TensorSpec]]
     timeout: float
     priority: int = 0
+    options: KeyOptions = field(default_factory=KeyOptions)
 
 
 @dataclass(slots=True)
 class EnterBarrier:
-    """Wait until every worker of the view is here."""
+    """Wait until every worker of the group is here; an empty one is all of them."""
 
     call: int
     name: str
+    timeout: float
+    group: tuple[Rank, ...] = ()
+
+
+@dataclass(slots=True)
+class Finish:
+    """Contribute no more, and let nobody wait for this worker."""
+
+    call: int
+    timeout: float
+
+
+@dataclass(slots=True)
+class DeleteKeys:
+    """Forget the keys; their root also lets the servers forget them. All workers of the keys' groups stand still."""
+
+    call: int
+    keys: list[Key]
     timeout: float
 
 
@@ -164,6 +200,8 @@ Stimulus = (
     | Join
     | Transfer
     | EnterBarrier
+    | Finish
+    | DeleteKeys
     | ConfigureOptimizer
     | AdjustOptimizer
     | Cancel

@@ -1,27 +1,38 @@
 """The arithmetic in one pass over memory: compiled by Numba, without the interpreter's lock.
 
-Without `fastmath` LLVM neither reorders nor fuses operations, so that every bit is as in `reference`. Numba has no
-half-precision numbers on the CPU: to the kernels float16 is uint16, which `_number` and `_element` turn to numbers and
-back with the processor's own instructions. A processor that has none leaves float16 to `reference`.
+Without `fastmath` LLVM neither reorders nor fuses operations, so that every bit is as in `reference`. A loop is
+compiled when it is first used. Compiled code is kept for the next process in Numba's cache, under a name that has a
+digest of the source in it. A processor without instructions for float16 leaves those to `reference`.
 """
 
 from __future__ import annotations
 
-import platform
+import functools
+import inspect
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llvmlite import binding, ir  # type: ignore[import-untyped]
-from numba import njit, types
-from numba.core import config
-from numba.extending import intrinsic
+from numba import njit
 
-from aiokv.kernels import reference
+from aiokv.kernels import halves, reference
+from aiokv.kernels.halves import FLOAT16, as_integers
+from aiokv.kernels.loops import digest, norms_source, update_source
+from aiokv.kernels.plan import FUNCTIONS, Plan
+from aiokv.kernels.reference import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from aiokv.kernels.reference import Array, Scalar
+
+ELEMENTS = ["for i in range(weight.size):"]
+LANE_BY_LANE = [
+    "for start in range(0, weight.size, LANES):",
+    "    for j in range(min(LANES, weight.size - start)):",
+    "        i = start + j",
+]
 
 
 def _can_cache() -> bool:
@@ -34,112 +45,124 @@ def _can_cache() -> bool:
     return True
 
 
-def _has_half_precision() -> bool:
-    """Tell whether the code that Numba makes may use instructions that convert float16."""
-    if platform.machine().lower() in {"aarch64", "arm64"}:
-        return True
-    # Numba can be told to compile for another processor than this one.
-    features: str | None = config.CPU_FEATURES
-    return "+f16c" in (binding.get_host_cpu_features().flatten() if features is None else features)
-
-
 _CACHE = _can_cache()
-HALF_PRECISION = _has_half_precision()
-
-
-def _intrinsic(describe: Callable[..., Any]) -> Any:
-    """Make a function for compiled code of one that gives its signature and what emits its instructions."""
-    return intrinsic(describe)
-
-
-@_intrinsic
-def _number(_context: Any, element: Any) -> Any:
-    """Return an element as a number to compute with: float16, given as uint16, becomes float32."""
-    if element != types.uint16:
-        return element(element), lambda _context, _builder, _signature, args: args[0]
-
-    def widen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(element), widen
-
-
-@_intrinsic
-def _element(_context: Any, number: Any, like: Any) -> Any:
-    """Return a number as an element of the same type as `like`: the inverse of `_number`, rounded to nearest even."""
-    if like != types.uint16:
-        return number(number, like), lambda _context, _builder, _signature, args: args[0]
-
-    def narrow(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return like(number, like), narrow
+HALF_PRECISION = halves.has_float16()
 
 
 @njit(nogil=True, cache=_CACHE, error_model="numpy")
 def _accumulate(target: Array, source: Array) -> None:
-    for i in range(target.size):
-        target[i] += source[i]
-
-
-@njit(nogil=True, cache=_CACHE, error_model="numpy")
-def _accumulate_half(target: Array, source: Array) -> None:
     # A float32 has more than twice the digits of a float16, so that rounding twice gives what rounding once would.
     for i in range(target.size):
-        target[i] = _element(_number(target[i]) + _number(source[i]), target[i])
+        target[i] = halves.element(halves.number(target[i]) + halves.number(source[i]), target[i])
 
 
 @njit(nogil=True, cache=_CACHE, error_model="numpy")
-def _sgd(weight: Array, total: Array, scalars: tuple[Scalar, ...]) -> None:
-    learning_rate, wd, rescale_grad = scalars
-    for i in range(weight.size):
-        w = _number(weight[i])
-        g = rescale_grad * _number(total[i]) + wd * w
-        total[i] = _element(w - learning_rate * g, weight[i])
+def _add_integers(target: Array, source: Array, low: Any, high: Any, zero: Any) -> bool:
+    found = False
+    for i in range(target.size):
+        t, s = target[i], source[i]
+        found |= (t > high - s) if s > zero else (t < low - s)
+    if found:
+        return False
+    for i in range(target.size):
+        target[i] += source[i]
+    return True
 
 
-@njit(nogil=True, cache=_CACHE, error_model="numpy")
-def _sgd_with_momentum(weight: Array, total: Array, momentum_state: Array, scalars: tuple[Scalar, ...]) -> None:
-    learning_rate, momentum, wd, rescale_grad = scalars
-    for i in range(weight.size):
-        w = _number(weight[i])
-        g = rescale_grad * _number(total[i]) + wd * w
-        m = momentum * momentum_state[i] - learning_rate * g
-        momentum_state[i] = m
-        total[i] = _element(w + m, weight[i])
+@njit(error_model="numpy")
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return yes if condition else no
 
 
-@njit(nogil=True, cache=_CACHE, error_model="numpy")
-def _adam(weight: Array, total: Array, mean: Array, variance: Array, scalars: tuple[Scalar, ...]) -> None:
-    rate, beta1, rest1, beta2, rest2, epsilon, wd, rescale_grad = scalars
-    for i in range(weight.size):
-        w = _number(weight[i])
-        g = rescale_grad * _number(total[i]) + wd * w
-        m = beta1 * mean[i] + rest1 * g
-        v = beta2 * variance[i] + rest2 * (g * g)
-        mean[i] = m
-        variance[i] = v
-        total[i] = _element(w - rate * m / (np.sqrt(v) + epsilon), weight[i])
+def _compilable() -> dict[str, Any]:
+    """Return the functions of `arithmetic` as they call each other in compiled code."""
+    names: dict[str, Any] = {"__name__": __name__, "sqrt": np.sqrt, "where": _where, "abs": abs}
+    for name, function in FUNCTIONS.items():
+        names[name] = njit(error_model="numpy")(types.FunctionType(function.__code__, names, name))
+    return names
 
 
-KERNELS: Mapping[str, Callable[..., None]] = {"adam": _adam, "sgd": _sgd, "sgd_with_momentum": _sgd_with_momentum}
+_NAMES = _compilable() | {
+    "LANES": LANES,
+    "element": halves.element,
+    "number": halves.number,
+    "wide": np.float64,
+}
+
+
+def _compile(name: str, make_source: Callable[[str], str]) -> Any:
+    """Return a loop that is compiled for each combination of types with which it is called."""
+    if _CACHE:
+        own = [inspect.getsource(module) for module in (sys.modules[__name__], halves)]
+        name = f"{name}_{digest(make_source(name), *own)}"
+    made = dict(_NAMES)
+    # Numba keeps compiled code beside the file from which a function comes.
+    exec(compile(make_source(name), __file__, "exec"), made)
+    return njit(nogil=True, cache=_CACHE, error_model="numpy")(made[name])
+
+
+@functools.cache
+def update_loop(plan: Plan, *, in_place: bool, master: bool) -> Any:
+    """Return the loop of an update."""
+    return _compile(plan.function, lambda name: update_source(name, plan, ELEMENTS, in_place=in_place, master=master))
+
+
+@functools.cache
+def norms_loop(plan: Plan, counted: int) -> Any:
+    """Return the loop that adds squares."""
+    return _compile(plan.function, lambda name: norms_source(name, plan, LANE_BY_LANE, counted))
 
 
 def accumulate(target: Array, source: Array) -> None:
-    """Add `source` to `target`."""
-    if target.dtype != np.float16:
-        _accumulate(target, source)
-    elif HALF_PRECISION:
-        _accumulate_half(target.view(np.uint16), source.view(np.uint16))
+    """Add `source` to `target`. See `reference.accumulate`."""
+    if _fits(target, source):
+        _accumulate(as_integers(target), as_integers(source))
     else:
         reference.accumulate(target, source)
 
 
-def update(kernel: str, weight: Array, total: Array, state: Sequence[Array], scalars: tuple[Scalar, ...]) -> None:
-    """Write the new weight over `total`, computed in the dtype of the state and the scalars."""
-    if weight.dtype != np.float16:
-        KERNELS[kernel](weight, total, *state, scalars)
-    elif HALF_PRECISION:
-        KERNELS[kernel](weight.view(np.uint16), total.view(np.uint16), *state, scalars)
-    else:
-        reference.update(kernel, weight, total, state, scalars)
+def add_integers(target: Array, source: Array) -> bool:
+    """Add `source` to `target`, unless a sum is out of range. See `reference.add_integers`."""
+    kind, limits = target.dtype.type, np.iinfo(target.dtype)
+    return bool(_add_integers(target, source, kind(limits.min), kind(limits.max), kind(0)))
+
+
+def update(
+    plan: Plan,
+    weight: Array,
+    total: Array,
+    out: Array,
+    state: Sequence[Array],
+    inputs: Sequence[Array],
+    numbers: Sequence[Scalar],
+    master: Array | None,
+) -> None:
+    """Write the new weight to `out`. See `reference.update`."""
+    if not _fits(weight, total, *inputs):
+        reference.update(plan, weight, total, out, state, inputs, numbers, master)
+        return
+    loop = update_loop(plan, in_place=out is total, master=master is not None)
+    arrays = [weight if master is None else master, total, *([] if out is total else [out]), *state, *inputs]
+    loop(*map(as_integers, arrays), numbers)
+
+
+def norms(
+    plan: Plan,
+    weight: Array,
+    total: Array,
+    state: Sequence[Array],
+    inputs: Sequence[Array],
+    numbers: Sequence[Scalar],
+    lanes: Sequence[Array],
+) -> None:
+    """Add squares to lanes. See `reference.norms`."""
+    if not _fits(weight, total, *inputs):
+        reference.norms(plan, weight, total, state, inputs, numbers, lanes)
+        return
+    loop = norms_loop(plan, len(lanes))
+    loop(*map(as_integers, [weight, total, *state, *inputs]), numbers, tuple(lanes))
+
+
+def _fits(*arrays: Array) -> bool:
+    """Tell whether compiled code can take the arrays."""
+    return HALF_PRECISION or all(array.dtype != FLOAT16 for array in arrays)

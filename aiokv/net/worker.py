@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aiokv.net.link import AnyLink
+
+T = TypeVar("T")
 
 
 class Client(Driver, Operations):
@@ -141,6 +143,9 @@ class Client(Driver, Operations):
         return self._session.pending
 
     # --- calls ---
+
+    async def _compute(self, function: Callable[[], T], nbytes: int) -> T:
+        return await asyncio.to_thread(function) if nbytes > TURN_BYTES else function()
 
     def _seconds(self, timeout: float | None) -> float:
         return self.config.call_timeout if timeout is None else timeout

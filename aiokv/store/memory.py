@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.errors import AiokvError, SumOverflowError
+from aiokv.optim import PRECISIONS
 from aiokv.store.pool import Pool
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from aiokv.types import Key, Slot, Version
 
 Array = NDArray[Any]
+
+LOW = frozenset(np.dtype(dtype) for dtype, precision in PRECISIONS.items() if dtype not in {precision, "float64"})
+"""Dtypes whose sums are made in float32."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +35,18 @@ class Value:
     version: Version
     readers: int = 0
     retired: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Landed:
+    """What lies in a slot: the bytes as they came, or a sum, in a higher precision than they have (`wide`).
+
+    `error` says why the sum could not be made.
+    """
+
+    buffer: NDArray[np.uint8]
+    wide: Array | None = None
+    error: AiokvError | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +69,7 @@ class ParameterStore:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._pool = Pool()
-        self._slots: dict[Slot, NDArray[np.uint8]] = {}
+        self._slots: dict[Slot, Landed] = {}
         self._next_slot: Slot = 0
         self._chunks: dict[tuple[Key, int], Stored] = {}
 
@@ -64,28 +81,41 @@ class ParameterStore:
     def land(self, nbytes: int) -> tuple[Slot, memoryview]:
         """Return a new slot and its memory, to be filled."""
         slot, self._next_slot = self._next_slot, self._next_slot + 1
-        buffer = self._slots[slot] = self._pool.take(nbytes)
+        buffer = self._pool.take(nbytes)
+        self._slots[slot] = Landed(buffer)
         return slot, buffer.data
 
     def free(self, slot: Slot) -> None:
         """Give a slot's memory back."""
-        self._pool.give(self._slots.pop(slot))
+        self._pool.give(self._slots.pop(slot).buffer)
 
     def install(self, key: Key, start: int, dtype: str, size: int, slot: Slot | None) -> None:
         """Make the slot's content version 0 of a new chunk of `size` elements."""
         kind = np.dtype(dtype)
-        self._chunks[key, start] = Stored(kind, Value(self._take(slot, size * kind.itemsize), 0))
+        self._chunks[key, start] = Stored(kind, Value(self._take(slot, size * kind.itemsize).buffer, 0))
 
     def fold(self, target: Slot, source: Slot, dtype: str) -> None:
-        """Add one slot to another and free it."""
-        self._backend.accumulate(self._slots[target].view(dtype), self._slots[source].view(dtype))
+        """Add one slot to another and free it; low precisions are added in float32.
+
+        A sum of integers that does not fit is an error when it is applied.
+        """
+        total, added = self._slots[target], self._slots[source]
+        try:
+            self._backend.accumulate(_widened(total, dtype), added.buffer.view(dtype))
+        except SumOverflowError as error:
+            total.error = error
         self.free(source)
 
     def split(self, slot: Slot, parts: list[tuple[Slot, int]]) -> None:
         """Cut a slot's content into new slots, given with their bytes, and free it."""
         whole = self._slots[slot]
-        for (part, _), buffer in zip(parts, self._cut(whole, [nbytes for _, nbytes in parts]), strict=True):
-            self._slots[part] = buffer
+        offset, elements = 0, sum(nbytes for _, nbytes in parts)
+        for (part, nbytes), buffer in zip(parts, self._cut(whole.buffer, [nbytes for _, nbytes in parts]), strict=True):
+            self._slots[part] = Landed(buffer, error=whole.error)
+            if whole.wide is not None:
+                start, stop = (whole.wide.size * position // elements for position in (offset, offset + nbytes))
+                self._slots[part].wide = whole.wide[start:stop].copy()
+            offset += nbytes
         self.free(slot)
 
     def divide(self, key: Key, start: int, parts: list[tuple[Key, int]]) -> None:
@@ -112,6 +142,10 @@ class ParameterStore:
             offset += nbytes
             parts.append(part)
         return parts
+
+    def forget(self, key: Key, start: int) -> None:
+        """Drop a chunk."""
+        self._retire(self._chunks.pop((key, start)).value)
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the values, each once."""
@@ -144,18 +178,34 @@ class ParameterStore:
             rule: makes the new value.
             clock: what the rule's schedule looks at.
             divisor: the sum is divided by it first.
+
+        Raises:
+            SumOverflowError: the sum does not fit. Then, and if a rule of a user's own raises, the chunk stays as it
+                is, and the slot is free.
+            OptimizerError: the rule can't make the update.
         """
         stored = self._chunks[key, start]
-        total = self._take(slot, stored.value.buffer.nbytes)
+        landed = self._take(slot, stored.value.buffer.nbytes)
+        if landed.error is not None:
+            self._pool.give(landed.buffer)
+            raise type(landed.error)(f"key {key!r}: {landed.error}", key=key, round=version)
         weight = stored.value.buffer.view(stored.dtype)
         if stored.state is None:
             stored.state = self._backend.new_state(rule, weight)
-        stored.steps += 1
-        step = rule.step_for(key, count=stored.steps, num_update=max(clock, stored.steps))
+        total = landed.buffer.view(stored.dtype)
+        if divisor > 1 or landed.wide is not None:
+            total = _widened(landed, stored.dtype)
+        if divisor > 1:
+            # A gradient that overflows shows it in its values.
+            with np.errstate(all="ignore"):
+                np.divide(total, divisor, out=total)
+        step = rule.step_for(key, count=stored.steps + 1, num_update=clock)
         # The sum becomes the new value in its place.
-        self._backend.update(rule, weight, total.view(stored.dtype), stored.state, step, offset=max(start, 0))
+        out = None if landed.wide is None else landed.buffer.view(stored.dtype)
+        self._backend.update(rule, weight, total, stored.state, step, out=out, offset=max(start, 0))
+        stored.steps += 1
         self._retire(stored.value)
-        stored.value = Value(total, version)
+        stored.value = Value(landed.buffer, version)
 
     def keep(self, key: Key, start: int, version: Version) -> None:
         """Let the current value be `version` too, because an update could not be made."""
@@ -179,5 +229,12 @@ class ParameterStore:
         if not value.readers:
             self._pool.give(value.buffer)
 
-    def _take(self, slot: Slot | None, nbytes: int) -> NDArray[np.uint8]:
-        return np.empty(nbytes, np.uint8) if slot is None else self._slots.pop(slot)
+    def _take(self, slot: Slot | None, nbytes: int) -> Landed:
+        return Landed(np.empty(nbytes, np.uint8)) if slot is None else self._slots.pop(slot)
+
+
+def _widened(landed: Landed, dtype: Any) -> Array:
+    """Return the content as an array to add to: in float32 if it is of a lower precision."""
+    if landed.wide is None and np.dtype(dtype) in LOW:
+        landed.wide = landed.buffer.view(dtype).astype(np.float32)
+    return landed.buffer.view(dtype) if landed.wide is None else landed.wide

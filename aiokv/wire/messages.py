@@ -70,7 +70,11 @@ class Register(Message):
 
 
 class WorkerEntry(Message):
-    """One worker of a view. `state` is "alive", "left" (in good order) or "lost" (with the reason)."""
+    """One worker of a view.
+
+    `state` is "alive", "finished" (here, but without contributions from now on), "left" (in good order) or "lost"
+    (with the reason).
+    """
 
     rank: int
     name: str
@@ -108,10 +112,15 @@ class Heartbeat(Message):
 
 
 class Barrier(Message):
-    """Answer `Done` when every worker of the view has sent this name."""
+    """Answer `Done` when every worker of the group has sent this name; an empty group is all of them."""
 
     name: str
     timeout: float
+    group: tuple[int, ...] = ()
+
+
+class Finish(Message):
+    """I contribute no more, but stay: no round and no barrier waits for me. Answered `Done`."""
 
 
 class Leave(Message):
@@ -138,7 +147,11 @@ class Attach(Message):
 
 
 class Init(Message):
-    """Elements [start, stop) of a new key. Rank 0 sends them as payload; the others send none and wait for them."""
+    """Elements [start, stop) of a new key. Its root sends them as payload; the others send none and wait for them.
+
+    `group` are the ranks whose contributions make a round, all of them if it is empty; the first of them is the root.
+    `digest` is the root's, of the whole tensor: a second init of the same value is no error.
+    """
 
     key: str | int
     shape: tuple[int, ...]
@@ -147,6 +160,8 @@ class Init(Message):
     stop: int
     policy: str
     timeout: float
+    group: tuple[int, ...] = ()
+    digest: bytes = b""
 
 
 class Push(Message):
@@ -186,13 +201,23 @@ class Pull(Message):
 class InitBundle(Message):
     """New small keys of one dtype that are to be decided and sent together. Answered `Bundled`.
 
-    Rank 0 sends their elements as payload, one key after the other; the others send none and wait.
+    The root sends their elements as payload, one key after the other; the others send none and wait. The rest is as in
+    `Init`.
     """
 
     keys: tuple[str | int, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
     policy: str
+    timeout: float
+    group: tuple[int, ...] = ()
+    digests: tuple[bytes, ...] = ()
+
+
+class Delete(Message):
+    """The keys are no more. Answered `Done`; who waits for one of them is refused."""
+
+    keys: tuple[str | int, ...]
     timeout: float
 
 
@@ -275,6 +300,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     19: Barrier,
     20: Leave,
     21: Stop,
+    22: Finish,
     32: Attach,
     33: Init,
     34: Push,
@@ -284,6 +310,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     38: PushBundle,
     39: PullBundle,
     40: ChangeOptimizer,
+    41: Delete,
     48: Done,
     49: Value,
     50: Error,

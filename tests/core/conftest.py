@@ -172,7 +172,7 @@ class Server:
     def init(self, key: Key = "w", value: float = 0.0, *, rank: Rank = 0, **changes: Any) -> Asked:
         """Let a worker initialise one chunk: one element, unless `changes` say otherwise."""
         fields: dict[str, Any] = {"shape": (1,), "dtype": "float32", "start": 0, "stop": 1}
-        fields |= {"policy": self.policy, "timeout": 5.0} | changes
+        fields |= {"policy": self.policy, "timeout": 5.0, "digest": b"" if rank else repr(value).encode()} | changes
         empty = fields["stop"] == fields["start"]
         return self.ask(rank, m.Init(key=key, **fields), None if rank or empty else value)
 
@@ -256,7 +256,7 @@ class Server:
         for chunk in self.machine._catalog.chunks.values():
             for update in chunk.updates.values():
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
-        held += [received.slot for bundle in self.machine._catalog._bundles for received in bundle.held]
+            held += [received.slot for received in chunk.held]
         assert set(self.slots) == {slot for slot in held if slot is not None}
 
 

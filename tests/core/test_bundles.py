@@ -33,6 +33,7 @@ SHAPES = ((1,), (2,), ())
 def init(server: Server, rank: Rank = 0, value: float = 0.0, **changes: Any) -> Asked:
     """Let a worker initialise the keys together: four elements."""
     fields: dict[str, Any] = {"keys": KEYS, "shapes": SHAPES, "dtype": "float32", "policy": "bsp", "timeout": 5.0}
+    fields["digests"] = (b"" if rank else repr(value).encode(),) * 3
     server.bundle_size = 4
     return server.ask(rank, m.InitBundle(**(fields | changes)), None if rank else value)
 
@@ -82,12 +83,27 @@ def test_single_key_is_there_when_its_bundle_is(server: Server) -> None:
     assert server.init("b", rank=2, shape=(2,), stop=2).answer == m.Done(0)
 
 
-@pytest.mark.parametrize("again", [{}, {"keys": ("z", "b", "y")}])
+@pytest.mark.parametrize("again", [{"value": 2.0}, {"keys": ("z", "b", "y")}])
 def test_key_of_a_bundle_is_initialised_once(server: Server, again: dict[str, Any]) -> None:
     init(server)
     error = init(server, **again).answer
     assert isinstance(error, AlreadyInitializedError)
-    assert isinstance(server.init("b", shape=(2,), stop=2).answer, AlreadyInitializedError)
+    assert isinstance(server.init("b", 2.0, shape=(2,), stop=2).answer, AlreadyInitializedError)
+
+
+def test_same_values_again_are_no_error(server: Server) -> None:
+    # Scenario 29.
+    init(server, value=1.0)
+    for rank in range(3):
+        push(server, rank)
+    assert init(server, value=1.0).answer == m.Bundled(0)
+    assert server.init("b", 1.0, shape=(2,), stop=2).answer == m.Done(1)
+    assert server.value("a", -1) == 4.0
+
+
+def test_bundle_has_a_digest_for_each_key(server: Server) -> None:
+    assert isinstance(init(server, digests=(b"1", b"2")).answer, ProtocolError)
+    assert init(server).answer == m.Bundled(0)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +125,7 @@ def test_bundle_that_cannot_be_is_refused(server: Server, changes: dict[str, Any
 
 def test_other_ranks_bring_no_values_and_no_other_shapes(server: Server) -> None:
     server.bundle_size = 4
-    message = m.InitBundle(KEYS, SHAPES, "float32", "bsp", 5.0)
+    message = m.InitBundle(KEYS, SHAPES, "float32", "bsp", 5.0, (), (b"", b"", b""))
     assert isinstance(server.ask(1, message, 1.0).answer, ProtocolError)
     waiting = init(server, 1, shapes=((1,), (3,), ()))
     init(server)

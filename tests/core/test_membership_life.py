@@ -97,6 +97,58 @@ def test_barrier_does_not_wait_for_one_who_has_left(scheduler: Scheduler) -> Non
     assert [a.answer for a in asked] == [m.Done()] * 2
 
 
+def test_barrier_of_a_group_waits_for_its_ranks_alone(scheduler: Scheduler) -> None:
+    alone = scheduler.ask("worker-0", m.Barrier("b", 5.0))
+    first = scheduler.ask("worker-2", m.Barrier("b", 5.0, (2, 0)))
+    assert first.pending
+    assert scheduler.ask("worker-0", m.Barrier("b", 5.0, (0, 2))).answer == first.answer == m.Done()
+    assert alone.pending, "that of all workers is another one"
+
+
+def test_group_of_all_is_the_barrier_of_all(scheduler: Scheduler) -> None:
+    waiting = [
+        scheduler.ask("worker-0", m.Barrier("b", 5.0)),
+        scheduler.ask("worker-1", m.Barrier("b", 5.0, (0, 1, 2))),
+    ]
+    scheduler.ask("worker-2", m.Barrier("b", 5.0))
+    assert [asked.answer for asked in waiting] == [m.Done()] * 2
+
+
+@pytest.mark.parametrize("group", [(1, 2), (0, 7)], ids=["of others", "of nobody"])
+def test_barrier_of_another_group_is_refused(scheduler: Scheduler, group: tuple[int, ...]) -> None:
+    assert isinstance(scheduler.ask("worker-0", m.Barrier("b", 5.0, group)).answer, MembershipError)
+
+
+# --- who has finished ---
+
+
+def test_nobody_waits_for_one_who_has_finished(scheduler: Scheduler) -> None:
+    asked = [scheduler.barrier(f"worker-{rank}") for rank in (0, 1)]
+    assert scheduler.ask("worker-2", m.Finish()).answer == m.Done()
+    assert [a.answer for a in asked] == [m.Done()] * 2
+    states = [entry.state for entry in scheduler.views["worker-2"][-1].workers]
+    assert states == ["alive", "alive", "finished"], "it is told, because it stays"
+
+
+def test_end_of_one_who_has_finished_is_no_loss(scheduler: Scheduler) -> None:
+    scheduler.ask("worker-2", m.Finish())
+    scheduler.drop("worker-2", "connection reset")
+    assert [entry.state for entry in scheduler.views["worker-0"][-1].workers] == ["alive", "alive", "left"]
+    for rank in (0, 1):
+        scheduler.ask(f"worker-{rank}", m.Leave())
+    (stop,) = [effect for effect in scheduler.effects if isinstance(effect, ef.Stop)]
+    assert not stop.failed
+
+
+def test_job_is_over_when_the_finished_have_left_too(scheduler: Scheduler) -> None:
+    for rank in range(3):
+        scheduler.ask(f"worker-{rank}", m.Finish())
+    assert not any(isinstance(effect, ef.Stop) for effect in scheduler.effects)
+    for rank in range(3):
+        scheduler.ask(f"worker-{rank}", m.Leave())
+    assert any(isinstance(effect, ef.Stop) for effect in scheduler.effects)
+
+
 def test_barrier_fails_at_once_when_a_worker_is_lost(scheduler: Scheduler) -> None:
     waiting = scheduler.barrier("worker-0")
     scheduler.drop("worker-2", "connection reset")
@@ -246,7 +298,7 @@ def test_tables_are_empty_at_the_end(scheduler: Scheduler) -> None:
     scheduler.drop("server-0")
     assert scheduler.machine.deadline() is None
     assert not scheduler.machine._by_peer
-    assert not scheduler.machine._arrivals
+    assert not scheduler.machine._barriers._arrivals
 
 
 def test_every_heartbeat_is_answered_so_that_a_silent_scheduler_is_noticed(scheduler: Scheduler) -> None:

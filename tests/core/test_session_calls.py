@@ -10,15 +10,18 @@ import pytest
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import (
+    AiokvError,
     AlreadyInitializedError,
     CallTimeoutError,
     ClosedError,
     ConfigError,
     KeyUseError,
+    MembershipError,
     OptimizerError,
     PolicyError,
     ProtocolError,
     RoundTimeoutError,
+    ServerLostError,
     SpecMismatchError,
     UnknownKeyError,
     WorkerLostError,
@@ -387,6 +390,71 @@ def test_rule_is_set_on_every_server(worker: Worker) -> None:
 @pytest.mark.parametrize(("name", "params"), [("nope", {}), ("sgd", {"lr": 1.0})])
 def test_rule_that_cannot_be_is_refused(worker: Worker, name: str, params: dict[str, float]) -> None:
     assert_refused_here(worker.call(st.ConfigureOptimizer, name=name, params=params, timeout=1.0), OptimizerError)
+
+
+def test_barrier_says_whose_it_is(worker: Worker) -> None:
+    (send,) = worker.call(st.EnterBarrier, name="b", timeout=10.0, group=(1, 0)).sends
+    assert send.message == m.Barrier("b", 9.5, (1, 0))
+
+
+def test_key_of_a_group_is_brought_by_its_first_rank(make_worker: type[Worker], like: type[Like]) -> None:
+    for rank in (1, 2):
+        worker = make_worker(rank=rank, workers=3)
+        options = st.KeyOptions("asp", (2, 1), (b"digest",))
+        tensors = [("w", TensorSpec((2,), "float32"))]
+        init = worker.call(st.Transfer, operation=st.Operation.INIT, tensors=tensors, timeout=10.0, options=options)
+        (send,) = init.sends
+        assert send.message == like(m.Init, group=(1, 2), policy="asp", digest=b"digest" if rank == 1 else b"")
+        assert (send.payload is not None) == (rank == 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (st.KeyOptions(group=(1,)), MembershipError),
+        (st.KeyOptions(group=(0, 5)), MembershipError),
+        (st.KeyOptions(policy="nope"), PolicyError),
+    ],
+    ids=["of others", "of nobody", "policy"],
+)
+def test_options_that_cannot_be_are_refused(worker: Worker, options: st.KeyOptions, error: type[AiokvError]) -> None:
+    tensors = [("w", TensorSpec((2,), "float32"))]
+    call = worker.call(st.Transfer, operation=st.Operation.INIT, tensors=tensors, timeout=10.0, options=options)
+    assert_refused_here(call, error)
+
+
+def test_worker_that_has_finished_reads_and_pushes_no_more(worker: Worker) -> None:
+    worker.finish(worker.transfer("push"))
+    (send,) = worker.call(st.Finish, timeout=10.0).sends
+    assert (send.peer, send.message) == (SCHEDULER, m.Finish())
+    worker.answer(send)
+    for operation in ("push", "pushpull"):
+        assert_refused_here(worker.transfer(operation), MembershipError)
+    assert worker.finish(worker.transfer("pull")).outcome == "done"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_deleted_keys_are_forgotten_and_rank_0_tells_the_servers(make_worker: type[Worker], rank: int) -> None:
+    worker = make_worker(rank=rank)
+    keys = ("a", "b", "c", "d", "e", "f")
+    worker.finish(worker.transfer("init", *keys))
+    worker.finish(worker.transfer("push", *keys))
+    call = worker.call(st.DeleteKeys, keys=["a", "b", "nope"], timeout=10.0)
+    told = [(send.peer, send.message) for send in call.sends]
+    assert told == ([(peer, m.Delete(("a", "b", "nope"), 9.5)) for peer in (0, 1)] if rank == 0 else [])
+    worker.finish(call)
+    assert call.outcome == "done"
+    assert worker.machine.spec("a") is None
+    (push,) = worker.transfer("push", "a", shape=(7,)).messages
+    assert push.sequence == 1
+    (other,) = worker.transfer("push", "f").messages
+    assert other.sequence == 2
+
+
+def test_keys_are_not_deleted_by_a_worker_that_is_not_there(worker: Worker) -> None:
+    worker.handle(st.PeerLost(1, "connection reset"))
+    call = worker.call(st.DeleteKeys, keys=["a"], timeout=10.0)
+    assert_refused_here(call, ServerLostError)
 
 
 def test_change_of_the_rule_is_for_the_next_push_unless_told_otherwise(worker: Worker) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,11 @@ import pytest
 import aiokv.kernels
 from aiokv.errors import ConfigError, MissingExtraError, OptimizerError, SpecMismatchError
 from aiokv.kernels import Backend, get_backend
-from aiokv.optim import RULES, SGD, Adam, Assign, Optimizer
+from aiokv.kernels.loops import digest
+from aiokv.optim import DCASGD, LARS, RULES, SGD, Adam, Assign, Optimizer, Step
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def python(code: str, **variables: str) -> str:
@@ -153,8 +157,11 @@ def read_only(array: Any) -> Any:
         (np.float32(1), np.float32(1), "target must be a NumPy array; got float32"),
         (floats(8)[::2], floats(), "target must be .*C-contiguous.*strides"),
         (floats(dtype=">f4"), floats(dtype=">f4"), "target must be one of .*in native byte order; got dtype >f4"),
-        (floats(dtype="bool"), floats(dtype="bool"), "target must be one of float16, .*; got dtype |b1"),
-        (floats(dtype="complex64"), floats(dtype="complex64"), "target must be one of float16, .*; got dtype <c8"),
+        (floats(dtype="bool"), floats(dtype="bool"), r"target must be one of bfloat16, .*; got dtype \|b1"),
+        (floats(dtype="complex64"), floats(dtype="complex64"), "target must be one of bfloat16, .*; got dtype <c8"),
+        (floats(dtype="float64"), floats(dtype="float16"), r"source must be float64\[4\] .*got float16\[4\]"),
+        (floats(), floats(dtype="int32"), r"source must be float32\[4\] .*got int32\[4\]"),
+        (floats(dtype="float16"), floats(dtype="bfloat16"), r"source must be float16\[4\] .*got bfloat16\[4\]"),
         (read_only(floats()), floats(), "target must be writable; got a read-only array"),
     ],
 )  # fmt: skip
@@ -181,7 +188,7 @@ MOMENTUM = SGD(momentum=0.9)
 def update(backend: Backend, rule: Optimizer, **arrays: Any) -> None:
     """Make the first update; arrays that are not given fit, those of the state among them."""
     weight, total = arrays.pop("weight", floats()), arrays.pop("total", floats())
-    backend.update(rule, weight, total, backend.new_state(rule, floats()) | arrays, 1)
+    backend.update(rule, weight, total, backend.new_state(rule, floats()) | arrays, Step(1))
 
 
 @pytest.mark.parametrize(
@@ -202,6 +209,40 @@ def test_updates_refuse_a_sum_that_is_not_like_the_weight(reference: Backend, ru
         update(reference, rule, total=wrong)
 
 
+def test_float16_may_have_a_float32_sum_if_the_result_goes_elsewhere(reference: Backend) -> None:
+    weight, total = floats(dtype="float16"), floats()
+    with pytest.raises(SpecMismatchError, match=r"total must be float16\[4\] to fit weight; got float32\[4\]"):
+        reference.update(SGD(), weight, total, {}, Step(1))
+    reference.update(SGD(), weight, total, {}, Step(1, 0.5), out=floats(dtype="float16"))
+    assert total.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (floats(), r"out must be float16\[4\] to fit weight; got float32\[4\]"),
+        (floats(3, "float16"), r"out must be float16\[4\] to fit weight; got float16\[3\]"),
+        (read_only(floats(dtype="float16")), "out must be writable"),
+    ],
+)
+def test_updates_refuse_a_place_for_the_result_that_does_not_fit(reference: Backend, out: Any, message: str) -> None:
+    with pytest.raises(SpecMismatchError, match=message):
+        reference.update(SGD(), floats(dtype="float16"), floats(), {}, Step(1), out=out)
+
+
+@pytest.mark.parametrize("name", ["weight", "total"])
+def test_the_result_overlaps_nothing(reference: Backend, name: str) -> None:
+    arrays = {"weight": floats(), "total": floats()}
+    with pytest.raises(SpecMismatchError, match=f"out must be apart from {name}"):
+        reference.update(SGD(), **arrays, state={}, step=Step(1), out=arrays[name][:])
+
+
+@pytest.mark.parametrize("read", [floats(3), floats(dtype="float64")])
+def test_what_a_worker_had_read_is_like_the_weight(reference: Backend, read: Any) -> None:
+    with pytest.raises(SpecMismatchError, match=r"read must be float32\[4\] to fit weight"):
+        reference.update(DCASGD(), floats(), floats(), {}, Step(1), read=read)
+
+
 @pytest.mark.parametrize("wrong", [floats(5), floats(dtype="float16"), floats(dtype="float64"), floats(8)[::2]])
 @pytest.mark.parametrize("name", ["mean", "variance"])
 def test_updates_refuse_a_state_that_does_not_fit(reference: Backend, name: str, wrong: Any) -> None:
@@ -218,9 +259,9 @@ def test_updates_refuse_to_write_read_only_arrays(reference: Backend, name: str)
 @pytest.mark.parametrize("rule", [SGD(), MOMENTUM, Adam()], ids=str)
 def test_updates_by_fractions_refuse_integers(reference: Backend, rule: Optimizer) -> None:
     ints = [floats(dtype="int32") for _ in range(2)]
-    message = "weight must be one of float16, float32, float64; got dtype int32"
+    message = "weight must be one of bfloat16, float16, float32, float64; got dtype int32"
     with pytest.raises(SpecMismatchError, match=message):
-        reference.update(rule, ints[0], ints[1], reference.new_state(rule, floats()), 1)
+        reference.update(rule, ints[0], ints[1], reference.new_state(rule, floats()), Step(1))
 
 
 @pytest.mark.parametrize(
@@ -238,13 +279,15 @@ def test_the_state_of_another_rule_is_refused(
     reference: Backend, rule: Optimizer, state: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptimizerError, match=message):
-        reference.update(rule, floats(), floats(), state, 1)
+        reference.update(rule, floats(), floats(), state, Step(1))
 
 
 @pytest.mark.parametrize("step", [0, -1])
 def test_updates_are_counted_from_1(reference: Backend, step: int) -> None:
-    with pytest.raises(OptimizerError, match=f"counted from 1, got step {step}"):
-        reference.update(Adam(), floats(), floats(), reference.new_state(Adam(), floats()), step)
+    with pytest.raises(OptimizerError, match=f"counted from 1, got {step}"):
+        reference.update(Adam(), floats(), floats(), reference.new_state(Adam(), floats()), Step(step))
+    with pytest.raises(OptimizerError, match=f"counted from 1, got {step}"):
+        reference.norms(LARS(), 0, floats(), floats(), {}, Step(step))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -263,12 +306,13 @@ def test_parameters_that_the_precision_can_not_hold_are_refused(
 ) -> None:
     weight = floats(dtype=dtype)
     with pytest.raises(OptimizerError, match=message):
-        reference.update(rule, weight, floats(dtype=dtype), reference.new_state(rule, weight), 1)
+        reference.update(rule, weight, floats(dtype=dtype), reference.new_state(rule, weight), Step(1))
 
 
 def test_a_corrected_learning_rate_that_overflows_shows_it_in_the_weights(reference: Backend) -> None:
     rule, weight, total = Adam(learning_rate=1e38, beta1=0.9999, beta2=0.0), floats(), floats()
-    reference.update(rule, weight, total, reference.new_state(rule, weight), 1)
+    step = rule.step_for("w", count=1, num_update=1)
+    reference.update(rule, weight, total, reference.new_state(rule, weight), step)
     assert total.tolist() == [-np.inf] * 4
 
 
@@ -279,13 +323,16 @@ def test_a_rule_that_no_backend_knows_is_refused(reference: Backend) -> None:
     with pytest.raises(OptimizerError, match=r"no backend can compute .*Other\(\)"):
         reference.new_state(Other(), floats())
     with pytest.raises(OptimizerError, match=r"no backend can compute .*Other\(\)"):
-        reference.update(Other(), floats(), floats(), {}, 1)
+        reference.update(Other(), floats(), floats(), {}, Step(1))
 
 
 # --- state ---
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")])
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")],
+)
 @pytest.mark.parametrize(
     ("rule", "names"), [(SGD(), []), (MOMENTUM, ["momentum"]), (Adam(), ["mean", "variance"])], ids=str
 )
@@ -304,21 +351,63 @@ def test_assign_keeps_nothing_whatever_the_dtype(reference: Backend, dtype: str)
 
 
 def test_no_state_for_integers(reference: Backend) -> None:
-    with pytest.raises(SpecMismatchError, match="weight must be one of float16, float32, float64; got dtype int64"):
+    with pytest.raises(
+        SpecMismatchError, match="weight must be one of bfloat16, float16, float32, float64; got dtype int64"
+    ):
         reference.new_state(Adam(), floats(dtype="int64"))
 
 
 # --- before the first update ---
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_can_be_warmed_up_and_computed(name: str, dtype: str) -> None:
     rule = RULES[name]()
     for backend in (get_backend("reference"), get_backend("cpu")):
         backend.warm_up(rule, dtype)
         weight = floats(dtype=dtype)
-        backend.update(rule, weight, floats(dtype=dtype), backend.new_state(rule, weight), 1)
+        norms = [(1.0,) * count for count in rule.norm_counts]
+        backend.update(rule, weight, floats(dtype=dtype), backend.new_state(rule, weight), Step(1), norms=norms)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_after_warming_up_an_update_compiles_nothing(tmp_path: Path, dtype: str) -> None:
+    """Neither the norms of a rule that needs them, nor sums in float32 with a result that goes elsewhere."""
+    code = f"""
+import numpy as np
+from numba.core import event
+from aiokv.kernels import get_backend
+from aiokv.optim import LAMB, Step
+backend, rule = get_backend("cpu"), LAMB()
+backend.warm_up(rule, "{dtype}")
+with event.install_recorder("numba:compile") as recorder:
+    weight, total, out = np.ones(5, "{dtype}"), np.ones(5, np.float32), np.ones(5, "{dtype}")
+    state = backend.new_state(rule, weight)
+    backend.accumulate(total, weight)
+    norms = [backend.norms(rule, 0, weight, total, state, Step(1))]
+    backend.update(rule, weight, total, state, Step(1), out=None if weight.dtype == total.dtype else out, norms=norms)
+print(len(recorder.buffer))
+"""
+    # With the cache of earlier runs nothing would be compiled anyway.
+    assert python(code, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+
+
+def test_what_one_process_has_compiled_the_next_one_loads(tmp_path: Path) -> None:
+    code = """
+from numba.core import event
+from aiokv.kernels import get_backend
+from aiokv.optim import Adam
+with event.install_recorder("numba:compile") as recorder:
+    get_backend("cpu").warm_up(Adam(), "float32")
+print(len(recorder.buffer) > 0)
+"""
+    assert [python(code, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)] == ["True", "False"]
+
+
+def test_compiled_code_goes_by_the_source_it_was_made_from() -> None:
+    """Another version of a rule, with the same names, must not find the code of this one in the cache."""
+    assert digest("w - rate * g") == digest("w - rate * g") != digest("w + rate * g")
 
 
 def test_what_was_warmed_up_is_ready_for_memory_as_a_server_has_it() -> None:
@@ -326,15 +415,17 @@ def test_what_was_warmed_up_is_ready_for_memory_as_a_server_has_it() -> None:
     code = """
 import numpy as np
 from aiokv.kernels import cpu, get_backend
-from aiokv.optim import Adam
+from aiokv.kernels.plan import plan_update
+from aiokv.optim import Adam, Step
 def compiled():
-    return [len(kernel.signatures) for kernel in (cpu.KERNELS["adam"], cpu._accumulate)]
+    loop = cpu.update_loop(plan_update(Adam()), in_place=True, master=False)
+    return [len(kernel.signatures) for kernel in (loop, cpu._accumulate)]
 backend = get_backend("cpu")
 backend.warm_up(Adam(), "float32")
 ready = compiled()
 weight, total, slot = (memory.view("float32") for memory in np.zeros((3, 28), np.uint8))
 backend.accumulate(total, slot)
-backend.update(Adam(), weight, total, backend.new_state(Adam(), weight), 5)
+backend.update(Adam(), weight, total, backend.new_state(Adam(), weight), Step(5))
 print(ready, compiled())
 """
     assert python(code) == "[1, 1] [1, 1]"
@@ -351,12 +442,12 @@ def test_float16_does_without_instructions_for_it() -> None:
     code = """
 import numpy as np
 from aiokv.kernels import cpu, get_backend
-from aiokv.optim import SGD
+from aiokv.optim import LARS, SGD, Step
 assert not cpu.HALF_PRECISION
 weight, total = np.ones(2, np.float16), np.ones(2, np.float16)
 backend = get_backend("cpu")
 backend.accumulate(total, weight)
-backend.update(SGD(learning_rate=0.25), weight, total, {}, 1)
-print(total.tolist())
+backend.update(SGD(), weight, total, {}, Step(1, 0.25))
+print(total.tolist(), backend.norms(LARS(), 0, weight, weight, {}, Step(1)))
 """
-    assert python(code, NUMBA_CPU_NAME="generic") == "[0.5, 0.5]"
+    assert python(code, NUMBA_CPU_NAME="generic") == "[0.5, 0.5] (2.0, 2.0)"

@@ -13,13 +13,15 @@ import pytest
 from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.kernels import get_backend
 
-ARITHMETIC = Path(__file__).with_name("test_kernel_arithmetic.py")
+MODULES = [
+    str(Path(__file__).with_name(f"test_kernel_{name}.py")) for name in ("arithmetic", "golden", "norms", "sums")
+]
 
 
 def run_arithmetic_tests(*, simulated: bool) -> None:
     """Run them in another process; fail with all its output."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", str(ARITHMETIC)],
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *MODULES],
         env=os.environ | {"KERNEL_TESTS_BACKENDS": "cuda", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

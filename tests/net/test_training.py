@@ -239,7 +239,7 @@ async def test_names_decide_ranks_whatever_the_order_of_arrival(cluster: MakeClu
         (lambda kv: kv.push(7, full((1,), 1)), KeyUseError, ["7", "int", "str"]),
         (lambda kv: kv.push({"w": full((2, 3), 1), 7: full((1,), 1)}), KeyUseError, ["7", "never mix"]),
         (lambda kv: kv.push(True, full((1,), 1)), KeyUseError, ["bool"]),
-        (lambda kv: kv.init("w", full((2, 3), 1)), AlreadyInitializedError, ["'w'"]),
+        (lambda kv: kv.init("w", full((2, 3), 2)), AlreadyInitializedError, ["'w'"]),
         (lambda kv: kv.init("t", np.array(["text"])), SpecMismatchError, ["'t'", "str", "float32"]),
         (lambda kv: kv.set_optimizer("nope"), OptimizerError, ["'nope'", "sgd"]),
         (lambda kv: kv.set_optimizer("sgd", learning_rate="fast"), OptimizerError, ["learning_rate"]),

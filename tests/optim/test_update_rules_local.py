@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ GRADIENTS = [0.5, 0.5, -0.25]
     ],
     ids=["assign", "sgd", "sgd with momentum", "adam"],
 )
-def test_every_push_makes_one_update(backend: str, name: str, params: dict[str, float], expected: list[float]) -> None:
+def test_every_push_makes_one_update(backend: str, name: str, params: dict[str, Any], expected: list[float]) -> None:
     """From MXNet's update rules."""
     with aiokv.create("local", backend=backend) as kv:
         kv.init("w", np.ones(3))

@@ -1,0 +1,108 @@
+"""Barriers: calls that wait until every worker of a group is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiokv.core.deadlines import Deadlines
+from aiokv.core.effects import Effect, Refuse, Send
+from aiokv.errors import BarrierTimeoutError, MembershipError
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from aiokv.core.roster import Roster
+    from aiokv.types import Peer, Rank
+
+Place = tuple[str, tuple["Rank", ...]]
+"""A barrier: its name, and the group whose it is; an empty one is that of all workers."""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A call that waits at a barrier."""
+
+    place: Place
+    peer: Peer
+    request: int
+    rank: Rank
+    waits: float
+
+
+class Barriers:
+    """All calls that wait at barriers. Ranks are counted, not calls: a worker that asks twice is one worker."""
+
+    def __init__(self) -> None:
+        self._arrivals: dict[tuple[Peer, int], Arrival] = {}
+        self._waiting: Deadlines[tuple[Peer, int]] = Deadlines()
+
+    def deadline(self) -> float | None:
+        """Return the time at which a call has waited too long."""
+        return self._waiting.next()
+
+    def arrive(self, peer: Peer, request: int, rank: Rank, message: m.Barrier, roster: Roster, now: float) -> None:
+        """Enter a call.
+
+        Raises:
+            MembershipError: the rank is not in the group, or the group has ranks that do not exist.
+        """
+        group = roster.check_group(message.group)
+        if group and rank not in group:
+            raise MembershipError(f"barrier {message.name!r} of ranks {list(group)}: rank {rank} is none of them")
+        arrival = Arrival((message.name, group), peer, request, rank, message.timeout)
+        self._arrivals[peer, request] = arrival
+        self._waiting.add((peer, request), now + message.timeout)
+
+    def release(self, roster: Roster) -> list[Effect]:
+        """Answer at the barriers where everybody is; refuse where somebody is lost."""
+        effects: list[Effect] = []
+        for place in dict.fromkeys(arrival.place for arrival in self._arrivals.values()):
+            absent = self._absent(place, roster)
+            lost = [rank for rank in absent if rank in roster.lost]
+            if absent and not lost:
+                continue
+            for arrival in [arrival for arrival in self._arrivals.values() if arrival.place == place]:
+                del self._arrivals[arrival.peer, arrival.request]
+                self._waiting.discard((arrival.peer, arrival.request))
+                answer: Effect = Send(arrival.peer, arrival.request, m.Done())
+                if lost:
+                    answer = Refuse(arrival.peer, arrival.request, roster.loss(lost, f"barrier {place[0]!r}"))
+                effects.append(answer)
+        return effects
+
+    def _absent(self, place: Place, roster: Roster) -> list[Rank]:
+        here = {arrival.rank for arrival in self._arrivals.values() if arrival.place == place}
+        return [rank for rank in roster.members_of(place[1]) if rank not in here]
+
+    def forget_peer(self, peer: Peer) -> None:
+        """Take out the calls of a connection that is over."""
+        for name in [name for name in self._arrivals if name[0] == peer]:
+            del self._arrivals[name]
+            self._waiting.discard(name)
+
+    def expire(self, roster: Roster, now: float) -> list[Effect]:
+        """Refuse the calls that have waited too long, and say for whom."""
+        late = [self._arrivals[name] for name in self._waiting.due(now)]
+        # All that is late is looked at before any is taken out: each is told the same missing ranks.
+        effects: list[Effect] = [Refuse(each.peer, each.request, self._late(each, roster)) for each in late]
+        for arrival in late:
+            del self._arrivals[arrival.peer, arrival.request]
+        return effects
+
+    def _late(self, arrival: Arrival, roster: Roster) -> BarrierTimeoutError:
+        absent = self._absent(arrival.place, roster)
+        return BarrierTimeoutError(
+            f"barrier {arrival.place[0]!r}: rank {roster.labels(absent)} did not arrive within {arrival.waits:.3g} s",
+            ranks=absent,
+        )
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        assert all(name in self._waiting for name in self._arrivals)
+        assert len(self._arrivals) == len(self._waiting)

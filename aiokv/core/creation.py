@@ -1,0 +1,158 @@
+"""How keys come into being on a server: their root brings the values, the others wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokv.core.bundle import name_keys
+from aiokv.core.effects import Effect, Install, Refuse, Send, freed
+from aiokv.core.parked import ParkedInits
+from aiokv.errors import AiokvError, CallTimeoutError, MembershipError, ProtocolError, UnknownKeyError
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aiokv.core.catalog import Catalog
+    from aiokv.core.deadlines import Deadlines
+    from aiokv.core.parked import AnyInit, RequestName
+    from aiokv.core.roster import Roster
+    from aiokv.core.rules import Rules
+    from aiokv.core.stimuli import Received
+    from aiokv.types import Peer, Rank
+
+
+class Creation:
+    """The part of a `Coordinator` that deals with inits.
+
+    Args:
+        catalog: the server's keys.
+        rules: which rule updates them.
+        deadlines: where inits that wait are entered, under peer and request id.
+    """
+
+    def __init__(self, catalog: Catalog, rules: Rules, deadlines: Deadlines[RequestName]) -> None:
+        self._catalog = catalog
+        self._rules = rules
+        self._deadlines = deadlines
+        self._parked = ParkedInits()
+
+    def __contains__(self, name: RequestName) -> bool:
+        return name in self._parked
+
+    def __iter__(self) -> Iterator[RequestName]:
+        return iter(self._parked)
+
+    def init(self, received: Received, message: AnyInit, rank: Rank, roster: Roster, now: float) -> list[Effect]:
+        """Create what the root brings; let others wait for it.
+
+        Raises:
+            AlreadyInitializedError: there is another value.
+            MembershipError: the rank is not in the keys' group.
+            ProtocolError, KeyUseError, SpecMismatchError, PolicyError, OptimizerError: it can't be.
+        """
+        if message.group != roster.check_group(message.group):
+            raise ProtocolError(f"{_named(message)}: a group is sorted, and empty when it is all workers")
+        if message.group and rank not in message.group:
+            text = f"{_named(message)}: ranks {list(message.group)} own it; rank {roster.label(rank)} is none of them"
+            raise MembershipError(text, ranks=[rank])
+        self._catalog.check_init(message)
+        if rank == _root(message):
+            return self._create(received, message)
+        if received.slot is not None:
+            root = _root(message)
+            raise ProtocolError(f"{_named(message)}: only rank {root} sends initial values, got some from rank {rank}")
+        name = (received.peer, received.request)
+        answered = self._answer(name, message)
+        if answered:
+            return answered
+        self._deadlines.add(name, now + message.timeout)
+        return self.roster_changed(roster)
+
+    def _create(self, received: Received, message: AnyInit) -> list[Effect]:
+        keys = (message.key,) if isinstance(message, m.Init) else message.keys
+        if self._catalog.has_values(message):
+            return [*freed(received.slot), *self._answer((received.peer, received.request), message)]
+        for key in keys:
+            self._rules.check_dtype(key, message.dtype)
+        answer: m.Message = m.Done()
+        start = 0
+        if isinstance(message, m.Init):
+            start = message.start
+            chunk = self._catalog.create(message, received.nbytes)
+        else:
+            bundle = self._catalog.create_bundle(message, received.nbytes)
+            assert bundle.chunk is not None, "a new bundle is one chunk"
+            chunk, answer = bundle.chunk, m.Bundled(bundle.number)
+        effects: list[Effect] = [Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot)]
+        effects.append(Send(received.peer, received.request, answer))
+        for key in keys:
+            for name, parked in self._parked.take_place(key, start):
+                effects += self._release(name, parked)
+        return effects
+
+    def _answer(self, name: RequestName, message: AnyInit) -> list[Effect]:
+        """Answer an init if all that it names is there; else park it."""
+        if isinstance(message, m.Init):
+            chunk = self._catalog.find(message.key, message.start)
+            missing = message.key if chunk is None else None
+            answer: m.Message = m.Done(chunk.version if chunk else 0)
+            start = message.start
+        else:
+            missing, start = self._catalog.first_missing(message.keys), 0
+            answer = m.Done()
+            if missing is None:
+                answer = m.Bundled(self._catalog.bundle_like(message).number)
+        if missing is not None:
+            self._parked.add(name, message, missing, start)
+            return []
+        self._deadlines.discard(name)
+        return [Send(*name, answer)]
+
+    def _release(self, name: RequestName, message: AnyInit) -> list[Effect]:
+        try:
+            self._catalog.check_init(message)
+            return self._answer(name, message)
+        except AiokvError as error:
+            self._deadlines.discard(name)
+            return [Refuse(*name, error)]
+
+    def roster_changed(self, roster: Roster) -> list[Effect]:
+        """Refuse the inits whose root is gone."""
+        effects: list[Effect] = []
+        for name in list(self._parked):
+            message = self._parked.get(name)
+            root = roster.entry(_root(message))
+            if root is None or root.state in {"alive", "finished"}:
+                continue
+            self._parked.take(name)
+            self._deadlines.discard(name)
+            what = f"init of {_named(message)}"
+            key = message.key if isinstance(message, m.Init) else message.keys[0]
+            if root.state == "lost":
+                error: AiokvError = roster.loss([root.rank], what, key)
+            else:
+                error = UnknownKeyError(f"{what}: rank {roster.label(root.rank)} left without it", key=key)
+            effects.append(Refuse(*name, error))
+        return effects
+
+    def forget_peer(self, peer: Peer) -> None:
+        """Take out the inits of a connection that is over."""
+        for name, _ in self._parked.take_peer(peer):
+            self._deadlines.discard(name)
+
+    def expire(self, name: RequestName, roster: Roster) -> Effect:
+        """Refuse an init whose time has come, and say for whom it has waited."""
+        message = self._parked.take(name)
+        root = _root(message)
+        text = f"{_named(message)}: not initialized by rank {roster.label(root)} within {message.timeout:.3g} s"
+        key = message.key if isinstance(message, m.Init) else message.keys[0]
+        return Refuse(*name, CallTimeoutError(text, ranks=[root], key=key))
+
+
+def _root(message: AnyInit) -> Rank:
+    return message.group[0] if message.group else 0
+
+
+def _named(message: AnyInit) -> str:
+    return f"key {message.key!r}" if isinstance(message, m.Init) else f"keys {name_keys(message.keys)}"

@@ -1,0 +1,123 @@
+"""Sums that do not simply add up: low precisions, integers, means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aiokv.core.effects import Apply
+from aiokv.errors import SumOverflowError, UpdateRefusedError
+from aiokv.kernels import get_backend
+from aiokv.optim import SGD, Assign, OwnRule
+from aiokv.store.memory import ParameterStore
+from aiokv.storing import perform
+
+if TYPE_CHECKING:
+    from aiokv.core.stimuli import Applied
+
+
+@pytest.fixture
+def store() -> ParameterStore:
+    return ParameterStore(get_backend("reference"))
+
+
+def land(store: ParameterStore, values: Any, dtype: Any) -> int:
+    array = np.array(values, dtype)
+    slot, view = store.land(array.nbytes)
+    view[:] = array.tobytes()
+    return slot
+
+
+def read(store: ParameterStore, dtype: Any, version: int = 1, key: str = "w") -> Any:
+    value = store.acquire(key, 0, version)
+    array = value.buffer.view(dtype).copy()
+    store.release(value)
+    return array
+
+
+def update(store: ParameterStore, contributions: list[Any], dtype: Any, rule: Any = None, divisor: int = 1) -> Applied:
+    """Sum contributions in order and apply them to zeros."""
+    name = np.dtype(dtype).name
+    store.install("w", 0, name, len(contributions[0]), land(store, np.zeros(len(contributions[0])), dtype))
+    slots = [land(store, values, dtype) for values in contributions]
+    for source in slots[1:]:
+        store.fold(slots[0], source, name)
+    applied = perform(store, Apply("w", 0, 1, slots[0], [], [], 1, rule or Assign(), divisor))
+    assert applied is not None
+    assert store.open_slots == 0
+    return applied
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_scenario_70_mean_of_low_precisions_does_not_overflow(store: ParameterStore, dtype: Any) -> None:
+    # 7 times 10,000 is more than a float16 can hold.
+    update(store, [[10_000.0]] * 7, dtype, divisor=7)
+    assert read(store, dtype).tolist() == [dtype(10_000.0)]
+
+
+def test_low_precisions_are_added_in_float32(store: ParameterStore) -> None:
+    # In float16 2048 + 1 is 2048, however often 1 is added.
+    update(store, [[2048.0], [1.0], [1.0]], np.float16, SGD(learning_rate=1.0))
+    assert read(store, np.float16).tolist() == [-2050.0]
+
+
+def test_sum_of_low_precisions_is_cut_like_its_slot(store: ParameterStore) -> None:
+    for key, size in (("a", 1), ("w", 2)):
+        store.install(key, 0, "float16", size, land(store, np.zeros(size), np.float16))
+    total = land(store, [2048, 1, 2], np.float16)
+    store.fold(total, land(store, [1, 1, 1], np.float16), "float16")
+    store.split(total, [(-1, 2), (-2, 4)])
+    store.fold(-1, land(store, [1], np.float16), "float16")
+    for key, slot in (("a", -1), ("w", -2)):
+        perform(store, Apply(key, 0, 1, slot, [], [], 1, Assign(), 1))
+    assert read(store, np.float16, key="a").tolist() == [2050.0]
+    assert read(store, np.float16).tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parts", "total"),
+    [
+        ("int32", [[2**30], [2**29]], 2**30 + 2**29),
+        ("int64", [[2**62], [2**62 - 1]], 2**63 - 1),
+        ("int8", [[100], [27]], 127),
+    ],
+)
+def test_scenario_28_sums_of_integers_are_exact(
+    store: ParameterStore, dtype: str, parts: list[list[int]], total: int
+) -> None:
+    assert update(store, parts, dtype).error is None
+    assert read(store, dtype).tolist() == [total]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parts"), [("int8", [[100], [100]]), ("uint8", [[200], [100]]), ("int64", [[2**62]] * 3)]
+)
+def test_scenario_28_sum_that_does_not_fit_is_an_error_and_changes_nothing(
+    store: ParameterStore, dtype: str, parts: list[list[int]]
+) -> None:
+    error = update(store, parts, dtype).error
+    assert isinstance(error, SumOverflowError)
+    assert error.details == {"key": "w", "round": 1}
+    assert read(store, dtype).tolist() == [0]
+
+
+def test_mean_is_made_before_the_rule(store: ParameterStore) -> None:
+    update(store, [[1.0], [2.0], [6.0]], np.float32, SGD(learning_rate=0.5), divisor=3)
+    assert read(store, np.float32).tolist() == [-1.5]
+
+
+class Broken(OwnRule, tag="broken", frozen=True):
+    """Raises."""
+
+    def compute(self, weight: Any, gradient: Any, state: Any, step: Any) -> Any:
+        raise ZeroDivisionError("of the user's own")
+
+
+def test_rule_that_raises_changes_nothing_and_says_what(store: ParameterStore) -> None:
+    error = update(store, [[1.0]], np.float32, Broken()).error
+    assert isinstance(error, UpdateRefusedError)
+    assert "ZeroDivisionError: of the user's own" in str(error)
+    assert read(store, np.float32).tolist() == [0.0]
