@@ -94,9 +94,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         Meta(
             ge=1 << 20,
-            le=64 << 20,
+            le=32 << 20,
             multiple_of=4096,
-            description="a multiple of 4096 from 1048576 (1 MiB) to 67108864 (64 MiB)",
+            description="a multiple of 4096 from 1048576 (1 MiB) to 33554432 (32 MiB)",
         ),
     ] = 4 << 20
     """Shared memory of one connection in each direction; one payload takes at most a quarter. Larger ones are streamed.

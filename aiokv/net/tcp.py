@@ -34,6 +34,7 @@ LINGER_SECONDS = 5.0
 """How long a connection that is closed may wait for the other side to read the rest."""
 
 UNWANTED_BYTES = 4096
+"""How much of what is not wanted any longer is received at a time."""
 
 LAST = -(1 << 40)
 """Priority of the frame that closes a connection."""
@@ -318,7 +319,7 @@ class Link(asyncio.BufferedProtocol):
         The other side says when it has copied something out of the memory. If that met a closed socket, the system
         would reset the connection, and what the other side has not read yet would be lost.
         """
-        if not self._connection.sharing:
+        if not self._connection.sharing or transport.is_closing():
             transport.close()
             return
         self._unwanted = memoryview(bytearray(UNWANTED_BYTES))

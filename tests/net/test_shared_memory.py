@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import sys
 import textwrap
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from aiokv.errors import LimitError
+from aiokv.net import tcp
 from aiokv.net.shared import HEAD_BYTES, Segments, Sharing
 from aiokv.net.tcp import Link
 from aiokv.wire import messages as m
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from tests.net.conftest import MakeCluster
+
+fcntl = pytest.importorskip("fcntl")
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create") or not hasattr(fcntl, "F_ADD_SEALS"), reason="this Python knows no sealed memory"
@@ -299,6 +301,32 @@ async def test_what_waits_for_room_is_sent_before_a_close() -> None:
         link.close()
         await far.down.wait()
         assert (len(far.frames), far.error) == (40, None)
+
+
+async def test_a_side_that_has_stopped_reading_can_close() -> None:
+    async with pair(max_queued_bytes=RING) as (link, near, other, far):
+        assert link._transport is not None
+        link._transport.pause_reading()
+        answer = memoryview(bytes(RING // 4))
+        for _ in range(80):
+            other.send(value(answer), answer)
+        other.flush()
+        assert not other._reading
+        other.close()
+        link.send(encode_frame(m.Done(2), 8))
+        link.flush()
+        link._transport.resume_reading()
+        await asyncio.gather(near.down.wait(), far.down.wait())
+        assert (len(near.frames), far.frames) == (80, [])
+
+
+async def test_a_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "LINGER_SECONDS", 0.01)
+    async with pair() as (link, near, other, _):
+        assert other._transport is not None
+        other._transport.pause_reading()
+        link.close()
+        await near.down.wait()
 
 
 async def test_urgent_frames_overtake_what_waits_for_room() -> None:
