@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
 import numpy as np
 from numpy.typing import NDArray
 

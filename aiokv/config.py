@@ -88,6 +88,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What may wait to be sent to a peer that does not read; nothing more is read from it until that has left."""
     max_open_pushes: Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")] = 16
     """How many pushes of one key a worker may have under way; calls that would push more of it wait for their turn."""
+    shared_memory: Annotated[Literal["auto", "off"], Meta(description="one of auto, off")] = "auto"
+    """"auto": large payloads between processes of one host go through shared memory where the system has it (Linux)."""
+    shared_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=32 << 20,
+            multiple_of=4096,
+            description="a multiple of 4096 from 1048576 (1 MiB) to 33554432 (32 MiB)",
+        ),
+    ] = 4 << 20
+    """Shared memory of one connection in each direction; one payload takes at most a quarter. Larger ones are streamed.
+
+    A server refuses a connection's memory that is larger than its own setting.
+    """
     backend: Annotated[
         Literal["auto", "reference", "cpu", "cuda"], Meta(description="one of auto, reference, cpu, cuda")
     ] = "auto"

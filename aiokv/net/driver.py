@@ -15,6 +15,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net.memory import MemoryLink
+from aiokv.net.shared import Segments
 from aiokv.net.tcp import Link
 from aiokv.telemetry import Counters, EventLog
 from aiokv.wire.messages import Error, Message
@@ -84,6 +85,9 @@ class Driver:
         self._timer_at = 0.0
         self._connecting: dict[asyncio.Task[None], None] = {}
         self._closed = False
+        self._segments: Segments | None = None
+        if config.shared_memory == "auto":
+            self._segments = Segments(config.shared_memory_bytes, self.counters)
 
     # --- the machine ---
 
@@ -184,6 +188,7 @@ class Driver:
             token=config.token,
             peer=peer,
             max_queued_bytes=None if initiator else config.max_queued_bytes,
+            segments=self._segments,
         )
 
     def accept(self) -> Link:

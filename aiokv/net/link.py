@@ -102,6 +102,12 @@ class Outgoing:
         """Bytes of the whole frame."""
         return len(self.head) + (self.payload.nbytes if self.payload is not None else 0)
 
+    def leave(self, head: bytes) -> None:
+        """Go on without the payload, which was copied, and give its memory back."""
+        self.head, self.payload, self.call = head, None, -1
+        self.done()
+        self.sent = None
+
     def done(self) -> None:
         """Give the payload's memory back."""
         if self.sent is not None:

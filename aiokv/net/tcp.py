@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 from aiokv.errors import AiokvError, HandshakeError
 from aiokv.net.link import Outgoing, detach
+from aiokv.net.shared import Segments, Sharing
 from aiokv.wire.connection import Connection
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
+from aiokv.wire.sendqueue import SendQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +23,18 @@ if TYPE_CHECKING:
     from aiokv.types import Peer
     from aiokv.wire.messages import Message
     from aiokv.wire.receiver import Frame, Head, Landing
-from aiokv.wire.sendqueue import SendQueue
 
 WINDOW_BYTES = 512 * 1024
 """How many bytes may lie in the transport. What waits in our queue can be copied when its owner wants it back."""
 
 BATCH = 16
 """How many frames are handed on before it is looked at how much waits to be sent."""
+
+LINGER_SECONDS = 5.0
+"""How long a connection that is closed may wait for the other side to read the rest."""
+
+UNWANTED_BYTES = 4096
+"""How much of what is not wanted any longer is received at a time."""
 
 LAST = -(1 << 40)
 """Priority of the frame that closes a connection."""
@@ -48,6 +55,7 @@ class Link(asyncio.BufferedProtocol):
         limits: what the other side may send.
         max_queued_bytes: with more than this waiting to be sent nothing is read, so that a peer that asks and does not
             read can't fill the memory. Only for the side that answers: with both it would be a deadlock.
+        segments: makes the memory that is shared with a peer on this host; None: none is.
     """
 
     def __init__(
@@ -60,6 +68,7 @@ class Link(asyncio.BufferedProtocol):
         peer: Peer,
         limits: Limits | None = None,
         max_queued_bytes: int | None = None,
+        segments: Segments | None = None,
     ) -> None:
         self.peer = peer
         self.initiator = initiator
@@ -74,6 +83,7 @@ class Link(asyncio.BufferedProtocol):
             nonce=secrets.token_bytes(32),
             land=self._land,
             limits=limits or Limits(),
+            open_shared=None if segments is None or initiator else segments.open,
             now=self._loop.time(),
         )
         self._transport: asyncio.Transport | None = None
@@ -88,6 +98,10 @@ class Link(asyncio.BufferedProtocol):
         self._drained: list[asyncio.Future[None]] = []
         self._error: AiokvError | None = None
         self._closed = False
+        self._unwanted: memoryview | None = None
+        """Where what comes while the connection is closed is received into."""
+        self._lingering: asyncio.TimerHandle | None = None
+        self._sharing = Sharing(self._connection, segments if initiator else None)
 
     @property
     def established(self) -> bool:
@@ -118,11 +132,11 @@ class Link(asyncio.BufferedProtocol):
         deadline = self._connection.deadline()
         if deadline is not None:
             self._handshake_timer = self._loop.call_at(deadline, self._handshake_late)
-        self._write_handshake()
+        self._write_link_frames()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory to receive into."""
-        return self._connection.get_buffer()
+        return self._connection.get_buffer() if self._unwanted is None else self._unwanted
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take in what was received."""
@@ -136,12 +150,15 @@ class Link(asyncio.BufferedProtocol):
             self._deliver(self._connection.undelivered)
             self.refuse(error)
             return
-        if not was_established:
-            self._write_handshake()
-            if self._connection.established:
-                self._stop_handshake_timer()
-                self._owner.link_up(self)
+        self._write_link_frames()
+        if not was_established and self._connection.established:
+            self._stop_handshake_timer()
+            self._owner.link_up(self)
+        self._sharing.received()
         self._deliver(frames)
+        if self._queue:
+            # The other side may have made room in the shared memory.
+            self.flush()
 
     def eof_received(self) -> bool:
         """Close when the other side has closed."""
@@ -152,6 +169,9 @@ class Link(asyncio.BufferedProtocol):
         self._closed = True
         self._transport = None
         self._stop_handshake_timer()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._sharing.close()
         # It arrived whole, so it counts; there is nobody left to read the answers.
         self._reading = True
         self._deliver([])
@@ -223,15 +243,17 @@ class Link(asyncio.BufferedProtocol):
         if transport is None or self._closed:
             return
         joined: list[bytes | memoryview] = []
-        while self._queue and self._written_bytes < WINDOW_BYTES:
+        while self._queue and self._written_bytes < WINDOW_BYTES and not self._must_wait(self._queue.peek()):
             outgoing = self._queue.take()
             self._queued_bytes -= outgoing.nbytes
+            self._sharing.leave(outgoing)
             self._written.append(outgoing)
             self._written_bytes += outgoing.nbytes
             joined.append(outgoing.head)
             payload = outgoing.payload
             if payload is None:
                 continue
+            self._consider_sharing(payload.nbytes)
             if payload.nbytes <= JOIN_BYTES:
                 joined.append(payload)
                 continue
@@ -280,7 +302,7 @@ class Link(asyncio.BufferedProtocol):
         if self._transport is not None and not self._closed:
             self._written_bytes = -(1 << 62)
             self.flush()
-            self._transport.close()
+            self._end(self._transport)
         self._closed = True
 
     def abort(self) -> None:
@@ -291,7 +313,36 @@ class Link(asyncio.BufferedProtocol):
 
     # --- inside ---
 
+    def _end(self, transport: asyncio.Transport) -> None:
+        """Close when everything is written; with shared memory when the other side has read it, too.
+
+        The other side says when it has copied something out of the memory. If that met a closed socket, the system
+        would reset the connection, and what the other side has not read yet would be lost.
+        """
+        if not self._connection.sharing or transport.is_closing():
+            transport.close()
+            return
+        self._unwanted = memoryview(bytearray(UNWANTED_BYTES))
+        if not self._reading:
+            transport.resume_reading()
+        transport.write_eof()
+        self._lingering = self._loop.call_later(LINGER_SECONDS, transport.abort)
+
+    def _consider_sharing(self, nbytes: int) -> None:
+        """Offer shared memory to a peer on this host when the first large payload comes along."""
+        if self._transport is not None and self._sharing.offer(nbytes, self._transport):
+            self._write_link_frames()
+
+    def _must_wait(self, outgoing: Outgoing) -> bool:
+        """Say whether a frame waits for room in the shared memory.
+
+        While nothing is read, nobody says that there is room again; and what is left when the connection closes goes
+        through the stream at once.
+        """
+        return self._reading and self._written_bytes >= 0 and not self._sharing.has_room(outgoing)
+
     def _land(self, head: Head) -> Landing:
+        self._consider_sharing(head.payload_nbytes)
         return self._owner.land(self, head)
 
     def _deliver(self, frames: list[Frame]) -> None:
@@ -313,12 +364,14 @@ class Link(asyncio.BufferedProtocol):
         if self._reading and self._queued_bytes > limit:
             self._reading = False
             self._transport.pause_reading()
+            # What has waited for room in the shared memory would not hear of it now.
+            self._loop.call_soon(self.flush)
         elif not self._reading and self._queued_bytes <= limit // 2:
             self._reading = True
             self._transport.resume_reading()
             self._loop.call_soon(self._deliver, [])
 
-    def _write_handshake(self) -> None:
+    def _write_link_frames(self) -> None:
         data = self._connection.data_to_send()
         if data and self._transport is not None:
             self._transport.write(data)

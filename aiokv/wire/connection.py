@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiokv.errors import AiokvError, HandshakeError, from_code
+from aiokv.errors import AiokvError, HandshakeError, ProtocolError, from_code
 from aiokv.wire.auth import Handshake
-from aiokv.wire.frames import HEADER_BYTES, encode_frame
+from aiokv.wire.frames import HEADER_BYTES, by_reference, encode_frame
 from aiokv.wire.limits import DEFAULT_LIMITS, Limits
-from aiokv.wire.messages import FRAME_TYPES, TYPE_OF, Challenge, Goodbye, Hello, Message, Proof, Welcome
+from aiokv.wire.messages import (
+    FRAME_TYPES,
+    TYPE_OF,
+    Challenge,
+    Freed,
+    Goodbye,
+    Hello,
+    Message,
+    Proof,
+    Share,
+    Shared,
+    Welcome,
+)
 from aiokv.wire.receiver import Frame, Land, Receiver
+from aiokv.wire.shared import Mapping, Open, SharedMemory
 
 MAX_REASON_BYTES: Final = 1024
 """Longest reason in a `Goodbye`, so that it fits into what an unauthenticated peer may send."""
@@ -32,13 +45,24 @@ class Connection:
         nonce: 32 bytes of fresh randomness for this connection alone.
         land: where payloads go; see `Receiver`.
         limits: what the peer may announce.
+        open_shared: opens memory that the peer names; None: this side takes none.
         now: the current time in seconds on the clock of `handle_timeout`.
 
     Raises:
         ValueError: the nonce has another length.
     """
 
-    __slots__ = ("_deadline", "_handshake", "_handshake_bytes", "_limits", "_outgoing", "_receiver")
+    __slots__ = (
+        "_deadline",
+        "_handshake",
+        "_handshake_bytes",
+        "_limits",
+        "_offered",
+        "_open_shared",
+        "_outgoing",
+        "_receiver",
+        "_shared",
+    )
 
     def __init__(
         self,
@@ -49,6 +73,7 @@ class Connection:
         nonce: bytes,
         land: Land,
         limits: Limits = DEFAULT_LIMITS,
+        open_shared: Open | None = None,
         now: float,
     ) -> None:
         self._limits = limits
@@ -56,6 +81,9 @@ class Connection:
         self._handshake = Handshake(initiator=initiator, cluster=cluster, token=token, nonce=nonce)
         self._handshake_bytes = 0
         self._receiver = Receiver(land, limits, self._receive_link)
+        self._open_shared = open_shared
+        self._offered: Mapping | None = None
+        self._shared: SharedMemory | None = None
         first = self._handshake.start()
         self._outgoing = b"" if first is None else encode_frame(first)
         self._admit()
@@ -89,7 +117,7 @@ class Connection:
     def buffer_updated(self, nbytes: int) -> list[Frame]:
         """Take `nbytes` that were received into the last `get_buffer`, and return the frames that they complete.
 
-        Look at `data_to_send` and `established` afterwards.
+        Look at `data_to_send`, `offered` and `established` afterwards.
 
         Raises:
             HandshakeError: another protocol version, cluster or token.
@@ -97,10 +125,14 @@ class Connection:
             ProtocolError: the peer broke the protocol, or the connection has failed before.
             AiokvError: the peer closes the connection and says why, with the class of its reason.
         """
-        return self._receiver.buffer_updated(nbytes)
+        frames = self._receiver.buffer_updated(nbytes)
+        freed = None if self._shared is None else self._shared.freed()
+        if freed is not None:
+            self._outgoing += encode_frame(freed)
+        return frames
 
     def data_to_send(self) -> bytes:
-        """Return and forget the handshake bytes that wait to be written."""
+        """Return and forget the bytes of link frames that wait to be written, in front of any other frame."""
         outgoing, self._outgoing = self._outgoing, b""
         return outgoing
 
@@ -134,9 +166,86 @@ class Connection:
         reason = error.message.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
         return encode_frame(Goodbye(error.code, reason))
 
+    # --- shared memory ---
+
+    @property
+    def sharing(self) -> bool:
+        """True when large payloads can go through shared memory."""
+        return self._shared is not None
+
+    @property
+    def offered(self) -> bool:
+        """True while the peer has not answered to `offer`."""
+        return self._offered is not None
+
+    def offer(self, share: Share, mapping: Mapping) -> None:
+        """Offer the peer to use this memory; look at `data_to_send`. Only for an established initiator, and once."""
+        self._offered = mapping
+        self._outgoing += encode_frame(share)
+
+    def shares(self, nbytes: int) -> bool:
+        """Say whether a payload of this size is to be sent with `refer`."""
+        return self._shared is not None and self._shared.suits(nbytes)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Say whether `refer` has a place for a payload that `shares`; if not, it will have after a later receive."""
+        return self._shared is not None and self._shared.has_room(nbytes)
+
+    def refer(self, head: bytes, payload: memoryview) -> bytes:
+        """Copy a payload for which there is room into the shared memory; return what to write instead of the frame.
+
+        Frames must be written in the order of these calls.
+        """
+        assert self._shared is not None
+        self._shared.put(payload)
+        return by_reference(head)
+
+    def unshare(self) -> None:
+        """Let go of the memory: the connection is over."""
+        for memory in (self._offered, self._shared):
+            if memory is not None:
+                memory.release()
+        self._offered = self._shared = None
+        self._receiver.share(None)
+
+    def _use(self, mapping: Mapping) -> None:
+        self._shared = SharedMemory(mapping)
+        self._receiver.share(self._shared)
+
+    def _take_share(self, share: Share) -> None:
+        mapping = None
+        if self._open_shared is not None and self._shared is None:
+            mapping = self._open_shared(share)
+        if mapping is not None:
+            self._use(mapping)
+        self._outgoing += encode_frame(Shared(b"" if mapping is None else mapping.proof))
+
+    def _take_answer(self, answer: Shared) -> None:
+        mapping, self._offered = self._offered, None
+        if mapping is None or answer.proof not in (b"", mapping.proof):
+            raise ProtocolError("the peer says that it has opened shared memory, but not that of this side")
+        if answer.proof:
+            self._use(mapping)
+
     def _receive_link(self, message: Message, nbytes: int) -> None:
-        if isinstance(message, Goodbye):
-            raise from_code(message.code, f"the peer closed the connection: {message.reason}", {})
+        match message:
+            case Goodbye():
+                raise from_code(message.code, f"the peer closed the connection: {message.reason}", {})
+            case Share():
+                self._take_share(message)
+            case Shared():
+                self._take_answer(message)
+            case Freed():
+                self._take_freed(message)
+            case _:
+                self._take_handshake(message, nbytes)
+
+    def _take_freed(self, freed: Freed) -> None:
+        if self._shared is None:
+            raise ProtocolError("the peer frees shared memory, but none is shared")
+        self._shared.free(freed)
+
+    def _take_handshake(self, message: Message, nbytes: int) -> None:
         self._handshake_bytes += nbytes
         answer = self._handshake.receive(message)
         if answer is not None:

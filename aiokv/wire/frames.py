@@ -4,7 +4,7 @@
     0       4     magic "AIOK"
     4       1     protocol version
     5       1     frame type, a key of `FRAME_TYPES`
-    6       2     flags; bit 0 is reserved for a payload by reference
+    6       2     flags; bit 0: the payload lies in shared memory and not in the stream, see `wire.shared`
     8       8     request id
     16      8     payload length in bytes
     24      4     control length in bytes
@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 MAGIC: Final = b"AIOK"
 HEADER_BYTES: Final = 32
 PAYLOAD_BY_REFERENCE: Final = 1
-"""Flag: the payload lies in memory that both hosts' processes share. Reserved, and refused for now."""
+"""Flag: the payload lies in memory that both processes have mapped; the next frame follows the control part."""
 
 _HEADER: Final = struct.Struct("<4sBBHQQII")
+_FLAGS_AT: Final = 6
+
+Header = tuple[int, int, int, int, bool]
+"""Frame type, request id, bytes of the payload, bytes of the control part; whether the payload is by reference."""
+
 _PAYLOAD_TYPES: Final = frozenset(TYPE_OF[cls] for cls in WITH_PAYLOAD)
 _HTTP: Final = frozenset(
     {b"GET ", b"HEAD", b"POST", b"PUT ", b"PATC", b"DELE", b"OPTI", b"CONN", b"TRAC", b"PRI ", b"HTTP"}
@@ -70,8 +75,13 @@ def encode_frame(message: Message, request: int = 0, payload_nbytes: int = 0) ->
     return header + control
 
 
-def decode_header(buffer: memoryview | bytes, offset: int = 0) -> tuple[int, int, int, int]:
-    """Decode the `HEADER_BYTES` at `offset`, which must be there, into (type, request, payload bytes, control bytes).
+def by_reference(head: bytes) -> bytes:
+    """Return header and control part of a frame with a payload, changed to say that it is not in the stream."""
+    return head[:_FLAGS_AT] + PAYLOAD_BY_REFERENCE.to_bytes(2, "little") + head[_FLAGS_AT + 2 :]
+
+
+def decode_header(buffer: memoryview | bytes, offset: int = 0) -> Header:
+    """Decode the `HEADER_BYTES` at `offset`, which must be there.
 
     Raises:
         HandshakeError: the peer speaks another version of the protocol.
@@ -82,14 +92,14 @@ def decode_header(buffer: memoryview | bytes, offset: int = 0) -> tuple[int, int
     if (
         magic != MAGIC
         or version != PROTOCOL_VERSION
-        or flags
+        or flags > (payload_nbytes > 0)
         or checksum
         or frame_type not in FRAME_TYPES
         or (payload_nbytes and frame_type not in _PAYLOAD_TYPES)
     ):
         _check_start(magic, version)
         raise _reserved(frame_type, flags, payload_nbytes, checksum)
-    return frame_type, request, payload_nbytes, control_nbytes
+    return frame_type, request, payload_nbytes, control_nbytes, flags == PAYLOAD_BY_REFERENCE
 
 
 def check_prefix(buffer: memoryview) -> None:
@@ -137,9 +147,9 @@ def _reserved(frame_type: int, flags: int, payload_nbytes: int, checksum: int) -
     if frame_type not in FRAME_TYPES:
         return ProtocolError(f"unknown frame type {frame_type}", got=frame_type)
     name = FRAME_TYPES[frame_type].__name__
-    if flags & PAYLOAD_BY_REFERENCE:
-        return ProtocolError(f"a {name} frame hands over its payload by reference, which is not supported yet")
-    if flags:
+    if flags == PAYLOAD_BY_REFERENCE and not payload_nbytes:
+        return ProtocolError(f"a {name} frame hands over a payload by reference, but has none", expected=0, got=flags)
+    if flags & ~PAYLOAD_BY_REFERENCE:
         return ProtocolError(f"a {name} frame has unknown flags {flags:#06x}", expected=0, got=flags)
     if checksum:
         return ProtocolError(f"a {name} frame has checksum {checksum:#010x}; checksums are not supported yet")

@@ -55,6 +55,32 @@ class Goodbye(Message):
     reason: str
 
 
+# --- shared memory, between two processes of one host; see `wire.shared` ---
+
+
+class Share(Message):
+    """The side that connected names memory that it has made: its process, its descriptor there, the bytes of each ring
+    and what stands at the memory's start.
+    """
+
+    pid: int
+    descriptor: int
+    ring_bytes: int
+    nonce: bytes
+
+
+class Shared(Message):
+    """The listener has opened the memory: here is what stands behind the nonce. Empty: it could not, or will not."""
+
+    proof: bytes
+
+
+class Freed(Message):
+    """All payloads before this position of the receiver's own ring are copied: it may write there again."""
+
+    position: int
+
+
 # --- membership: between the scheduler and all others ---
 
 
@@ -294,6 +320,9 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     3: Proof,
     4: Welcome,
     5: Goodbye,
+    6: Share,
+    7: Shared,
+    8: Freed,
     16: Register,
     17: View,
     18: Heartbeat,

@@ -16,15 +16,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aiokv.errors import LimitError, ProtocolError
-from aiokv.wire.frames import HEADER_BYTES, check_prefix, decode_header, decode_message
+from aiokv.wire.frames import HEADER_BYTES, Header, check_prefix, decode_header, decode_message
 from aiokv.wire.limits import DEFAULT_LIMITS, Limits
-from aiokv.wire.messages import FRAME_TYPES, TYPE_OF, Challenge, Goodbye, Hello, Message, Proof, Welcome
+from aiokv.wire.messages import (
+    FRAME_TYPES,
+    TYPE_OF,
+    Challenge,
+    Freed,
+    Goodbye,
+    Hello,
+    Message,
+    Proof,
+    Share,
+    Shared,
+    Welcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
+    from aiokv.wire.shared import SharedMemory
+
 SCRATCH_BYTES: Final = 64 * 1024
-LINK_TYPES: Final = frozenset(TYPE_OF[cls] for cls in (Hello, Challenge, Proof, Welcome, Goodbye))
+LINK_TYPES: Final = frozenset(TYPE_OF[cls] for cls in (Hello, Challenge, Proof, Welcome, Goodbye, Share, Shared, Freed))
 """Frame types that concern the connection itself: its owner may take them out of the stream."""
 
 
@@ -81,6 +95,7 @@ class Receiver:
         "_on_link",
         "_rest",
         "_scratch",
+        "_shared",
         "_skip",
         "_undelivered",
     )
@@ -95,12 +110,13 @@ class Receiver:
         self._rest: memoryview | None = None
         # A large control part that is being filled, and the header of its frame.
         self._control: memoryview | None = None
-        self._header = (0, 0, 0, 0)
+        self._header: Header = (0, 0, 0, 0, False)
         # The frame whose payload is being received, and how much of it is still to be skipped if it was discarded.
         self._frame: Frame | None = None
         self._skip = 0
         self._failure: str | None = None
         self._undelivered: list[Frame] = []
+        self._shared: SharedMemory | None = None
         self.admit(frozenset(FRAME_TYPES), limits.max_control_bytes, limits.max_payload_bytes)
 
     def admit(self, types: AbstractSet[int], max_control_bytes: int, max_payload_bytes: int) -> None:
@@ -108,6 +124,10 @@ class Receiver:
         self._admitted = types
         self._max_control = max_control_bytes
         self._max_payload = max_payload_bytes
+
+    def share(self, shared: SharedMemory | None) -> None:
+        """Take payloads out of this memory when a frame says that they are there; None: there is none."""
+        self._shared = shared
 
     @property
     def pending_slot(self) -> int | None:
@@ -175,7 +195,7 @@ class Receiver:
         start = self._pass_by(frames) if self._skip else 0
         while end - start >= HEADER_BYTES:
             header = decode_header(scratch, start)
-            frame_type, _, payload, control = header
+            frame_type, _, payload, control, _ = header
             if frame_type not in self._admitted or control > self._max_control or payload > self._max_payload:
                 raise self._refusal(frame_type, control, payload)
             body = start + HEADER_BYTES
@@ -202,15 +222,16 @@ class Receiver:
         if 0 < self._end < HEADER_BYTES:
             check_prefix(scratch[: self._end])
 
-    def _accept(self, header: tuple[int, int, int, int], message: Message, frames: list[Frame]) -> memoryview | None:
-        """Take a frame whose control part is complete; return where its payload goes, if it has one."""
-        frame_type, request, payload, control = header
+    def _accept(self, header: Header, message: Message, frames: list[Frame]) -> memoryview | None:
+        """Take a frame whose control part is complete; return where its payload goes, if it follows in the stream."""
+        frame_type, request, payload, control, by_reference = header
         if self._on_link is not None and frame_type in LINK_TYPES:
             self._on_link(message, HEADER_BYTES + control)
             return None
         if not payload:
             frames.append(Frame(request, message, None, 0))
             return None
+        source = self._fetch(message, payload) if by_reference else None
         landing = self._land(Head(request, message, payload))
         view = landing.view
         self._frame = Frame(request, message, landing.slot, payload)
@@ -219,7 +240,17 @@ class Receiver:
                 f"land must return a writable contiguous view of {payload} bytes (format 'B'), "
                 f"got {view.nbytes} bytes, format {view.format!r}, shape {view.shape}, read-only: {view.readonly}"
             )
-        return view
+        if source is None:
+            return view
+        view[:] = source
+        self._finish(frames)
+        return None
+
+    def _fetch(self, message: Message, nbytes: int) -> memoryview:
+        if self._shared is None:
+            name = type(message).__name__
+            raise ProtocolError(f"a {name} frame hands over its payload by reference, but no memory is shared")
+        return self._shared.fetch(nbytes)
 
     def _finish(self, frames: list[Frame]) -> None:
         """Deliver the frame whose payload has just become complete."""
@@ -240,7 +271,7 @@ class Receiver:
         self._control = None
         self._rest = self._accept(self._header, message, frames)
 
-    def _begin_control(self, header: tuple[int, int, int, int], start: memoryview) -> None:
+    def _begin_control(self, header: Header, start: memoryview) -> None:
         """Get memory for a control part that does not fit into the scratch; its length has been checked."""
         self._header = header
         self._control = memoryview(bytearray(header[3]))

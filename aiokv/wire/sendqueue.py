@@ -43,24 +43,33 @@ class SendQueue(Generic[T]):
             self._order = sorted(self._classes)
         frames.append(frame)
 
+    def peek(self) -> T:
+        """Return the frame that goes next, and leave it there.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return self._classes[self._next()][0]
+
     def take(self) -> T:
         """Return the frame that goes next.
 
         Raises:
             IndexError: there is none.
         """
-        priority = self._order[-1]
+        priority = self._next()
         if len(self._order) > 1:
-            self._overtook += 1
-            if self._overtook > FAIR_SHARE:
-                self._overtook = 0
-                priority = self._order[0]
+            self._overtook = (self._overtook + 1) % (FAIR_SHARE + 1)
         frames = self._classes[priority]
         frame = frames.popleft()
         if not frames:
             del self._classes[priority]
             self._order.remove(priority)
         return frame
+
+    def _next(self) -> int:
+        """Return the priority whose turn it is: after its fair share of urgent frames, the lowest."""
+        return self._order[0 if self._overtook == FAIR_SHARE else -1]
 
     def clear(self) -> None:
         """Forget all frames."""

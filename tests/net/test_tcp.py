@@ -209,7 +209,7 @@ async def test_a_payload_for_the_scheduler_is_refused_and_the_cluster_goes_on(cl
 
 
 async def test_a_worker_whose_server_has_stopped_reading_gets_its_arrays_back(cluster: MakeCluster) -> None:
-    async with cluster(workers=1, death_timeout=1.0, heartbeat=0.2) as running:
+    async with cluster(workers=1, death_timeout=1.0, heartbeat=0.2, shared_memory="off") as running:
         (kv,) = running.workers
         big = np.ones(8_000_000, np.float32)
         await kv.init("w", np.zeros_like(big))

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from aiokv.errors import HandshakeError, ProtocolError
-from aiokv.wire.frames import check_prefix, decode_header, decode_message, encode_frame
+from aiokv.wire.frames import by_reference, check_prefix, decode_header, decode_message, encode_frame
 from aiokv.wire.messages import TYPE_OF, Done, Error, Goodbye, Hello, Pull, Push, Value, Welcome
 
 HEARTBEAT, PUSH, ERROR = 18, 34, 50
@@ -26,7 +26,13 @@ def header(
 
 
 def test_a_good_header_is_accepted_at_any_offset() -> None:
-    assert decode_header(b"\xff" * 3 + header(frame_type=PUSH, payload=9), 3) == (PUSH, 7, 9, 1)
+    assert decode_header(b"\xff" * 3 + header(frame_type=PUSH, payload=9), 3) == (PUSH, 7, 9, 1, False)
+
+
+def test_a_payload_by_reference_changes_nothing_but_the_flag() -> None:
+    head = encode_frame(Value(1), 7, 70_000)
+    assert decode_header(by_reference(head)) == (*decode_header(head)[:4], True)
+    assert by_reference(head) == head[:6] + b"\x01\x00" + head[8:]
 
 
 def test_a_payload_behind_a_message_that_has_none_is_a_bug_of_the_sender() -> None:
@@ -40,8 +46,9 @@ def test_a_payload_behind_a_message_that_has_none_is_a_bug_of_the_sender() -> No
         (header(payload=5), "a Heartbeat frame cannot have a payload, got 5 bytes"),
         (header(frame_type=0), "unknown frame type 0"),
         (header(frame_type=255, flags=1), "unknown frame type 255"),
-        (header(frame_type=PUSH, flags=1), "a Push frame hands over its payload by reference, which is not supported"),
-        (header(frame_type=PUSH, flags=3), "a Push frame hands over its payload by reference, which is not supported"),
+        (header(frame_type=PUSH, flags=1), "a Push frame hands over a payload by reference, but has none"),
+        (header(frame_type=HEARTBEAT, flags=1, payload=9), "a Heartbeat frame cannot have a payload, got 9 bytes"),
+        (header(frame_type=PUSH, flags=3, payload=9), "a Push frame has unknown flags 0x0003"),
         (header(flags=0x8000), "a Heartbeat frame has unknown flags 0x8000"),
         (header(checksum=1), "a Heartbeat frame has checksum 0x00000001; checksums are not supported"),
     ],

@@ -26,6 +26,7 @@ from aiokv.wire.messages import (
     Done,
     Error,
     Finish,
+    Freed,
     Goodbye,
     Heartbeat,
     Hello,
@@ -41,6 +42,8 @@ from aiokv.wire.messages import (
     Register,
     ServerEntry,
     SetOptimizer,
+    Share,
+    Shared,
     Stop,
     Value,
     View,
@@ -101,6 +104,27 @@ GOLDEN = [
         0,
         "41494f4b 01 05 0000  0000000000000000  0000000000000000 06000000  00000000",
         "92  0c  a3 627965",
+    ),
+    Golden(
+        Share(7000, 11, 4194304, bytes.fromhex(LOW[:32])),
+        0,
+        0,
+        "41494f4b 01 06 0000  0000000000000000  0000000000000000 1c000000  00000000",
+        f"94  cd 1b58  0b  ce 00400000  c4 10 {LOW[:32]}",
+    ),
+    Golden(
+        Shared(bytes.fromhex(HIGH[:32])),
+        0,
+        0,
+        "41494f4b 01 07 0000  0000000000000000  0000000000000000 13000000  00000000",
+        f"91  c4 10 {HIGH[:32]}",
+    ),
+    Golden(
+        Freed(1048576),
+        0,
+        0,
+        "41494f4b 01 08 0000  0000000000000000  0000000000000000 06000000  00000000",
+        "91  ce 00100000",
     ),
     Golden(
         Register(Role.WORKER, "w0", 1, "10.0.0.2", 7777, 30.0),
@@ -275,7 +299,7 @@ def test_a_frame_is_encoded_as_these_bytes(golden: Golden) -> None:
 
 @each_golden
 def test_these_bytes_are_decoded_as_this_frame(golden: Golden) -> None:
-    frame_type, request, payload_nbytes, control_nbytes = decode_header(golden.data)
+    frame_type, request, payload_nbytes, control_nbytes, _ = decode_header(golden.data)
     assert (FRAME_TYPES[frame_type], request, payload_nbytes) == (
         type(golden.message),
         golden.request,

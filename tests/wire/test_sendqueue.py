@@ -50,7 +50,11 @@ def test_every_frame_goes_once_and_in_order_within_its_priority(priorities: list
     queue: SendQueue[tuple[int, int]] = SendQueue()
     for number, priority in enumerate(priorities):
         queue.add((priority, number), priority)
-    taken = [queue.take() for _ in range(len(queue))]
+    taken = []
+    while queue:
+        foreseen = queue.peek()
+        taken.append(queue.take())
+        assert taken[-1] == foreseen
     assert sorted(taken) == sorted(zip(priorities, range(len(priorities)), strict=True))
     for priority in set(priorities):
         numbers = [number for own, number in taken if own == priority]
