@@ -45,7 +45,8 @@ class Catalog:
         self.chunks: dict[tuple[Key, int], Chunk] = {}
         """Every chunk, by key and first element; that of a bundle under its first key and `BUNDLE_START`."""
         self._keys: dict[Key, Entry] = {}
-        self._bundles: list[Bundle] = []
+        self._bundles: dict[int, Bundle] = {}
+        self._next_bundle = 0
         self._numbers: dict[tuple[Key, ...], int] = {}
         self._bundle_of: dict[Key, Bundle] = {}
         self._kind: type | None = None
@@ -111,10 +112,10 @@ class Catalog:
         return bool(found)
 
     def remove(self, key: Key) -> list[Chunk]:
-        """Take a key out that is in no bundle; return its chunks here."""
+        """Take a key out whose bundle has been divided; return its chunks here."""
         del self._keys[key]
         for keys in [keys for keys in self._numbers if key in keys]:
-            del self._numbers[keys]
+            del self._bundles[self._numbers.pop(keys)]
         return [self.chunks.pop(place) for place in list(self.chunks) if place[0] == key]
 
     def __contains__(self, key: Key) -> bool:
@@ -184,11 +185,13 @@ class Catalog:
         """Return a bundle by its number.
 
         Raises:
-            ProtocolError: there is none.
+            UnknownKeyError: there is none.
         """
-        if not 0 <= number < len(self._bundles):
-            raise ProtocolError(f"no bundle has the number {number} on this server")
-        return self._bundles[number]
+        bundle = self._bundles.get(number)
+        if bundle is None:
+            text = f"no bundle has the number {number} on this server: its keys were deleted, or never initialized"
+            raise UnknownKeyError(text)
+        return bundle
 
     def bundle_of(self, key: Key) -> Bundle | None:
         """Return the bundle whose chunk a key lies in."""
@@ -232,8 +235,9 @@ class Catalog:
 
     def _enter(self, message: InitBundle, chunk: Chunk | None) -> Bundle:
         specs = tuple(spec for _, spec in specs_of(message))
-        bundle = Bundle(len(self._bundles), message.keys, specs, chunk)
-        self._bundles.append(bundle)
+        bundle = Bundle(self._next_bundle, message.keys, specs, chunk)
+        self._next_bundle += 1
+        self._bundles[bundle.number] = bundle
         self._numbers[message.keys] = bundle.number
         return bundle
 

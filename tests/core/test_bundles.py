@@ -174,7 +174,7 @@ def test_push_of_a_bundle_that_does_not_fit_is_refused(server: Server) -> None:
     assert isinstance(server.ask(0, m.PushBundle(0, 1, 0, True, 5.0), 1.0).answer, ProtocolError)
     for number in (-1, 1):
         error = push(server, 0, bundle=number).answer
-        assert isinstance(error, ProtocolError)
+        assert isinstance(error, UnknownKeyError)
         assert "no bundle has the number" in str(error)
     assert isinstance(push(server, 0, sequence=2).answer, ProtocolError)
 

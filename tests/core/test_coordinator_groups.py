@@ -122,6 +122,36 @@ def test_key_is_deleted_after_the_update_that_is_under_way(server: Server) -> No
     assert isinstance(ahead.answer, KeyDeletedError)
 
 
+def bundle_of_three(server: Server) -> None:
+    keys, shapes = ("a", "b", "c"), ((1,), (2,), ())
+    server.bundle_size = 4
+    server.ask(0, m.InitBundle(keys, shapes, "float32", "bsp", 5.0, (), (b"1", b"2", b"3")), 0.0)
+
+
+def push_bundle(server: Server, rank: int) -> Any:
+    return server.ask(rank, m.PushBundle(0, 1, 0, False, 5.0), 1.0)
+
+
+def test_keys_of_a_bundle_can_be_deleted(server: Server) -> None:
+    bundle_of_three(server)
+    pushed = push_bundle(server, 0)
+    assert delete(server, "a", "b").answer == m.Done()
+    assert isinstance(pushed.answer, KeyDeletedError)
+    assert isinstance(push_bundle(server, 1).answer, UnknownKeyError)
+    assert server.pull(1, key="c", shape=()).answer == m.Value(0), "the other key goes on"
+
+
+def test_keys_of_a_bundle_are_deleted_after_its_update(server: Server) -> None:
+    bundle_of_three(server)
+    server.hold = True
+    pushes = [push_bundle(server, rank) for rank in range(3)]
+    deleted = delete(server, "a")
+    assert deleted.pending
+    server.finish()
+    assert [push.answer for push in pushes] == [m.Done(1)] * 3
+    assert deleted.answer == m.Done()
+
+
 def test_deleting_what_is_not_here_is_no_error(server: Server) -> None:
     server.init()
     assert delete(server, "other").answer == m.Done()

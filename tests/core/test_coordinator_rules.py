@@ -85,6 +85,14 @@ def test_sum_is_divided_by_those_who_contributed_or_by_all(server: Server, reduc
     assert [apply.divisor for apply in server.seen(ef.Apply)] == divisors
 
 
+def test_mean_of_integers_is_refused(server: Server) -> None:
+    server.init("n", dtype="int32")
+    answer = server.ask(0, m.SetOptimizer("assign", {}, "mean", 5.0)).answer
+    assert isinstance(answer, OptimizerError)
+    assert answer.details == {"key": "n", "expected": "float", "got": "int32"}
+    assert server.ask(0, m.SetOptimizer("assign", {}, "sum", 5.0)).answer == m.Done()
+
+
 def change(server: Server, since: int, rank: int = 0, **params: Any) -> Any:
     """Let a worker change the rule's parameters."""
     return server.ask(rank, m.ChangeOptimizer(since, params, 5.0)).answer

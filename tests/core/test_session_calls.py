@@ -451,6 +451,27 @@ def test_deleted_keys_are_forgotten_and_rank_0_tells_the_servers(make_worker: ty
     assert other.sequence == 2
 
 
+@pytest.mark.parametrize("operation", ["pull", "push"])
+def test_answers_about_deleted_keys_are_of_no_interest(make_worker: type[Worker], operation: str) -> None:
+    worker = make_worker(rank=1, servers=1)
+    keys = ("a", "b", "c", "d", "e", "f")
+    worker.finish(worker.transfer("init", *keys))
+    together, alone = worker.transfer(operation, *keys), worker.transfer(operation, "z")
+    worker.call(st.DeleteKeys, keys=["a", "z"], timeout=10.0)
+    for call in (together, alone):
+        worker.finish(call)
+        assert call.outcome == "done"
+    (push,) = worker.transfer("push", "z").messages
+    assert (push.sequence, push.read_version) == (1, 0)
+    assert not worker.machine._directory._open.get("a")
+
+
+def test_worker_counts_who_is_lost(make_worker: type[Worker]) -> None:
+    worker = make_worker(workers=3)
+    worker.publish(server_1=("lost", "no heartbeat"))
+    assert worker.machine.num_lost == 1
+
+
 def test_keys_are_not_deleted_by_a_worker_that_is_not_there(worker: Worker) -> None:
     worker.handle(st.PeerLost(1, "connection reset"))
     call = worker.call(st.DeleteKeys, keys=["a"], timeout=10.0)
@@ -491,6 +512,7 @@ def test_all_keys_of_a_push_have_the_same_clock(worker: Worker) -> None:
     worker.transfer("push", "a")
     clocks = [message.clock for message in worker.transfer("push", "b", "a").messages]
     assert clocks == [3, 3]
+    assert worker.machine.clock == 3
     assert [message.clock for message in worker.transfer("push", "b").messages] == [3]
 
 
