@@ -86,6 +86,7 @@ class _LocalWorker(Operations):
         self._store = ParameterStore(get_backend(backend))
         self._session = Session(_joiner(Role.WORKER, "worker"), policy="bsp")
         self._coordinator = Coordinator(_joiner(Role.SERVER, "server"))
+        self._now = 0.0
         self._queue: deque[tuple[Session | Coordinator, st.Stimulus]] = deque()
         self._calls = itertools.count()
         self._ended: dict[int, ef.Complete | ef.Fail] = {}
@@ -103,7 +104,7 @@ class _LocalWorker(Operations):
         if arguments is not None:
             self._arguments = arguments
         self._move(make(number))
-        end = self._ended.pop(number)
+        end = self._wait(number)
         if isinstance(end, ef.Fail):
             raise end.error
         return end.result
@@ -113,8 +114,17 @@ class _LocalWorker(Operations):
         self._queue.append((self._session, stimulus))
         while self._queue:
             machine, stimulus = self._queue.popleft()
-            for effect in machine.handle(stimulus, now=0.0):
+            for effect in machine.handle(stimulus, now=self._now):
                 self._perform(machine, effect)
+
+    def _wait(self, number: int) -> ef.Complete | ef.Fail:
+        """Return the end of a call; what does not end by itself, as there is nobody else, ends by its deadline."""
+        while number not in self._ended:
+            times = [machine.deadline() for machine in (self._session, self._coordinator)]
+            self._now = min(time for time in times if time is not None)
+            self._queue.append((self._coordinator, st.Tick()))
+            self._move(st.Tick())
+        return self._ended.pop(number)
 
     def _perform(self, machine: Session | Coordinator, effect: ef.Effect) -> None:
         match effect:
@@ -137,7 +147,8 @@ class _LocalWorker(Operations):
     def _deliver(self, sender: Session | Coordinator, send: ef.Send) -> None:
         if send.peer == SCHEDULER:
             # There is none, and no other worker that a barrier would have to wait for.
-            answer: m.Message = VIEW if isinstance(send.message, m.Register) else m.Done()
+            answers: dict[type[m.Message], m.Message] = {m.Register: VIEW, m.Heartbeat: m.Heartbeat()}
+            answer = answers.get(type(send.message), m.Done())
             self._queue.append((sender, st.Received(SCHEDULER, send.request, answer)))
             return
         if sender is self._session:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv.errors import AlreadyInitializedError, ClosedError, ConfigError, KeyUseError, SpecMismatchError
+from aiokv.errors import (
+    AlreadyInitializedError,
+    ClosedError,
+    ConfigError,
+    KeyUseError,
+    SpecMismatchError,
+    UnknownKeyError,
+)
 
 
 def full(shape: tuple[int, ...], value: float) -> Any:
@@ -52,6 +59,8 @@ def test_local_has_the_errors_of_a_cluster() -> None:
     kv.init("w", full((2, 3), 1))
     with pytest.raises(SpecMismatchError, match=r"'w' has float32\[2, 3\], got float32\[6\]"):
         kv.push("w", full((6,), 1))
+    with pytest.raises(UnknownKeyError, match="'v' is not initialized"):
+        kv.pull("v", out=full((2, 3), 0))
     with pytest.raises(AlreadyInitializedError, match="'w'"):
         kv.init("w", full((2, 3), 2))
     with pytest.raises(KeyUseError, match="never mix"):

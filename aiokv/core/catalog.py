@@ -144,6 +144,14 @@ class Catalog:
         self.chunks[key, start] = chunk
         return chunk
 
+    def check_key(self, key: Key) -> None:
+        """Refuse what is no key, or no key of this cluster's kind.
+
+        Raises:
+            KeyUseError: it can't be.
+        """
+        check_kind(check_key(key), self._kind)
+
     def lookup(self, message: Push | Pull) -> Chunk:
         """Return the chunk that a push or pull is about; that of a bundle if the key is in one.
 
@@ -155,7 +163,7 @@ class Catalog:
         key = message.key
         known = self._keys.get(key)
         if known is None:
-            check_kind(check_key(key), self._kind)
+            self.check_key(key)
             raise UnknownKeyError(f"key {key!r} is not initialized: call init first", key=key)
         check_same_spec(key, known.spec, TensorSpec(message.shape, message.dtype))
         chunk = self.chunks.get((key, message.start))

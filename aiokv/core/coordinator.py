@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiokv.core.bundle import Bundle, divide
 from aiokv.core.catalog import Catalog
-from aiokv.core.creation import Creation
+from aiokv.core.creation import AnyInit, Creation
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Configure, Disconnect, Effect, Forget, Log, Refuse, Send, Stop, freed
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
+from aiokv.core.parked import Parked
 from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.rules import Rules, check_reduction
@@ -21,6 +22,7 @@ from aiokv.errors import (
     MembershipError,
     ProtocolError,
     SchedulerLostError,
+    UnknownKeyError,
     from_code,
 )
 from aiokv.optim import make_optimizer
@@ -54,6 +56,7 @@ class Coordinator:
         self._rules = Rules()
         self._deadlines: Deadlines[RequestName] = Deadlines()
         self._creation = Creation(self._catalog, self._rules, self._deadlines)
+        self._early: Parked[Received] = Parked()
         self._rounds = Rounds(self._deadlines, self._rules)
         self._scheduler_lost = False
         self._stopped = False
@@ -121,7 +124,7 @@ class Coordinator:
             case m.PushBundle() | m.PullBundle():
                 return self._exchange_bundle(received, message, now)
             case m.Init() | m.InitBundle():
-                return self._creation.init(received, message, self._rank_of(peer), self._roster, now)
+                return self._init(received, message, now)
             case m.Delete():
                 return self._delete(received, message, now)
             case m.SetOptimizer():
@@ -188,6 +191,8 @@ class Coordinator:
             del self._attaching[name]
             self._deadlines.discard(name)
         self._creation.forget_peer(peer)
+        for name, _ in self._early.take_peer(peer):
+            self._deadlines.discard(name)
         self._rounds.forget_peer(peer)
         return self._stop_when_alone()
 
@@ -237,8 +242,25 @@ class Coordinator:
 
     # --- push and pull ---
 
+    def _init(self, received: Received, message: AnyInit, now: float) -> list[Effect]:
+        effects = self._creation.init(received, message, self._rank_of(received.peer), self._roster, now)
+        keys, start = ((message.key,), message.start) if isinstance(message, m.Init) else (message.keys, 0)
+        for key in keys:
+            if self._catalog.find(key, start) is not None:
+                for name, early in self._early.take_place(key, start):
+                    self._deadlines.discard(name)
+                    effects += self._received(early, now)
+        return effects
+
     def _exchange(self, received: Received, message: m.Push | m.Pull, now: float) -> list[Effect]:
         rank = self._rank_of(received.peer)
+        if isinstance(message, m.Pull) and self._catalog.find(message.key, message.start) is None:
+            # A worker may read a key before its root has made it. A push that early is a mistake.
+            self._catalog.check_key(message.key)
+            name = (received.peer, received.request)
+            self._early.add(name, received, message.key, message.start)
+            self._deadlines.add(name, now + message.timeout)
+            return []
         chunk = self._catalog.lookup(message)
         effects: list[Effect] = []
         bundle = self._catalog.bundle_of(message.key)
@@ -335,11 +357,19 @@ class Coordinator:
                 effects.append(self._rounds.expire(name))
             elif name in self._creation:
                 effects.append(self._creation.expire(name, self._roster))
+            elif name in self._early:
+                effects.append(self._expire_early(name))
             else:
                 attach = self._attaching.pop(name)
                 text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
                 effects.append(Refuse(*name, CallTimeoutError(text)))
         return effects
+
+    def _expire_early(self, name: RequestName) -> Effect:
+        message = self._early.take(name).message
+        assert isinstance(message, m.Pull), "only pulls wait for a key"
+        text = f"key {message.key!r} is not initialized, and nobody did it within {message.timeout:.3g} s"
+        return Refuse(*name, UnknownKeyError(text, key=message.key))
 
     # --- for tests ---
 
@@ -352,6 +382,6 @@ class Coordinator:
         for address, chunk in self._catalog.chunks.items():
             assert address == (chunk.key, chunk.start)
         named = self._rounds.validate(self._catalog.chunks.values())
-        named |= set(self._creation) | set(self._attaching)
+        named |= set(self._creation) | set(self._early) | set(self._attaching)
         assert all(name in self._deadlines for name in named)
         assert len(named) == len(self._deadlines)

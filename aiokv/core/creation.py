@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import name_keys
 from aiokv.core.effects import Effect, Install, Refuse, Send, freed
-from aiokv.core.parked import ParkedInits
+from aiokv.core.parked import Parked
 from aiokv.errors import AiokvError, CallTimeoutError, MembershipError, ProtocolError, UnknownKeyError
 from aiokv.wire import messages as m
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
     from aiokv.core.catalog import Catalog
     from aiokv.core.deadlines import Deadlines
-    from aiokv.core.parked import AnyInit, RequestName
+    from aiokv.core.parked import RequestName
     from aiokv.core.roster import Roster
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received
     from aiokv.types import Peer, Rank
+
+AnyInit = m.Init | m.InitBundle
 
 
 class Creation:
@@ -35,7 +37,7 @@ class Creation:
         self._catalog = catalog
         self._rules = rules
         self._deadlines = deadlines
-        self._parked = ParkedInits()
+        self._parked: Parked[AnyInit] = Parked()
 
     def __contains__(self, name: RequestName) -> bool:
         return name in self._parked

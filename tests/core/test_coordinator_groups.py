@@ -91,7 +91,7 @@ def test_deleted_key_can_be_made_again_with_another_shape(server: Server) -> Non
     server.init()
     server.push(0)
     assert delete(server, "w").answer == m.Done()
-    assert isinstance(server.pull(0).answer, UnknownKeyError)
+    assert isinstance(server.push(0, sequence=2).answer, UnknownKeyError)
     server.values.clear()
     server.pushed.clear()
     assert server.init(shape=(2,), stop=2).answer == m.Done()

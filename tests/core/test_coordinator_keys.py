@@ -224,9 +224,8 @@ def test_wide_int_keys_are_not_cut(server: Server) -> None:
     assert (server.pull(0, key=2).payload, server.pull(0, key=2**32 + 2).payload) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("ask", ["push", "pull"])
-def test_unknown_key_is_named_and_the_server_lives_on(server: Server, ask: str) -> None:
-    asked = getattr(server, ask)(0)
+def test_push_of_an_unknown_key_is_refused_and_the_server_lives_on(server: Server) -> None:
+    asked = server.push(0)
     assert isinstance(asked.error, UnknownKeyError)
     assert asked.error.details == {"key": "w"}
     assert not server.slots
@@ -255,3 +254,48 @@ def test_wait_without_an_end_is_refused(server: Server, ask: str, timeout: float
     server.init()
     arguments = (0,) if ask != "init" else ("v",)
     assert isinstance(getattr(server, ask)(*arguments, timeout=timeout).answer, ConfigError)
+
+
+# --- reading what does not exist yet ---
+
+
+def test_early_pull_waits_until_the_key_is_made(server: Server) -> None:
+    early = [server.pull(rank) for rank in (1, 2)]
+    other = server.pull(1, key="v")
+    assert all(asked.pending for asked in early)
+    server.init(value=7.0)
+    assert [(asked.answer, asked.payload) for asked in early] == [(m.Value(0), 7.0)] * 2
+    assert other.pending
+
+
+def test_early_pull_of_a_key_in_a_bundle_waits_too(server: Server) -> None:
+    early = server.pull(1, key="b", shape=(2,), stop=2)
+    server.bundle_size = 3
+    server.ask(0, m.InitBundle(("a", "b"), ((1,), (2,)), "float32", "bsp", 5.0, (), (b"1", b"2")), 4.0)
+    assert early.answer == m.Value(0)
+
+
+def test_early_pull_of_another_shape_is_refused_when_the_key_is_made(server: Server) -> None:
+    early = server.pull(1, shape=(5,), stop=5)
+    server.init()
+    assert isinstance(early.answer, SpecMismatchError)
+
+
+def test_early_pull_waits_until_its_deadline(server: Server) -> None:
+    early = server.pull(1, timeout=0.5)
+    server.tick(0.5)
+    assert isinstance(early.error, UnknownKeyError)
+    assert "key 'w' is not initialized, and nobody did it within 0.5 s" in str(early.error)
+    server.init()
+
+
+def test_early_pull_of_a_worker_that_is_gone_is_forgotten(server: Server) -> None:
+    server.pull(1)
+    server.handle(PeerLost(11, "connection reset"))
+    assert not list(server.machine._early)
+    server.init()
+
+
+@pytest.mark.parametrize("key", ["", -1, 2**63])
+def test_early_pull_of_what_can_be_no_key_is_refused_at_once(server: Server, key: Any) -> None:
+    assert isinstance(server.pull(1, key=key).answer, KeyUseError)
