@@ -23,3 +23,6 @@ html_title = f"aiokv {release}"
 
 # The plan of what is being built is for those who build it.
 exclude_patterns = ["_build", "plan.md"]
+
+# A store has a `type`, and several records of the same name are documented: a name alone need not say which is meant.
+suppress_warnings = ["ref.python"]
