@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from aiokv.errors import ConfigError
+from aiokv.groups import Group
 from aiokv.operations import Operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +71,14 @@ class KVStore(ABC):
     def num_dead_nodes(self) -> int:
         """How many workers and servers are lost, as far as this worker knows."""
         return self._operations.num_dead_nodes
+
+    def group(self, ranks: Iterable[int]) -> Group:
+        """Return some of the workers, to give them keys and barriers of their own.
+
+        Raises:
+            MembershipError: no ranks, or one twice.
+        """
+        return Group(self, tuple(sorted(ranks)))
 
     init = _waiting(Operations.init)
     push = _waiting(Operations.push)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiokv.arrays import Arguments, Keys, digest_of, exchanging, receiving, sending
 from aiokv.core import stimuli as st
+from aiokv.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,6 +62,14 @@ class Operations(ABC):
     def num_dead_nodes(self) -> int:
         """How many workers and servers are lost, as far as this worker knows."""
         return self._session.num_lost
+
+    def group(self, ranks: Iterable[int]) -> Group:
+        """Return some of the workers, to give them keys and barriers of their own.
+
+        Raises:
+            MembershipError: no ranks, or one twice.
+        """
+        return Group(self, tuple(sorted(ranks)))
 
     # --- values ---
 

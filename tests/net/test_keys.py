@@ -91,12 +91,13 @@ async def test_groups_have_rounds_and_barriers_of_their_own(cluster: MakeCluster
     async with cluster(workers=4, servers=2) as running:
 
         async def pair(kv: Any) -> Any:
-            group = (0, 1) if kv.rank < 2 else (2, 3)
-            key = f"of {group}"
-            await kv.init(key, full(0), group=group)
+            group = kv.group([1, 0] if kv.rank < 2 else [2, 3])
+            assert (group.rank, group.num_workers) == (kv.rank % 2, 2)
+            key = f"of {group.ranks}"
+            await group.init(key, full(0))
             for _ in range(kv.rank // 2 + 1):
                 value = await kv.pushpull(key, full(kv.rank + 1))
-            await kv.barrier("done", group=group)
+            await group.barrier("done")
             return value
 
         values = await running.each(pair)
@@ -104,6 +105,15 @@ async def test_groups_have_rounds_and_barriers_of_their_own(cluster: MakeCluster
             np.testing.assert_array_equal(value, full(expected))
         with pytest.raises(MembershipError, match=r"rank 3 .* is none of them"):
             await running.workers[3].push("of (0, 1)", full(1))
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0]])
+async def test_group_has_each_rank_once(cluster: MakeCluster, ranks: list[int]) -> None:
+    async with cluster(workers=1) as running:
+        with pytest.raises(MembershipError, match="each once"):
+            running.workers[0].group(ranks)
+        with pytest.raises(MembershipError, match=r"rank 0 is none of \[1\]"):
+            _ = running.workers[0].group([1]).rank
 
 
 async def test_root_s_values_arrive_everywhere_by_broadcast(cluster: MakeCluster) -> None:
