@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.errors import AiokvError, SumOverflowError
-from aiokv.optim import PRECISIONS
+from aiokv.optim import PRECISIONS, Assign
 from aiokv.store.pool import Pool
 
 if TYPE_CHECKING:
@@ -189,6 +189,17 @@ class ParameterStore:
         if landed.error is not None:
             self._pool.give(landed.buffer)
             raise type(landed.error)(f"key {key!r}: {landed.error}", key=key, round=version)
+        if divisor > 1 or landed.wide is not None or not isinstance(rule, Assign):
+            self._update(key, start, stored, landed, rule, clock, divisor)
+        # The sum became the new value in its place, or is it.
+        stored.steps += 1
+        self._retire(stored.value)
+        stored.value = Value(landed.buffer, version)
+
+    def _update(
+        self, key: Key, start: int, stored: Stored, landed: Landed, rule: Optimizer, clock: int, divisor: int
+    ) -> None:
+        """Write the new value where the sum has landed."""
         weight = stored.value.buffer.view(stored.dtype)
         if stored.state is None:
             stored.state = self._backend.new_state(rule, weight)
@@ -200,12 +211,8 @@ class ParameterStore:
             with np.errstate(all="ignore"):
                 np.divide(total, divisor, out=total)
         step = rule.step_for(key, count=stored.steps + 1, num_update=clock)
-        # The sum becomes the new value in its place.
         out = None if landed.wide is None else landed.buffer.view(stored.dtype)
         self._backend.update(rule, weight, total, stored.state, step, out=out, offset=max(start, 0))
-        stored.steps += 1
-        self._retire(stored.value)
-        stored.value = Value(landed.buffer, version)
 
     def keep(self, key: Key, start: int, version: Version) -> None:
         """Let the current value be `version` too, because an update could not be made."""
