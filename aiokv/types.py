@@ -51,6 +51,10 @@ ITEM_SIZES: dict[str, int] = {
 """Bytes per element of every dtype that can be stored, by NumPy's name."""
 
 
+ROW_ID_BYTES = 8
+"""Bytes per row id on the wire: int64."""
+
+
 class Role(enum.StrEnum):
     """What a node does in the cluster."""
 

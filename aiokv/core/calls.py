@@ -130,7 +130,8 @@ class Calls:
         if call.transfer.operation is Operation.INIT:
             options = call.transfer.options
             wait, root = answer_time(call.timeout), min(options.group, default=0)
-            parts = self._directory.init(call.number, call.tensors, wait, options, values=rank == root)
+            rows = call.transfer.rows
+            parts = self._directory.init(call.number, call.tensors, rows, wait, options, values=rank == root)
             return self._send(call, parts)
         call.held = self._obstacle(call)
         if call.held is None:
@@ -148,12 +149,16 @@ class Calls:
                 first = self._waiting.get(key)
                 if first and first[0] is not call:
                     return key
-        return self._directory.full(call.tensors, self._most) if _pushes(call) else None
+        if not _pushes(call):
+            return None
+        return self._directory.full(call.tensors, self._most, len(call.transfer.rows))
 
     def _exchange(self, call: Call) -> list[Effect]:
         assert call.transfer is not None, "only transfers have tensors"
-        wait, priority = answer_time(call.timeout), call.transfer.priority
-        parts = self._directory.exchange(call.number, call.transfer.operation, call.tensors, wait, priority)
+        transfer, wait = call.transfer, answer_time(call.timeout)
+        parts = self._directory.exchange(
+            call.number, transfer.operation, call.tensors, transfer.rows, wait, transfer.priority
+        )
         return self._send(call, parts)
 
     def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
@@ -239,7 +244,7 @@ class Calls:
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
-            self._directory.initialized(call.tensors)
+            self._directory.initialized(call.tensors, len(call.transfer.rows))
         return [Complete(call.number, call.result)]
 
     def _forget(self, call: Call) -> list[Effect]:

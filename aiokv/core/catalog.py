@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiokv.core.bundle import BUNDLE_START, Bundle, name_keys
 from aiokv.core.chunk import Chunk
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
+from aiokv.core.rows import RowChunk, RowOptions, check_norms, check_options, check_sparse, options_of
 from aiokv.errors import (
     AlreadyInitializedError,
     MembershipError,
@@ -18,21 +19,24 @@ from aiokv.errors import (
 )
 from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
-from aiokv.wire.messages import Init, InitBundle
+from aiokv.wire.messages import InitBundle, InitRows, PullRows, PushRows
 
 if TYPE_CHECKING:
+    from aiokv.core.parked import AnyInit
+    from aiokv.optim import Optimizer
     from aiokv.types import Rank
-    from aiokv.wire.messages import Pull, Push
+    from aiokv.wire.messages import Init, Pull, Push
 
 
 @dataclass(slots=True)
 class Entry:
-    """What is kept of a key, besides its chunks."""
+    """What is kept of a key, besides its chunks. `rows` is set when it is row-sparse."""
 
     spec: TensorSpec
     policy: str
     group: tuple[Rank, ...]
     digest: bytes
+    rows: RowOptions | None = None
 
 
 class Catalog:
@@ -68,7 +72,17 @@ class Catalog:
         """Return every key with its dtype."""
         return [(key, entry.spec.dtype) for key, entry in self._keys.items()]
 
-    def check_init(self, message: Init | InitBundle) -> None:
+    def check_tables(self, rule: Optimizer) -> None:
+        """Compare a rule with the row-sparse keys.
+
+        Raises:
+            OptimizerError: it can't update one of them.
+        """
+        for key, entry in self._keys.items():
+            if entry.rows is not None:
+                check_norms(key, rule)
+
+    def check_init(self, message: AnyInit) -> None:
         """Compare an init with the keys, or with what new keys may be.
 
         Raises:
@@ -80,6 +94,7 @@ class Catalog:
                 check_kind(check_key(key), self._kind)
                 continue
             known = self._keys[key]
+            check_options(key, known.rows, options_of(message) if isinstance(message, InitRows) else None)
             check_same_spec(key, known.spec, spec)
             if known.policy != message.policy:
                 raise PolicyError(
@@ -93,13 +108,13 @@ class Catalog:
                 text = f"key {key!r} belongs to ranks {expected}, not {got}"
                 raise MembershipError(text, key=key, expected=str(expected), got=str(got))
 
-    def has_values(self, message: Init | InitBundle) -> bool:
+    def has_values(self, message: AnyInit) -> bool:
         """Return True when the root's init brings what is there already, and False when all of it is new.
 
         Raises:
             AlreadyInitializedError: some of it is there, or with another value.
         """
-        start = message.start if isinstance(message, Init) else 0
+        start = 0 if isinstance(message, InitBundle) else message.start
         named = specs_of(message)
         digests = digests_of(message)
         found = [(key, digest) for (key, _), digest in zip(named, digests, strict=True) if self.find(key, start)]
@@ -152,12 +167,28 @@ class Catalog:
         """
         check_kind(check_key(key), self._kind)
 
-    def lookup(self, message: Push | Pull) -> Chunk:
+    def create_table(self, message: InitRows, options: RowOptions) -> RowChunk:
+        """Enter a new row-sparse chunk.
+
+        Raises:
+            KeyUseError, SpecMismatchError, PolicyError: key, spec or policy can't be, or differ from the key's
+                other chunks.
+        """
+        kind = self._check_new(message)
+        key, start = message.key, message.start
+        spec, policy = TensorSpec(message.shape, message.dtype), get_policy(message.policy)
+        chunk = RowChunk(key, start, message.stop, spec, policy, f"key {key!r}", message.group)
+        self._kind = kind
+        self._keys[key] = Entry(spec, message.policy, message.group, message.digest, options)
+        self.chunks[key, start] = chunk
+        return chunk
+
+    def lookup(self, message: Push | Pull | PushRows | PullRows) -> Chunk:
         """Return the chunk that a push or pull is about; that of a bundle if the key is in one.
 
         Raises:
             KeyUseError, UnknownKeyError: no such key here.
-            SpecMismatchError: another shape or dtype.
+            SpecMismatchError: another shape, dtype or storage.
             ProtocolError: cut in other places than the key is.
         """
         key = message.key
@@ -165,6 +196,7 @@ class Catalog:
         if known is None:
             self.check_key(key)
             raise UnknownKeyError(f"key {key!r} is not initialized: call init first", key=key)
+        check_sparse(key, is_sparse=known.rows is not None, wanted=isinstance(message, PushRows | PullRows))
         check_same_spec(key, known.spec, TensorSpec(message.shape, message.dtype))
         chunk = self.chunks.get((key, message.start))
         if chunk is None and key in self._bundle_of and (message.start, message.stop) == (0, known.spec.size):
@@ -177,7 +209,7 @@ class Catalog:
             )
         return chunk
 
-    def _check_new(self, message: Init | InitBundle) -> type | None:
+    def _check_new(self, message: AnyInit) -> type | None:
         """Check what new keys may be; return whether they are str or int."""
         kind = self._kind
         get_policy(message.policy)
@@ -257,13 +289,13 @@ class Catalog:
             del self._bundle_of[chunk.key]
 
 
-def specs_of(message: Init | InitBundle) -> list[tuple[Key, TensorSpec]]:
+def specs_of(message: AnyInit) -> list[tuple[Key, TensorSpec]]:
     """Return each key of an init with its spec.
 
     Raises:
         ProtocolError: a bundle without keys, with one twice, or without a shape for each.
     """
-    if isinstance(message, Init):
+    if not isinstance(message, InitBundle):
         return [(message.key, TensorSpec(message.shape, message.dtype))]
     keys, shapes = message.keys, message.shapes
     if not keys or not len(keys) == len(shapes) == len(set(keys)):
@@ -275,13 +307,13 @@ def specs_of(message: Init | InitBundle) -> list[tuple[Key, TensorSpec]]:
     return [(key, TensorSpec(shape, message.dtype)) for key, shape in pairs]
 
 
-def digests_of(message: Init | InitBundle) -> tuple[bytes, ...]:
+def digests_of(message: AnyInit) -> tuple[bytes, ...]:
     """Return the digest of each key of an init.
 
     Raises:
         ProtocolError: there are fewer or more than keys.
     """
-    if isinstance(message, Init):
+    if not isinstance(message, InitBundle):
         return (message.digest,)
     if len(message.digests) != len(message.keys):
         wanted, got = len(message.keys), len(message.digests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import Effect, Fold
+from aiokv.core.effects import Apply, ApplyRows, Effect, Fold, StoredChunk, StoredRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Received
     from aiokv.policy import Policy
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
+    from aiokv.wire import messages as m
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class Waiter:
     """A parked request about one or several chunks; answered when none is `left` to wait for.
 
     A push waits until its `updates` are applied, one for each chunk; a pull until push `at_least` of `rank` is in each.
+    `rows` are the row ids that a pull of a row-sparse chunk wants.
     """
 
     peer: Peer
@@ -32,6 +34,7 @@ class Waiter:
     priority: int = 0
     at_least: int = 0
     want_value: bool = True
+    rows: bytes = b""
     updates: list[Update] = field(default_factory=list)
 
 
@@ -95,6 +98,21 @@ class Chunk:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return (self.stop - self.start) * self.spec.itemsize
+
+    def nbytes_of(self, message: m.Push | m.PushBundle | m.PushRows) -> int:
+        """Return how long the part of a push's payload is that is for this chunk."""
+        del message
+        return self.nbytes
+
+    def stored(self, rows: bytes) -> StoredChunk | StoredRows:
+        """Return the payload of an answer with the current value."""
+        del rows
+        return StoredChunk(self.key, self.start, self.version, self.nbytes)
+
+    def completed(self, update: Update, apply: Apply) -> Apply | ApplyRows:
+        """Return what makes the next version out of an update that is complete."""
+        del update
+        return apply
 
     def missing(self, update: Update, roster: Roster) -> list[Rank]:
         """Return the ranks that an update still waits for."""

@@ -13,6 +13,7 @@ from aiokv.core.joiner import REGISTER_REQUEST, Joiner
 from aiokv.core.parked import Parked
 from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
+from aiokv.core.rows import Tables
 from aiokv.core.rules import Rules, check_reduction
 from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
@@ -26,7 +27,7 @@ from aiokv.errors import (
     from_code,
 )
 from aiokv.optim import make_optimizer
-from aiokv.types import SCHEDULER, Peer, Rank, Role
+from aiokv.types import SCHEDULER, Key, Peer, Rank, Role
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from aiokv.core.parked import RequestName
 
 
-PARKABLE = (m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle)
+PARKABLE = (
+    *(m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle),
+    *(m.InitRows, m.PushRows, m.PullRows),
+)
 """Requests that may have to wait."""
 
 
@@ -58,6 +62,7 @@ class Coordinator:
         self._creation = Creation(self._catalog, self._rules, self._deadlines)
         self._early: Parked[Received] = Parked()
         self._rounds = Rounds(self._deadlines, self._rules)
+        self._tables = Tables(self._catalog, self._creation, self._rounds)
         self._scheduler_lost = False
         self._stopped = False
 
@@ -125,6 +130,8 @@ class Coordinator:
                 return self._exchange_bundle(received, message, now)
             case m.Init() | m.InitBundle():
                 return self._init(received, message, now)
+            case m.InitRows() | m.PushRows() | m.PullRows():
+                return self._exchange_rows(received, message, now)
             case m.Delete():
                 return self._delete(received, message, now)
             case m.SetOptimizer():
@@ -194,7 +201,7 @@ class Coordinator:
         for name, _ in self._early.take_peer(peer):
             self._deadlines.discard(name)
         self._rounds.forget_peer(peer)
-        return self._stop_when_alone()
+        return self._tables.forget_peer(peer) + self._stop_when_alone()
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
         self._joiner.on_lost()
@@ -228,6 +235,7 @@ class Coordinator:
         rule = make_optimizer(message.name, message.params)
         for key, dtype in self._catalog.dtypes():
             self._rules.check_dtype(key, dtype, rule, message.reduction)
+        self._catalog.check_tables(rule)
         is_new = self._rules.set(rule, message.name, message.params, message.reduction)
         effects: list[Effect] = [Configure(rule)] if is_new else []
         return [*effects, Send(peer, request, m.Done())]
@@ -245,6 +253,19 @@ class Coordinator:
     def _init(self, received: Received, message: AnyInit, now: float) -> list[Effect]:
         effects = self._creation.init(received, message, self._rank_of(received.peer), self._roster, now)
         keys, start = ((message.key,), message.start) if isinstance(message, m.Init) else (message.keys, 0)
+        return effects + self._wake(keys, start, now)
+
+    def _wait_for_key(self, received: Received, message: m.Pull | m.PullRows, now: float) -> list[Effect]:
+        """Let a worker read a key before its root has made it. A push that early is a mistake."""
+        self._catalog.check_key(message.key)
+        name = (received.peer, received.request)
+        self._early.add(name, received, message.key, message.start)
+        self._deadlines.add(name, now + message.timeout)
+        return []
+
+    def _wake(self, keys: tuple[Key, ...], start: int, now: float) -> list[Effect]:
+        """Look again at what has waited for keys, if they are there."""
+        effects: list[Effect] = []
         for key in keys:
             if self._catalog.find(key, start) is not None:
                 for name, early in self._early.take_place(key, start):
@@ -252,15 +273,19 @@ class Coordinator:
                     effects += self._received(early, now)
         return effects
 
+    def _exchange_rows(
+        self, received: Received, message: m.InitRows | m.PushRows | m.PullRows, now: float
+    ) -> list[Effect]:
+        rank = self._rank_of(received.peer)
+        if isinstance(message, m.PullRows) and message.key not in self._catalog:
+            return self._wait_for_key(received, message, now)
+        effects = self._tables.received(received, message, rank, self._roster, now)
+        return effects + self._wake((message.key,), message.start, now) if isinstance(message, m.InitRows) else effects
+
     def _exchange(self, received: Received, message: m.Push | m.Pull, now: float) -> list[Effect]:
         rank = self._rank_of(received.peer)
         if isinstance(message, m.Pull) and self._catalog.find(message.key, message.start) is None:
-            # A worker may read a key before its root has made it. A push that early is a mistake.
-            self._catalog.check_key(message.key)
-            name = (received.peer, received.request)
-            self._early.add(name, received, message.key, message.start)
-            self._deadlines.add(name, now + message.timeout)
-            return []
+            return self._wait_for_key(received, message, now)
         chunk = self._catalog.lookup(message)
         effects: list[Effect] = []
         bundle = self._catalog.bundle_of(message.key)
@@ -367,7 +392,7 @@ class Coordinator:
 
     def _expire_early(self, name: RequestName) -> Effect:
         message = self._early.take(name).message
-        assert isinstance(message, m.Pull), "only pulls wait for a key"
+        assert isinstance(message, m.Pull | m.PullRows), "only pulls wait for a key"
         text = f"key {message.key!r} is not initialized, and nobody did it within {message.timeout:.3g} s"
         return Refuse(*name, UnknownKeyError(text, key=message.key))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import name_keys
-from aiokv.core.effects import Effect, Install, Refuse, Send, freed
+from aiokv.core.effects import Effect, Install, InstallRows, Refuse, Send, freed
 from aiokv.core.parked import Parked
+from aiokv.core.rows import check_norms, options_of
 from aiokv.errors import AiokvError, CallTimeoutError, MembershipError, ProtocolError, UnknownKeyError
 from aiokv.wire import messages as m
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Received
     from aiokv.types import Peer, Rank
 
-AnyInit = m.Init | m.InitBundle
+AnyInit = m.Init | m.InitBundle | m.InitRows
 
 
 class Creation:
@@ -72,22 +73,29 @@ class Creation:
         return self.roster_changed(roster)
 
     def _create(self, received: Received, message: AnyInit) -> list[Effect]:
-        keys = (message.key,) if isinstance(message, m.Init) else message.keys
+        keys = message.keys if isinstance(message, m.InitBundle) else (message.key,)
         if self._catalog.has_values(message):
             return [*freed(received.slot), *self._answer((received.peer, received.request), message)]
         for key in keys:
             self._rules.check_dtype(key, message.dtype)
         answer: m.Message = m.Done()
-        start = 0
-        if isinstance(message, m.Init):
-            start = message.start
-            chunk = self._catalog.create(message, received.nbytes)
+        start = 0 if isinstance(message, m.InitBundle) else message.start
+        install: Effect
+        if isinstance(message, m.InitRows):
+            check_norms(message.key, self._rules.current)
+            options = options_of(message)
+            chunk = self._catalog.create_table(message, options)
+            place = chunk.key, chunk.start, chunk.stop, chunk.spec
+            install = InstallRows(*place, options.initializer, options.lazy, received.slot)
         else:
-            bundle = self._catalog.create_bundle(message, received.nbytes)
-            assert bundle.chunk is not None, "a new bundle is one chunk"
-            chunk, answer = bundle.chunk, m.Bundled(bundle.number)
-        effects: list[Effect] = [Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot)]
-        effects.append(Send(received.peer, received.request, answer))
+            if isinstance(message, m.Init):
+                chunk = self._catalog.create(message, received.nbytes)
+            else:
+                bundle = self._catalog.create_bundle(message, received.nbytes)
+                assert bundle.chunk is not None, "a new bundle is one chunk"
+                chunk, answer = bundle.chunk, m.Bundled(bundle.number)
+            install = Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot)
+        effects: list[Effect] = [install, Send(received.peer, received.request, answer)]
         for key in keys:
             for name, parked in self._parked.take_place(key, start):
                 effects += self._release(name, parked)
@@ -95,7 +103,7 @@ class Creation:
 
     def _answer(self, name: RequestName, message: AnyInit) -> list[Effect]:
         """Answer an init if all that it names is there; else park it."""
-        if isinstance(message, m.Init):
+        if not isinstance(message, m.InitBundle):
             chunk = self._catalog.find(message.key, message.start)
             missing = message.key if chunk is None else None
             answer: m.Message = m.Done(chunk.version if chunk else 0)
@@ -130,7 +138,7 @@ class Creation:
             self._parked.take(name)
             self._deadlines.discard(name)
             what = f"init of {_named(message)}"
-            key = message.key if isinstance(message, m.Init) else message.keys[0]
+            key = message.keys[0] if isinstance(message, m.InitBundle) else message.key
             if root.state == "lost":
                 error: AiokvError = roster.loss([root.rank], what, key)
             else:
@@ -148,7 +156,7 @@ class Creation:
         message = self._parked.take(name)
         root = _root(message)
         text = f"{_named(message)}: not initialized by rank {roster.label(root)} within {message.timeout:.3g} s"
-        key = message.key if isinstance(message, m.Init) else message.keys[0]
+        key = message.keys[0] if isinstance(message, m.InitBundle) else message.key
         return Refuse(*name, CallTimeoutError(text, ranks=[root], key=key))
 
 
@@ -157,4 +165,4 @@ def _root(message: AnyInit) -> Rank:
 
 
 def _named(message: AnyInit) -> str:
-    return f"key {message.key!r}" if isinstance(message, m.Init) else f"keys {name_keys(message.keys)}"
+    return f"keys {name_keys(message.keys)}" if isinstance(message, m.InitBundle) else f"key {message.key!r}"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aiokv.core.effects import URGENT, CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
-from aiokv.core.placement import Chunk, place
+from aiokv.core.placement import Chunk, place, place_rows
+from aiokv.core.row_parts import init_rows, pull_rows, push_rows
+from aiokv.core.rows import check_sparse, check_table
 from aiokv.core.stimuli import KeyOptions, Operation
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.core.stimuli import Rows
     from aiokv.types import Key, Peer, TensorSpec, Version
 
 Tensors = list[tuple["Key", "TensorSpec"]]
@@ -40,10 +43,12 @@ class KnownBundle:
 class Known:
     """One key. `spec` is set when this worker has initialised it; the rest counts while it is in no bundle.
 
-    `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element.
+    `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
+    by first row of a key that `is_sparse`.
     """
 
     spec: TensorSpec | None = None
+    is_sparse: bool = False
     bundle: KnownBundle | None = None
     pushed: int = 0
     versions: dict[int, Version] = field(default_factory=dict)
@@ -125,24 +130,29 @@ class Directory:
         known = self._known.get(key)
         return known.spec if known else None
 
-    def check(self, tensors: Tensors) -> Tensors:
-        """Return the tensors with their keys as plain str or int.
+    def is_sparse(self, key: Key) -> bool:
+        """Return True when this worker has initialised a key as a row-sparse one."""
+        return key in self._known and self._known[key].is_sparse
+
+    def check(self, tensors: Tensors, sparse: int = 0) -> Tensors:
+        """Return the tensors with their keys as plain str or int; the last `sparse` of them are row-sparse.
 
         Raises:
             KeyUseError: a key can't be, or str and int are mixed.
-            SpecMismatchError: a spec can't be, or is not the key's.
+            SpecMismatchError: a spec can't be, or shape, dtype or storage is not the key's.
         """
         plan = self._plans.get(tuple(key for key, _ in tensors))
         if plan is not None and plan.tensors == tensors:
             return plan.tensors
         kind = self._kind
         checked: Tensors = []
-        for given, spec in tensors:
+        for number, (given, spec) in enumerate(tensors, sparse - len(tensors)):
             key = check_key(given)
             kind = check_kind(key, kind)
-            check_spec(key, spec)
+            (check_spec if number < 0 else check_table)(key, spec)
             known = self.spec(key)
             if known is not None:
+                check_sparse(key, is_sparse=self.is_sparse(key), wanted=number >= 0)
                 check_same_spec(key, known, spec)
             checked.append((key, spec))
         self._kind = kind
@@ -150,11 +160,14 @@ class Directory:
 
     # --- messages ---
 
-    def init(self, call: int, tensors: Tensors, wait: float, options: KeyOptions, *, values: bool) -> list[Part]:
-        """Return the messages of an init; `values`: this worker sends them."""
+    def init(
+        self, call: int, tensors: Tensors, rows: list[Rows], wait: float, options: KeyOptions, *, values: bool
+    ) -> list[Part]:
+        """Return the messages of an init; `rows` are of the last tensors, `values`: this worker sends them."""
         policy, group = options.policy or self._policy, options.group
         digests = options.digests if values and options.digests else (b"",) * len(tensors)
-        bundles, singles = self._group(tensors)
+        dense = len(tensors) - len(rows)
+        bundles, singles = self._group(tensors[:dense])
         parts: list[Part] = []
         for members in bundles:
             named = [tensors[tensor] for tensor in members]
@@ -174,6 +187,16 @@ class Directory:
                 message = m.Init(*head, policy, wait, group, digests[tensor])
                 memory = _memory(call, tensor, chunk, spec) if values else None
                 parts.append(Part(chunk.server, message, memory, None, key, chunk.start))
+        options = replace(options, policy=policy)
+        for tensor, some in enumerate(rows, dense):
+            key, spec = tensors[tensor]
+            chunks = self.place_rows(key, spec)
+            counts = some.counts if values else [0] * len(chunks)
+            created = init_rows(key, spec, chunks, counts, (call, tensor), wait, options, digests[tensor])
+            parts += [
+                Part(chunk.server, head, memory if memory.stop > memory.start else None, None, key, chunk.start)
+                for chunk, head, memory in created
+            ]
         return parts
 
     def _group(self, tensors: Tensors) -> tuple[list[list[int]], list[int]]:
@@ -202,13 +225,16 @@ class Directory:
         known = self._known.get(key)
         return known is not None and bool(known.spec or known.bundle or known.pushed or known.versions)
 
-    def exchange(self, call: int, operation: Operation, tensors: Tensors, wait: float, priority: int) -> list[Part]:
-        """Return the messages of a push, a pull or both."""
-        plan = self._plan(tensors)
+    def exchange(
+        self, call: int, operation: Operation, tensors: Tensors, rows: list[Rows], wait: float, priority: int
+    ) -> list[Part]:
+        """Return the messages of a push, a pull or both; `rows` are of the last tensors."""
+        dense = len(tensors) - len(rows)
+        plan = self._plan(tensors[:dense])
         pushes = operation is not Operation.PULL
         receives = operation is not Operation.PUSH
         if pushes:
-            self._advance_clock(plan)
+            self._advance_clock(plan, [key for key, _ in tensors[dense:]])
         parts: list[Part] = []
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
@@ -237,11 +263,44 @@ class Directory:
                 part = Part(chunk.server, message, None, None, key, chunk.start, None, push)
                 of_chunk = _memory(call, tensor, chunk, spec)
                 parts.append(self._fill(part, of_chunk, priority, receives=receives))
+        for tensor, some in enumerate(rows, dense):
+            key, spec = tensors[tensor]
+            exchange = self._push_rows if pushes else self._pull_rows
+            parts += exchange(key, spec, some, (call, tensor), wait, priority)
         return parts
 
-    def _advance_clock(self, plan: Plan) -> None:
+    def _push_rows(
+        self, key: Key, spec: TensorSpec, rows: Rows, memory: tuple[int, int], wait: float, priority: int
+    ) -> list[Part]:
+        known = self._known.setdefault(key, Known())
+        known.pushed += 1
+        push = self._begin_push(key)
+        rest = (wait, priority, self.clock)
+        messages = push_rows(key, spec, self.place_rows(key, spec), rows, memory, known.pushed, known.versions, rest)
+        parts: list[Part] = []
+        for chunk, message, sends in messages:
+            part = Part(chunk.server, message, None, None, key, chunk.start, None, push)
+            parts.append(self._fill(part, sends, priority, receives=False))
+            if message.first + message.count < message.total:
+                # The last message of a chunk makes the push.
+                part.push, push.left = None, push.left - 1
+        return parts
+
+    def _pull_rows(
+        self, key: Key, spec: TensorSpec, rows: Rows, memory: tuple[int, int], wait: float, priority: int
+    ) -> list[Part]:
+        known = self._known.setdefault(key, Known())
+        rest = (known.pushed, wait, priority)
+        messages = pull_rows(key, spec, self.place_rows(key, spec), rows, memory, rest, self._chunk_bytes)
+        return [
+            Part(chunk.server, message, None, receives, key, chunk.start, priority=priority)
+            for chunk, message, receives in messages
+        ]
+
+    def _advance_clock(self, plan: Plan, sparse: list[Key]) -> None:
         """Count what is about to be pushed: all keys of a call have the same clock."""
         pushed = [bundle.pushed for bundle, _ in plan.bundles]
+        pushed += [self.pushed(key) for key in sparse]
         pushed += [self.pushed(plan.tensors[tensor][0]) for tensor in plan.singles]
         self.clock = max(self.clock, 1 + max(pushed, default=-1))
 
@@ -266,12 +325,14 @@ class Directory:
         part.priority = priority
         return part
 
-    def full(self, tensors: Tensors, most: int) -> Key | None:
+    def full(self, tensors: Tensors, most: int, sparse: int = 0) -> Key | None:
         """Return a key of which as many pushes are under way as may be, if there is one."""
         if not self._open:
             return None
-        plan = self._plan(tensors)
+        dense = len(tensors) - sparse
+        plan = self._plan(tensors[:dense])
         units = [bundle.keys[0] for bundle, _ in plan.bundles] + [tensors[tensor][0] for tensor in plan.singles]
+        units += [key for key, _ in tensors[dense:]]
         return next((key for key in units if self._open.get(key, 0) >= most), None)
 
     def answered(self, part: Part) -> tuple[Key, ...]:
@@ -346,6 +407,10 @@ class Directory:
             )
         return chunks
 
+    def place_rows(self, key: Key, spec: TensorSpec) -> list[Chunk]:
+        """Return the chunks of a row-sparse key."""
+        return place_rows(key, spec, servers=self._servers, split_bytes=self._split_bytes)
+
     # --- answers ---
 
     def forget(self, keys: Sequence[Key]) -> None:
@@ -357,10 +422,11 @@ class Directory:
             self._known.pop(key, None)
         self._plans.clear()
 
-    def initialized(self, tensors: Tensors) -> None:
-        """Remember the specs of keys whose init has succeeded."""
-        for key, spec in tensors:
-            self._known.setdefault(key, Known()).spec = spec
+    def initialized(self, tensors: Tensors, sparse: int = 0) -> None:
+        """Remember the specs of keys whose init has succeeded; the last `sparse` of them are row-sparse."""
+        for number, (key, spec) in enumerate(tensors, sparse - len(tensors)):
+            known = self._known.setdefault(key, Known())
+            known.spec, known.is_sparse = spec, number >= 0
         self._plans.clear()
 
     def bundled(self, bundle: KnownBundle, number: int) -> None:

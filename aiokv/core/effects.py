@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aiokv.errors import AiokvError
+    from aiokv.initializers import Initializer
     from aiokv.optim import Optimizer
-    from aiokv.types import Key, Peer, Rank, Slot, Version
+    from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
     from aiokv.wire.messages import Message
 
 # --- payloads, by reference: the driver finds the bytes ---
@@ -50,10 +51,21 @@ class StoredChunks:
     chunks: list[StoredChunk]
 
 
+@dataclass(slots=True)
+class StoredRows:
+    """Some rows of a row-sparse chunk at `version`: `rows` are their ids, int64 and increasing; `nbytes` long."""
+
+    key: Key
+    start: int
+    version: Version
+    rows: bytes
+    nbytes: int
+
+
 URGENT = 1 << 30
 """Priority of what is not the user's: no call's priority is as high."""
 
-Payload = CallMemory | CallTensors | StoredChunk | StoredChunks
+Payload = CallMemory | CallTensors | StoredChunk | StoredChunks | StoredRows
 
 # --- effects of every machine ---
 
@@ -190,6 +202,36 @@ class Apply:
 
 
 @dataclass(slots=True)
+class InstallRows:
+    """Make version 0 of a row-sparse chunk, rows [start, stop): `slot` holds rows and values, or is None for none."""
+
+    key: Key
+    start: int
+    stop: int
+    spec: TensorSpec
+    initializer: Initializer
+    lazy: bool
+    slot: Slot | None
+
+
+@dataclass(slots=True)
+class ApplyRows:
+    """As `update`, which has no slot, of a row-sparse chunk: sum the rows in `slots`, in this order, and free them."""
+
+    update: Apply
+    slots: list[Slot]
+
+
+@dataclass(slots=True)
+class JoinRows:
+    """Make a new `slot` of the rows in `parts`, each `row_bytes` long without its id; free them."""
+
+    slot: Slot
+    parts: list[Slot]
+    row_bytes: int
+
+
+@dataclass(slots=True)
 class Split:
     """Cut the slot's content into `parts`, new slots and the bytes of each, in order; free the slot."""
 
@@ -244,6 +286,9 @@ Effect = (
     | Install
     | Fold
     | Apply
+    | InstallRows
+    | ApplyRows
+    | JoinRows
     | Split
     | Divide
     | Forget

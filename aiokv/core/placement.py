@@ -57,3 +57,17 @@ def place(key: Key, spec: TensorSpec, *, servers: int, chunk_bytes: int, split_b
         server = (home + part) % servers
         chunks += [Chunk(server, low + start, low + stop) for start, stop in split_range(high - low, pieces)]
     return chunks
+
+
+def place_rows(key: Key, spec: TensorSpec, *, servers: int, split_bytes: int) -> list[Chunk]:
+    """Return where the rows of a row-sparse key live: one chunk of rows on each server, or on one if it is small.
+
+    Args:
+        key: the parameter's name.
+        spec: its shape and dtype; it has at least one dimension.
+        servers: how many servers the cluster has.
+        split_bytes: tables of at least this many bytes are cut over all servers.
+    """
+    rows, home = spec.shape[0], home_of(key, servers)
+    parts = max(1, min(servers, rows)) if spec.nbytes >= split_bytes else 1
+    return [Chunk((home + part) % servers, *bounds) for part, bounds in enumerate(split_range(rows, parts))]

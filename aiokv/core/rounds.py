@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
-from aiokv.core.effects import Apply, Effect, Free, Refuse, Send, StoredChunk, StoredChunks
+from aiokv.core.effects import Apply, ApplyRows, Effect, Free, Refuse, Send, StoredChunk, StoredChunks
 from aiokv.core.roster import Roster
 from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aiokv.core.deadlines import Deadlines
+    from aiokv.core.effects import Payload
     from aiokv.core.parked import RequestName
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received
     from aiokv.types import Peer, Rank, Slot, Version
+
+AnyPush = m.Push | m.PushBundle | m.PushRows
+AnyPull = m.Pull | m.PullBundle | m.PullRows
 
 MAX_OPEN_UPDATES = 1024
 """How far a worker may push ahead of the rounds that are closed, per chunk."""
@@ -50,16 +54,14 @@ class Rounds:
 
     # --- requests ---
 
-    def push(
-        self, received: Received, message: m.Push | m.PushBundle, rank: Rank, chunks: list[Chunk], now: float
-    ) -> list[Effect]:
+    def push(self, received: Received, message: AnyPush, rank: Rank, chunks: list[Chunk], now: float) -> list[Effect]:
         """Take a rank's contribution to each of the chunks.
 
         Raises:
             ProtocolError: a wrong length, sequence or version; nothing is taken.
             MembershipError: the round has gone on without the rank.
         """
-        nbytes = sum(chunk.nbytes for chunk in chunks)
+        nbytes = sum(chunk.nbytes_of(message) for chunk in chunks)
         if received.nbytes != nbytes:
             raise ProtocolError(f"{chunks[0].label}: expected {nbytes} bytes, got {received.nbytes}")
         versions = [self._check_push(chunk, message, rank) for chunk in chunks]
@@ -83,7 +85,7 @@ class Rounds:
             effects += self._settle(chunk, update)
         return effects
 
-    def _check_push(self, chunk: Chunk, message: m.Push | m.PushBundle, rank: Rank) -> Version:
+    def _check_push(self, chunk: Chunk, message: AnyPush, rank: Rank) -> Version:
         """Return the version that the push helps to make."""
         if chunk.group and rank not in chunk.group:
             who = self.roster.label(rank)
@@ -106,15 +108,14 @@ class Rounds:
             raise ProtocolError(f"{chunk.label}: read version {message.read_version}, which is not made yet")
         return version
 
-    def pull(
-        self, received: Received, message: m.Pull | m.PullBundle, rank: Rank, chunks: list[Chunk], now: float
-    ) -> list[Effect]:
+    def pull(self, received: Received, message: AnyPull, rank: Rank, chunks: list[Chunk], now: float) -> list[Effect]:
         """Answer with the values, or park the request until each holds the rank's push number `at_least`."""
         behind = [chunk for chunk in chunks if chunk.reflected.get(rank, 0) < message.at_least]
+        rows = message.rows if isinstance(message, m.PullRows) else b""
         if not behind:
-            return [self._value(received.peer, received.request, chunks, message.priority)]
+            return [self._value(received.peer, received.request, chunks, message.priority, rows)]
         waiter = self._park(received, rank, message, chunks, now)
-        waiter.at_least, waiter.left = message.at_least, len(behind)
+        waiter.at_least, waiter.left, waiter.rows = message.at_least, len(behind), rows
         effects: list[Effect] = []
         for chunk in behind:
             chunk.pulls.append(waiter)
@@ -177,7 +178,7 @@ class Rounds:
             effects.append(self._apply(chunk, update))
         return effects
 
-    def _apply(self, chunk: Chunk, update: Update) -> Apply:
+    def _apply(self, chunk: Chunk, update: Update) -> Apply | ApplyRows:
         ranks = list(update.folded)
         behind = [chunk.version - update.contributions[rank].read_version for rank in ranks]
         clock = max(contribution.clock for contribution in update.contributions.values())
@@ -185,7 +186,8 @@ class Rounds:
             self._rules.for_update(clock),
             self._rules.divisor(len(ranks), len(chunk.group) or self.roster.world),
         )
-        return Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
+        apply = Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
+        return chunk.completed(update, apply)
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
         lost = [rank for rank in chunk.missing(update, self.roster) if rank in self.roster.lost]
@@ -202,7 +204,7 @@ class Rounds:
         self,
         received: Received,
         rank: Rank,
-        message: m.Push | m.PushBundle | m.Pull | m.PullBundle,
+        message: AnyPush | AnyPull,
         chunks: list[Chunk],
         now: float,
     ) -> Waiter:
@@ -243,12 +245,13 @@ class Rounds:
     def _answer(self, waiter: Waiter) -> Effect:
         self._unpark(waiter)
         if waiter.want_value:
-            return self._value(waiter.peer, waiter.request, waiter.chunks, waiter.priority)
+            return self._value(waiter.peer, waiter.request, waiter.chunks, waiter.priority, waiter.rows)
         return Send(waiter.peer, waiter.request, m.Done(min(chunk.version for chunk in waiter.chunks)))
 
-    def _value(self, peer: Peer, request: int, chunks: list[Chunk], priority: int) -> Effect:
-        stored = [StoredChunk(chunk.key, chunk.start, chunk.version, chunk.nbytes) for chunk in chunks]
-        payload = stored[0] if len(stored) == 1 else StoredChunks(stored)
+    def _value(self, peer: Peer, request: int, chunks: list[Chunk], priority: int, rows: bytes) -> Effect:
+        payload: Payload = chunks[0].stored(rows)
+        if len(chunks) > 1:
+            payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])
         return Send(peer, request, m.Value(min(chunk.version for chunk in chunks)), payload, priority)
 
     def _late(self, waiter: Waiter) -> RoundTimeoutError:

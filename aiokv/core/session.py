@@ -20,7 +20,9 @@ from aiokv.core.effects import (
     Send,
 )
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
+from aiokv.core.keys import check_key
 from aiokv.core.roster import Roster
+from aiokv.core.rows import check_table
 from aiokv.core.rules import check_changes, check_reduction
 from aiokv.errors import (
     AiokvError,
@@ -32,6 +34,7 @@ from aiokv.errors import (
     ServerLostError,
     from_code,
 )
+from aiokv.initializers import make_initializer
 from aiokv.optim import make_optimizer
 from aiokv.policy import get_policy
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
@@ -113,6 +116,22 @@ class Session:
     def spec(self, key: Key) -> TensorSpec | None:
         """Return shape and dtype of a key that this worker has initialised."""
         return self._directory.spec(key)
+
+    def is_sparse(self, key: Key) -> bool:
+        """Return True when this worker has initialised the key as a row-sparse one."""
+        return self._directory.is_sparse(key)
+
+    def row_bounds(self, key: Key, spec: TensorSpec) -> list[int]:
+        """Return the first row of each chunk of a row-sparse key, in their order.
+
+        Raises:
+            ClosedError: this worker has not joined.
+            KeyUseError: the key or the spec can't be.
+        """
+        if not self._servers:
+            raise ClosedError(f"rows of key {key!r}: this worker is not connected")
+        check_table(check_key(key), spec)
+        return [chunk.start for chunk in self._directory.place_rows(check_key(key), spec)]
 
     def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
@@ -223,7 +242,7 @@ class Session:
         try:
             self._check_ready(call)
             check_priority(stimulus.priority)
-            call.tensors = self._directory.check(stimulus.tensors)
+            call.tensors = self._directory.check(stimulus.tensors, len(stimulus.rows))
             self._check_options(call, stimulus)
         except AiokvError as error:
             return [Fail(call.number, error)]
@@ -236,6 +255,8 @@ class Session:
         if operation is not st.Operation.INIT:
             return
         get_policy(options.policy or self.policy)
+        for _, spec in transfer.tensors[len(transfer.tensors) - len(transfer.rows) :]:
+            make_initializer(options.initializer, spec.dtype)
         options.group = self._roster.check_group(options.group)
         if options.group and self._rank not in options.group:
             ranks = list(options.group)

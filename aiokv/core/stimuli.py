@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Received:
-    """A whole frame arrived: its control message, and the slot where its payload landed, if it had one."""
+    """A whole frame arrived: its control message, and the slot where its payload landed, if it had one.
+
+    `span` are the lowest and the highest row id that came with it, None if they are not increasing or there are none.
+    """
 
     peer: Peer
     request: int
     message: Message
     slot: Slot | None = None
     nbytes: int = 0
+    span: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -104,19 +108,33 @@ class KeyOptions:
 
     `group` are the ranks whose contributions make a round, all of them if it is empty; an empty `policy` is the
     worker's own. `digests` are those of the tensors, where this worker sends them; without them no value is the same as
-    one that is there.
+    one that is there. `lazy` and `initializer` are for row-sparse keys; see `messages.InitRows`.
     """
 
     policy: str = ""
     group: tuple[Rank, ...] = ()
     digests: tuple[bytes, ...] = ()
+    lazy: bool = True
+    initializer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Which rows of a row-sparse key a call is about: how many lie in each of the key's parts, in their order.
+
+    A tensor that is sent has, for each part, the row ids and then the values. For a pull, `ids` are the row ids, int64
+    and increasing, and the tensor that is received into has their values.
+    """
+
+    counts: list[int]
+    ids: bytes = b""
 
 
 @dataclass(slots=True)
 class Transfer:
     """One call with one or more tensors. Tensor i of the call is what `CallMemory(call, i, ...)` refers to.
 
-    `options` are for an init.
+    `options` are for an init. The last `len(rows)` of the tensors are row-sparse.
     """
 
     call: int
@@ -125,6 +143,7 @@ class Transfer:
     timeout: float
     priority: int = 0
     options: KeyOptions = field(default_factory=KeyOptions)
+    rows: list[Rows] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ those to requests of a higher `priority` leave first.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -285,6 +285,70 @@ class ChangeOptimizer(Message):
     timeout: float
 
 
+class InitRows(Message):
+    """Rows [start, stop) of a new row-sparse key. The rest is as in `Init`.
+
+    The root sends rows that have values as payload: their ids, as in `PushRows`, then the values. All other rows are
+    made by `initializer` when they are used first. With `lazy`, an update changes only rows that got a gradient.
+    """
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    first: int
+    count: int
+    total: int
+    policy: str
+    timeout: float
+    group: tuple[int, ...]
+    digest: bytes
+    lazy: bool
+    initializer: dict[str, Any]
+
+
+class PushRows(Message):
+    """Payload: a contribution to some of the rows [start, stop) of a key. The rest is as in `Push`.
+
+    The payload is `count` row ids, int64 and increasing, then the values of these rows. A contribution of `total` rows
+    may come in several messages: `first` is how many rows came before. All are answered; the last makes the push.
+    """
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    first: int
+    count: int
+    total: int
+    sequence: int
+    read_version: int
+    timeout: float
+    priority: int
+    clock: int
+
+    want_value: ClassVar[bool] = False
+
+
+class PullRows(Message):
+    """Answer with the values of some of the rows [start, stop) of a key. The rest is as in `Pull`.
+
+    `rows` are the row ids, int64 and increasing; the values come in their order.
+    """
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    rows: bytes
+    at_least: int
+    timeout: float
+    priority: int
+
+
 # --- answers, under the request id they answer ---
 
 
@@ -340,6 +404,9 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     39: PullBundle,
     40: ChangeOptimizer,
     41: Delete,
+    42: InitRows,
+    43: PushRows,
+    44: PullRows,
     48: Done,
     49: Value,
     50: Error,
@@ -349,5 +416,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
 
 TYPE_OF: Final[dict[type[Message], int]] = {cls: number for number, cls in FRAME_TYPES.items()}
 
-WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset({Init, InitBundle, Push, PushBundle, Value})
+WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset(
+    {Init, InitBundle, InitRows, Push, PushBundle, PushRows, Value}
+)
 """The only messages that array bytes may follow."""

@@ -1,0 +1,276 @@
+"""Row-sparse keys on a server: what a message about rows must be, chunks of rows, and pushes that come in pieces.
+
+A row-sparse key is a table of which only some rows have been used. Its chunks are ranges of rows, one on each server.
+Every push of a round goes to all of them, with no rows where it has none, so each chunk decides its rounds by itself,
+as those of dense keys do. Contributions wait in their slots and are summed all at once, in the order of their ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aiokv.core.chunk import Chunk
+from aiokv.core.effects import ApplyRows, Effect, JoinRows, Refuse, Send, StoredRows, freed
+from aiokv.core.keys import check_spec
+from aiokv.errors import AiokvError, OptimizerError, ProtocolError, SpecMismatchError
+from aiokv.initializers import Initializer, make_initializer
+from aiokv.types import ROW_ID_BYTES, TensorSpec
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokv.core.catalog import Catalog
+    from aiokv.core.chunk import Update
+    from aiokv.core.creation import Creation
+    from aiokv.core.effects import Apply
+    from aiokv.core.roster import Roster
+    from aiokv.core.rounds import Rounds
+    from aiokv.core.stimuli import Received
+    from aiokv.optim import Optimizer
+    from aiokv.types import Key, Peer, Rank, Slot
+
+WithRows = m.InitRows | m.PushRows
+
+MAX_ROW_BYTES = 16 * 1024 * 1024
+"""Longest row: it has to fit in one message."""
+
+MAX_VALUE_BYTES = 64 * 1024 * 1024
+"""Longest answer."""
+
+
+def check_table(key: Key, spec: TensorSpec) -> None:
+    """Refuse a spec that a row-sparse key can't have.
+
+    Raises:
+        SpecMismatchError: as for any key, or it has no rows, or too long ones.
+    """
+    check_spec(key, spec)
+    if not spec.shape:
+        raise SpecMismatchError(f"key {key!r}: a row-sparse key has at least one dimension", key=key, got=str(spec))
+    if row_bytes(spec) > MAX_ROW_BYTES:
+        text = f"key {key!r}: a row of {spec} has {row_bytes(spec)} bytes, at most {MAX_ROW_BYTES} are supported"
+        raise SpecMismatchError(text, key=key, expected=f"{MAX_ROW_BYTES} bytes", got=f"{row_bytes(spec)} bytes")
+
+
+def row_bytes(spec: TensorSpec) -> int:
+    """Return how long the values of one row are."""
+    return math.prod(spec.shape[1:]) * spec.itemsize
+
+
+def check_sparse(key: Key, *, is_sparse: bool, wanted: bool) -> None:
+    """Refuse to use a row-sparse key as a dense one, or the other way round.
+
+    Raises:
+        SpecMismatchError: says which calls the key has.
+    """
+    if is_sparse != wanted:
+        expected, got = ("row-sparse", "dense") if is_sparse else ("dense", "row-sparse")
+        how = "push RowSparse values and read it with row_sparse_pull" if is_sparse else "push arrays and use pull"
+        raise SpecMismatchError(f"key {key!r} is {expected}: {how}", key=key, expected=expected, got=got)
+
+
+def check_norms(key: Key, rule: Optimizer) -> None:
+    """Refuse a rule that needs the norm of a whole tensor, which a table does not have.
+
+    Raises:
+        OptimizerError: names key and rule.
+    """
+    if rule.norm_phases:
+        raise OptimizerError(
+            f"optimizer {rule.name!r} needs norms of whole tensors, but key {key!r} is row-sparse",
+            key=key,
+            expected="a rule that treats rows by themselves",
+            got=rule.name,
+        )
+
+
+@dataclass(slots=True)
+class RowOptions:
+    """What is said of a row-sparse key when it is initialised; see `messages.InitRows`."""
+
+    lazy: bool
+    initializer: Initializer
+
+
+def options_of(message: m.InitRows) -> RowOptions:
+    """Return the options of an init.
+
+    Raises:
+        ConfigError: the initializer can't be.
+    """
+    return RowOptions(message.lazy, make_initializer(message.initializer, message.dtype))
+
+
+def check_options(key: Key, known: RowOptions | None, given: RowOptions | None) -> None:
+    """Compare another init with the first one.
+
+    Raises:
+        SpecMismatchError: the storage differs, or how rows are updated or made.
+    """
+    check_sparse(key, is_sparse=known is not None, wanted=given is not None)
+    if known != given:
+        text = f"key {key!r} was initialized with {known}, not {given}"
+        raise SpecMismatchError(text, key=key, expected=str(known), got=str(given))
+
+
+@dataclass(slots=True, eq=False)
+class RowChunk(Chunk):
+    """Rows [start, stop) of a row-sparse key. `spec` is that of the whole key."""
+
+    def nbytes_of(self, message: m.Push | m.PushBundle | m.PushRows) -> int:
+        """Return how long the payload of a push is."""
+        assert isinstance(message, m.PushRows), "the storage was checked"
+        return message.count * (ROW_ID_BYTES + row_bytes(self.spec))
+
+    def stored(self, rows: bytes) -> StoredRows:
+        """Return the payload of an answer with the current value of some rows."""
+        nbytes = len(rows) // ROW_ID_BYTES * row_bytes(self.spec)
+        return StoredRows(self.key, self.start, self.version, rows, nbytes)
+
+    def fold(self, update: Update, missing: Sequence[int]) -> list[Effect]:
+        """Leave all contributions where they are until the last one is there."""
+        if not missing:
+            update.folded = sorted(update.contributions)
+        return []
+
+    def completed(self, update: Update, apply: Apply) -> ApplyRows:
+        """Return what sums the contributions and makes the next version."""
+        slots = []
+        for rank in apply.ranks:
+            contribution = update.contributions[rank]
+            if contribution.slot is not None:
+                slots.append(contribution.slot)
+                contribution.slot = None
+        return ApplyRows(apply, slots)
+
+
+# --- messages with rows ---
+
+
+def check_rows(received: Received, message: WithRows | m.PullRows) -> None:
+    """Check lengths and row ids of a message.
+
+    Raises:
+        SpecMismatchError: there is no such spec, or a row id outside of the chunk.
+        ProtocolError: a wrong length, or row ids that are not increasing.
+    """
+    key, start, stop = message.key, message.start, message.stop
+    spec = TensorSpec(message.shape, message.dtype)
+    check_table(key, spec)
+    if not 0 <= start <= stop <= spec.shape[0]:
+        raise ProtocolError(f"key {key!r}: rows {start} to {stop} are no part of {spec}")
+    if isinstance(message, m.PullRows):
+        count, rest = divmod(len(message.rows), ROW_ID_BYTES)
+        if rest or count * row_bytes(spec) > MAX_VALUE_BYTES:
+            raise ProtocolError(f"key {key!r}: {len(message.rows)} bytes of row ids, or too many rows at once")
+    else:
+        count = message.count
+        wanted = count * (ROW_ID_BYTES + row_bytes(spec))
+        fits = 0 <= message.first <= message.first + count <= message.total and (count or not message.total)
+        if not fits or received.nbytes != wanted:
+            raise ProtocolError(
+                f"key {key!r}: {received.nbytes} bytes for {count} rows, after {message.first} of {message.total}"
+            )
+    if not count:
+        return
+    if received.span is None:
+        raise ProtocolError(f"key {key!r}: row ids must be increasing")
+    low, high = received.span
+    if low < start or high >= stop:
+        row = low if low < start else high
+        text = f"key {key!r}: row {row} is not one of {start} to {stop - 1}"
+        raise SpecMismatchError(text, key=key, expected=f"{start} <= row < {stop}", got=row)
+
+
+class Tables:
+    """The part of a `Coordinator` that deals with messages about rows.
+
+    Args:
+        catalog: the server's keys.
+        creation: takes inits that are whole.
+        rounds: takes pushes that are whole.
+    """
+
+    def __init__(self, catalog: Catalog, creation: Creation, rounds: Rounds) -> None:
+        self._catalog = catalog
+        self._creation = creation
+        self._rounds = rounds
+        self._pieces: dict[tuple[Peer, Key, int], list[Received]] = {}
+        """The first rows of contributions that come in several messages."""
+
+    def received(
+        self, received: Received, message: WithRows | m.PullRows, rank: Rank, roster: Roster, now: float
+    ) -> list[Effect]:
+        """Take a message of a rank.
+
+        Raises:
+            AiokvError: it can't be; nothing is taken.
+        """
+        check_rows(received, message)
+        if isinstance(message, m.PullRows):
+            return self._rounds.pull(received, message, rank, [self._catalog.lookup(message)], now)
+        effects = self._add(received, message)
+        if message.first + message.count < message.total:
+            return [*effects, Send(received.peer, received.request, m.Done())]
+        whole, joined = self._join(received, message)
+        effects += joined
+        try:
+            if isinstance(whole.message, m.InitRows):
+                return effects + self._creation.init(whole, whole.message, rank, roster, now)
+            assert isinstance(whole.message, m.PushRows), "the other message with a contribution"
+            chunk = self._catalog.lookup(whole.message)
+            return effects + self._rounds.push(whole, whole.message, rank, [chunk], now)
+        except AiokvError as error:
+            return [*effects, *freed(whole.slot), Refuse(received.peer, received.request, error)]
+
+    def _add(self, received: Received, message: WithRows) -> list[Effect]:
+        """Put a message to those before it; free what was never completed."""
+        pieces = self._pieces.setdefault((received.peer, message.key, message.start), [])
+        effects: list[Effect] = []
+        if not message.first:
+            effects = [effect for piece in pieces for effect in freed(piece.slot)]
+            pieces.clear()
+        rows = sum(_count(piece) for piece in pieces)
+        if rows != message.first:
+            raise ProtocolError(f"key {message.key!r}: {message.first} rows should have come before, got {rows}")
+        if pieces and _span(pieces[-1])[1] >= _span(received)[0]:
+            raise ProtocolError(f"key {message.key!r}: row ids must be increasing")
+        pieces.append(received)
+        return effects
+
+    def _join(self, received: Received, message: WithRows) -> tuple[Received, list[Effect]]:
+        """Return a contribution as if it had come in one message, and what makes it so."""
+        pieces = self._pieces.pop((received.peer, message.key, message.start))
+        if len(pieces) == 1:
+            return received, []
+        slot = self._rounds.new_slot()
+        parts = [piece.slot for piece in pieces if piece.slot is not None]
+        spec = TensorSpec(message.shape, message.dtype)
+        whole = msgspec.structs.replace(message, first=0, count=message.total)
+        nbytes = sum(piece.nbytes for piece in pieces)
+        return replace(received, message=whole, slot=slot, nbytes=nbytes), [JoinRows(slot, parts, row_bytes(spec))]
+
+    def forget_peer(self, peer: Peer) -> list[Effect]:
+        """Free what a connection that is over has not completed."""
+        names = [name for name in self._pieces if name[0] == peer]
+        return [effect for name in names for piece in self._pieces.pop(name) for effect in freed(piece.slot)]
+
+    @property
+    def open_slots(self) -> list[Slot]:
+        """The slots of contributions that are not whole."""
+        return [piece.slot for pieces in self._pieces.values() for piece in pieces if piece.slot is not None]
+
+
+def _count(piece: Received) -> int:
+    assert isinstance(piece.message, WithRows), "only these are kept"
+    return piece.message.count
+
+
+def _span(received: Received) -> tuple[int, int]:
+    assert received.span is not None, "it was checked"
+    return received.span
