@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aiokv.net.scheduler import Scheduler
     from aiokv.net.server import Server
     from aiokv.net.worker import Client, connect
+    from aiokv.sparse import RowSparse
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "Config",
     "KVStore",
     "LocalStore",
+    "RowSparse",
     "Scheduler",
     "Server",
     "__version__",
@@ -47,6 +49,7 @@ _HOMES = {
     "Config": "aiokv.config",
     "KVStore": "aiokv.kvstore",
     "LocalStore": "aiokv.local",
+    "RowSparse": "aiokv.sparse",
     "Scheduler": "aiokv.net.scheduler",
     "Server": "aiokv.net.server",
     "blocking": "aiokv.net",

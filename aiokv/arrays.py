@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from aiokv.errors import KeyUseError, SpecMismatchError
 from aiokv.types import Key, TensorSpec
+
+if TYPE_CHECKING:
+    from aiokv.core.stimuli import Rows
 
 Array = NDArray[Any]
 
@@ -36,10 +39,16 @@ class Arguments:
     targets: list[Array]
     outs: list[Array]
     single: bool
+    specs: list[TensorSpec] | None = None
+    """Shape and dtype of each tensor, where the arrays do not say it."""
+    rows: list[Rows] = field(default_factory=list)
+    """Which rows the last arrays have: those of row-sparse keys; see `aiokv.sparse`."""
 
     @property
     def tensors(self) -> list[tuple[Key, TensorSpec]]:
-        """Each key with the spec of its array."""
+        """Each key with the spec of its tensor."""
+        if self.specs is not None:
+            return list(zip(self.keys, self.specs, strict=True))
         arrays = self.sources or self.targets
         return [(key, spec_of(array)) for key, array in zip(self.keys, arrays, strict=True)]
 
@@ -93,7 +102,7 @@ def sending(key: Keys, value: Any) -> Arguments:
     Raises:
         KeyUseError: a value is missing, or both a dict and a value are given.
     """
-    keys, values = _named(key, value)
+    keys, values = named(key, value)
     for name, array in zip(keys, values, strict=True):
         if array is None:
             raise KeyUseError(f"key {name!r}: a value is missing", key=name)
@@ -112,10 +121,10 @@ def receiving(key: Keys, out: Any, spec: Callable[[Key], TensorSpec | None]) -> 
         KeyUseError: an array is missing and the key's shape is not known.
         SpecMismatchError: an array can't be written.
     """
-    keys, given = _named(key, out)
+    keys, given = named(key, out)
     outs = []
     for name, array in zip(keys, given, strict=True):
-        outs.append(_new_out(name, spec(name)) if array is None else _checked_out(name, array))
+        outs.append(_new_out(name, spec(name)) if array is None else checked_out(name, array))
     return Arguments(keys, [], _targets(outs), outs, not isinstance(key, Mapping))
 
 
@@ -131,9 +140,7 @@ def exchanging(key: Keys, value: Any, out: Any) -> Arguments:
     if out is None:
         arguments.outs = [np.empty(source.shape, source.dtype) for source in sources]
     else:
-        arguments.outs = [
-            _checked_out(name, array) for name, array in zip(keys, _matching(keys, key, out), strict=True)
-        ]
+        arguments.outs = [checked_out(name, array) for name, array in zip(keys, _matching(keys, key, out), strict=True)]
     for name, source, target in zip(keys, sources, arguments.outs, strict=True):
         expected, got = spec_of(source), spec_of(target)
         if expected != got:
@@ -144,7 +151,12 @@ def exchanging(key: Keys, value: Any, out: Any) -> Arguments:
     return arguments
 
 
-def _named(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
+def named(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
+    """Return keys and values of a call, given as one of each or as a dict.
+
+    Raises:
+        KeyUseError: both a dict and a value are given.
+    """
     if not isinstance(key, Mapping):
         return [key], [value]
     if value is not None:
@@ -164,7 +176,12 @@ def _new_out(key: Key, spec: TensorSpec | None) -> Array:
     return np.empty(spec.shape, spec.dtype)
 
 
-def _checked_out(key: Key, out: object) -> Array:
+def checked_out(key: Key, out: object) -> Array:
+    """Return an array that can be received into.
+
+    Raises:
+        SpecMismatchError: it can't.
+    """
     if not isinstance(out, np.ndarray):
         got = type(out).__name__
         raise SpecMismatchError(f"key {key!r}: out must be a NumPy array, got {got}", key=key, got=got)

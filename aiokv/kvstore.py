@@ -84,6 +84,8 @@ class KVStore(ABC):
     push = _waiting(Operations.push)
     pull = _waiting(Operations.pull)
     pushpull = _waiting(Operations.pushpull)
+    init_rows = _waiting(Operations.init_rows)
+    row_sparse_pull = _waiting(Operations.row_sparse_pull)
     broadcast = _waiting(Operations.broadcast)
     delete = _waiting(Operations.delete)
     barrier = _waiting(Operations.barrier)

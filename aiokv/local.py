@@ -21,7 +21,7 @@ from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore
 from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
-from aiokv.storing import perform
+from aiokv.storing import perform, span
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
 
@@ -157,9 +157,9 @@ class _LocalWorker(Operations):
             if payload.nbytes:
                 slot, view = self._store.land(payload.nbytes)
                 view[:] = payload
-            self._queue.append(
-                (self._coordinator, st.Received(SERVER, send.request, send.message, slot, payload.nbytes))
-            )
+            rows = span(self._store, send.message, slot)
+            received = st.Received(SERVER, send.request, send.message, slot, payload.nbytes, rows)
+            self._queue.append((self._coordinator, received))
             return
         payload = self._stored(send.payload)
         self._receive(self._session.landing(send.request, payload.nbytes), payload)
@@ -181,6 +181,8 @@ class _LocalWorker(Operations):
                 value = self._store.acquire(key, start, version)
                 self._store.release(value)
                 return value.buffer.data
+            case ef.StoredRows(key, start, version, rows):
+                return bytes_of(self._store.get_rows(key, start, version, rows))
             case ef.StoredChunks(chunks):
                 return memoryview(b"".join(self._stored(chunk) for chunk in chunks))
             case _:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiokv.arrays import Arguments, Keys, digest_of, exchanging, receiving, sending
+import numpy as np
+
+from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
 from aiokv.core import stimuli as st
+from aiokv.core.keys import check_same_spec
+from aiokv.core.rows import check_sparse
+from aiokv.errors import KeyUseError
 from aiokv.groups import Group
+from aiokv.sparse import RowSparse, is_sparse, pulling, pulling_rows, refuse_sparse, sending_rows
+from aiokv.types import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from aiokv.core.session import Session
     from aiokv.types import Key
@@ -87,7 +94,7 @@ class Operations(ABC):
         The root is the group's first rank. The same value a second time is no error, and changes nothing.
 
         Args:
-            key: one key, or a dict of keys and arrays.
+            key: one key, or a dict of keys and arrays, or row-sparse values (see `init_rows`).
             value: the array of the one key.
             policy: how pushes become updates, "bsp" or "asp"; the worker's own when not given.
             group: the ranks whose pushes make a round; all when not given. Other ranks can only read the keys.
@@ -99,14 +106,62 @@ class Operations(ABC):
             PolicyError: unknown policy, or the root's is another one.
             MembershipError: this worker is not in the group, or the root's group is another one.
         """
-        arguments = sending(key, value)
-        options = st.KeyOptions(policy or "", tuple(group))
+        await self._init(self._sending(key, value), st.KeyOptions(policy or "", tuple(group)), timeout)
+
+    async def init_rows(
+        self,
+        key: Key,
+        shape: tuple[int, ...],
+        dtype: Any = "float32",
+        *,
+        rows: RowSparse | None = None,
+        initializer: Mapping[str, Any] | None = None,
+        lazy: bool = True,
+        policy: str | None = None,
+        group: Iterable[int] = (),
+        timeout: float | None = None,
+    ) -> None:
+        """Create a row-sparse key: a table whose rows take memory when they are used, however many there are.
+
+        It is pushed with `RowSparse` values and read with `row_sparse_pull`. `init` with a `RowSparse` does the same
+        with what is the default here. See `init` for the rest.
+
+        Args:
+            key: the key.
+            shape: of the whole table; rows lie along its first dimension.
+            dtype: of its elements.
+            rows: rows that begin with these values.
+            initializer: how all other rows begin: `{"name": "zeros"}`, or `{"name": "normal", "scale": 0.01,
+                "seed": 0}`, or "uniform" in the place of "normal"; see `aiokv.initializers`. "zeros" when not given.
+            lazy: an update changes only rows that got a gradient. Otherwise the rule sees a gradient of 0 for every
+                other row that was given or pushed before, so that momentum and weight decay go on.
+            policy: as in `init`.
+            group: as in `init`.
+            timeout: seconds.
+
+        Raises:
+            ConfigError: the initializer can't be.
+            SpecMismatchError: shape and dtype can't be, or are not those of `rows`.
+        """
+        value = RowSparse.empty(shape, dtype) if rows is None else rows
+        check_same_spec(key, TensorSpec(tuple(shape), np.dtype(dtype).name), value.spec)
+        options = st.KeyOptions(policy or "", tuple(group), lazy=lazy, initializer=initializer or {})
+        await self._init(self._sending(key, value), options, timeout)
+
+    def _sending(self, key: Keys, value: Any) -> Arguments:
+        keys, values = named(key, value)
+        if any(is_sparse(each) for each in values):
+            return sending_rows(keys, values, self._session.row_bounds)
+        return sending(key, value)
+
+    async def _init(self, arguments: Arguments, options: st.KeyOptions, timeout: float | None) -> None:
         if self.rank == min(options.group, default=0):
             nbytes = sum(source.nbytes for source in arguments.sources)
             options.digests = await self._compute(lambda: tuple(map(digest_of, arguments.sources)), nbytes)
         seconds = self._seconds(timeout)
         transfer = st.Operation.INIT, arguments.tensors, seconds
-        await self._call(lambda call: st.Transfer(call, *transfer, options=options), arguments)
+        rows = arguments.rows
+        await self._call(lambda call: st.Transfer(call, *transfer, options=options, rows=rows), arguments)
 
     async def broadcast(
         self, key: Keys, value: Any = None, out: Any = None, *, priority: int = 0, timeout: float | None = None
@@ -123,6 +178,7 @@ class Operations(ABC):
         Returns:
             The array, or a list of the arrays in the order of the dict.
         """
+        refuse_sparse("broadcast", *named(key, value))
         arguments = exchanging(key, value, out)
         await self.init(key, value, timeout=timeout)
         arguments.sources = []
@@ -152,7 +208,8 @@ class Operations(ABC):
 
         Args:
             key: one key, or a dict of keys and arrays.
-            value: the array of the one key.
+            value: the array of the one key. For a row-sparse key a `RowSparse` or a SciPy CSR matrix; one without rows
+                takes part in the round too.
             priority: calls of a higher one go first; the bytes of lower ones go on behind them.
             timeout: seconds.
 
@@ -160,7 +217,7 @@ class Operations(ABC):
             UnknownKeyError: the key is not initialised.
             SpecMismatchError: another shape or dtype than the key has.
         """
-        await self._transfer(st.Operation.PUSH, sending(key, value), timeout, priority)
+        await self._transfer(st.Operation.PUSH, self._sending(key, value), timeout, priority)
 
     async def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Read the keys, at a round at least as new as this worker's last push of each.
@@ -178,9 +235,53 @@ class Operations(ABC):
             UnknownKeyError: the key is not initialised.
             SpecMismatchError: `out` has another shape or dtype than the key, or can't be written.
         """
-        arguments = receiving(key, out, self._session.spec)
+        arguments = receiving(key, out, self._dense_spec)
         await self._transfer(st.Operation.PULL, arguments, timeout, priority)
         return arguments.finish()
+
+    def _dense_spec(self, key: Key) -> TensorSpec | None:
+        check_sparse(key, is_sparse=self._session.is_sparse(key), wanted=False)
+        return self._session.spec(key)
+
+    async def row_sparse_pull(
+        self,
+        key: Key | list[Key],
+        out: Any = None,
+        row_ids: Any = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Any:
+        """Read some rows of a row-sparse key, at a round at least as new as this worker's last push of it.
+
+        Args:
+            key: one key, or a list of them.
+            out: an array of the whole shape, or a list of such arrays that all get the same; rows that are not asked
+                for become 0. None for a `RowSparse` of the rows. For a list of keys, a list with one of these for each.
+            row_ids: whole numbers in any order and shape; each counts once. For a list of keys, a list with those of
+                each.
+            priority: as in `push`.
+            timeout: seconds.
+
+        Returns:
+            `out`, or a `RowSparse` with the rows asked for, increasing; a list of them for a list of keys.
+
+        Raises:
+            UnknownKeyError: the key is not initialised.
+            KeyUseError: row ids are missing, or `out` is and this worker has not initialised the key.
+            SpecMismatchError: the key is dense, a row id is not in it, or `out` has another shape or dtype.
+        """
+        keys, outs, ids = _aligned(key, out, row_ids) if isinstance(key, list) else ([key], [out], [row_ids])
+        session = self._session
+        pulls = [
+            pulling_rows(name, into, wanted, session.spec(name), session.row_bounds)
+            for name, into, wanted in zip(keys, outs, ids, strict=True)
+        ]
+        await self._transfer(st.Operation.PULL, pulling(pulls), timeout, priority)
+        for pull in pulls:
+            pull.finish()
+        results = [pull.rows if into is None else into for pull, into in zip(pulls, outs, strict=True)]
+        return results if isinstance(key, list) else results[0]
 
     async def pushpull(
         self, key: Keys, value: Any = None, *, out: Any = None, priority: int = 0, timeout: float | None = None
@@ -202,6 +303,7 @@ class Operations(ABC):
             UnknownKeyError: a key is not initialised.
             SpecMismatchError: another shape or dtype than the key has.
         """
+        refuse_sparse("pushpull", *named(key, value))
         arguments = exchanging(key, value, out)
         await self._transfer(st.Operation.PUSHPULL, arguments, timeout, priority)
         return arguments.finish()
@@ -288,4 +390,19 @@ class Operations(ABC):
         self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
     ) -> None:
         seconds = self._seconds(timeout)
-        await self._call(lambda call: st.Transfer(call, operation, arguments.tensors, seconds, priority), arguments)
+        transfer = operation, arguments.tensors, seconds, priority
+        await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
+
+
+def _aligned(keys: list[Key], outs: Any, row_ids: Any) -> tuple[list[Key], list[Any], list[Any]]:
+    """Return keys, outs and row ids of a pull of several keys.
+
+    Raises:
+        KeyUseError: there is not one of each for every key.
+    """
+    outs = [None] * len(keys) if outs is None else outs
+    for name, given in (("out", outs), ("row_ids", row_ids)):
+        if not isinstance(given, list | tuple) or len(given) != len(keys):
+            got = f"{len(given)} of them" if isinstance(given, list | tuple) else type(given).__name__
+            raise KeyUseError(f"{name} must be a list with one for each of {len(keys)} keys, got {got}")
+    return keys, list(outs), list(row_ids)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied
 from aiokv.errors import AiokvError, UpdateRefusedError
+from aiokv.store.table import span_of
+from aiokv.types import ROW_ID_BYTES
+from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.store.memory import ParameterStore
+    from aiokv.types import Slot
 
 logger = logging.getLogger("aiokv")
 
@@ -25,7 +31,13 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
         case ef.Fold(target, source, dtype):
             store.fold(target, source, dtype)
         case ef.Apply():
-            return _apply(store, effect)
+            return _apply(store, effect, None)
+        case ef.ApplyRows(update, slots):
+            return _apply(store, update, slots)
+        case ef.InstallRows(key, start, _, spec, initializer, lazy, slot):
+            store.install_rows(key, start, spec, initializer, slot, lazy=lazy)
+        case ef.JoinRows(slot, parts, row_bytes):
+            store.join_rows(slot, parts, row_bytes)
         case ef.Free(slot):
             store.free(slot)
         case ef.Split(slot, parts):
@@ -43,11 +55,25 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
     return None
 
 
-def _apply(store: ParameterStore, effect: ef.Apply) -> Applied:
-    key, start, version = effect.key, effect.start, effect.version
+def span(store: ParameterStore, message: m.Message, slot: Slot | None) -> tuple[int, int] | None:
+    """Return the lowest and the highest row id that came with a message; see `aiokv.core.stimuli.Received`."""
+    if isinstance(message, m.PullRows):
+        whole = len(message.rows) // ROW_ID_BYTES * ROW_ID_BYTES
+        return span_of(np.frombuffer(message.rows[:whole], np.int64))
+    if isinstance(message, m.InitRows | m.PushRows) and slot is not None:
+        return span_of(store.row_ids(slot, message.count))
+    return None
+
+
+def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None) -> Applied:
+    key, start, version = update.key, update.start, update.version
+    how = (update.rule, update.clock, update.divisor)
     error: AiokvError | None = None
     try:
-        store.apply(key, start, version, effect.slot, effect.rule, effect.clock, effect.divisor)
+        if slots is None:
+            store.apply(key, start, version, update.slot, *how)
+        else:
+            store.apply_rows(key, start, version, slots, *how)
     except UpdateRefusedError as refused:
         error = refused
     except Exception as failed:  # a rule of a user's own may raise anything

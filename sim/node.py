@@ -66,7 +66,7 @@ def _nbytes(payload: fx.Payload | None) -> int:
             return sum(chunk.nbytes for chunk in chunks)
         case fx.CallMemory(start=start, stop=stop):
             return stop - start
-        case fx.StoredChunk(nbytes=nbytes):
+        case fx.StoredChunk(nbytes=nbytes) | fx.StoredRows(nbytes=nbytes):
             return nbytes
         case None:
             return 0
@@ -188,6 +188,8 @@ class Node:
                 self._work(self._world.service.fold)
             case fx.Apply():
                 self._apply(effect)
+            case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():
+                raise NotImplementedError("the simulator's workloads have no row-sparse keys")
             case fx.Install(slot=slot) | fx.Free(slot=slot):
                 self.ledger.take(slot)
             case fx.Complete(call):

@@ -16,6 +16,7 @@ PUBLIC = [
     "Config",
     "KVStore",
     "LocalStore",
+    "RowSparse",
     "Scheduler",
     "Server",
     "__version__",

@@ -84,8 +84,8 @@ class Creation:
         if isinstance(message, m.InitRows):
             check_norms(message.key, self._rules.current)
             options = options_of(message)
-            chunk = self._catalog.create_table(message, options)
-            place = chunk.key, chunk.start, chunk.stop, chunk.spec
+            table = self._catalog.create_table(message, options)
+            place = table.key, table.start, table.stop, table.spec
             install = InstallRows(*place, options.initializer, options.lazy, received.slot)
         else:
             if isinstance(message, m.Init):

@@ -246,7 +246,11 @@ class Driver:
         if self._links.get(link.peer) is not link:
             return
         self.counters["frames_received"] += len(frames)
-        self.feed(*(st.Received(link.peer, f.request, f.message, f.slot, f.nbytes) for f in frames))
+        self.feed(*(self._received(link.peer, frame) for frame in frames))
+
+    def _received(self, peer: Peer, frame: Frame) -> st.Received:
+        """Make a stimulus of a whole frame."""
+        return st.Received(peer, frame.request, frame.message, frame.slot, frame.nbytes)
 
     def link_down(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         """Take out a connection that is over."""

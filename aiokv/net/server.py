@@ -6,6 +6,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
+from aiokv.arrays import bytes_of
 from aiokv.config import Config, is_wildcard, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -17,8 +18,8 @@ from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.node import Node, local_host_towards
 from aiokv.optim import Assign, Optimizer
 from aiokv.store.memory import ParameterStore
-from aiokv.storing import perform
-from aiokv.types import Role
+from aiokv.storing import perform, span
+from aiokv.types import Peer, Role
 from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class Server(Node):
             return
         super().frames_received(link, frames)
 
+    def _received(self, peer: Peer, frame: Frame) -> st.Received:
+        rows = span(self._store, frame.message, frame.slot)
+        return st.Received(peer, frame.request, frame.message, frame.slot, frame.nbytes, rows)
+
     def link_down(self, link: AnyLink, reason: str, error: Any) -> None:
         """Forget a payload that is only partly here: a chunk counts when all of it has arrived."""
         if link.pending_slot is not None:
@@ -98,6 +103,9 @@ class Server(Node):
     def _memory(self, payload: ef.Payload) -> tuple[memoryview, Callable[[], None] | None]:
         if isinstance(payload, ef.StoredChunks):
             return memoryview(b"".join(self._copy(chunk) for chunk in payload.chunks)), None
+        if isinstance(payload, ef.StoredRows):
+            rows = self._store.get_rows(payload.key, payload.start, payload.version, payload.rows)
+            return bytes_of(rows), None
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)
@@ -133,7 +141,7 @@ class Server(Node):
 
     def _perform_own(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Apply():
+            case ef.Apply() | ef.ApplyRows():
                 self.counters["updates"] += 1
                 applied = perform(self._store, effect)
                 assert applied is not None, "an update ends in a stimulus"

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from aiokv.errors import AiokvError, SumOverflowError
 from aiokv.optim import PRECISIONS, Assign
 from aiokv.store.pool import Pool
+from aiokv.store.table import Table
+from aiokv.types import ROW_ID_BYTES
 
 if TYPE_CHECKING:
+    from aiokv.initializers import Initializer
     from aiokv.kernels import Backend
     from aiokv.optim import Optimizer
-    from aiokv.types import Key, Slot, Version
+    from aiokv.types import Key, Slot, TensorSpec, Version
 
 Array = NDArray[Any]
 
@@ -72,6 +75,7 @@ class ParameterStore:
         self._slots: dict[Slot, Landed] = {}
         self._next_slot: Slot = 0
         self._chunks: dict[tuple[Key, int], Stored] = {}
+        self._tables: dict[tuple[Key, int], Table] = {}
 
     @property
     def open_slots(self) -> int:
@@ -93,6 +97,38 @@ class ParameterStore:
         """Make the slot's content version 0 of a new chunk of `size` elements."""
         kind = np.dtype(dtype)
         self._chunks[key, start] = Stored(kind, Value(self._take(slot, size * kind.itemsize).buffer, 0))
+
+    def install_rows(
+        self,
+        key: Key,
+        start: int,
+        spec: TensorSpec,
+        initializer: Initializer,
+        slot: Slot | None,
+        *,
+        lazy: bool,
+    ) -> None:
+        """Make version 0 of a row-sparse chunk; the rows in the slot, which is freed, have values. See `Table`."""
+        table = self._tables[key, start] = Table(key, start, spec, initializer, lazy=lazy)
+        if slot is not None:
+            table.set(*table.parse(self._slots[slot]))
+            self.free(slot)
+
+    def join_rows(self, slot: Slot, parts: list[Slot], row_bytes: int) -> None:
+        """Put the rows of some slots into a new one, and free them."""
+        buffers = [self._slots[part] for part in parts]
+        joined = self._slots[slot] = self._pool.take(sum(buffer.nbytes for buffer in buffers))
+        middles = [buffer.nbytes // (ROW_ID_BYTES + row_bytes) * ROW_ID_BYTES for buffer in buffers]
+        ids = [buffer[:middle] for buffer, middle in zip(buffers, middles, strict=True)]
+        values = [buffer[middle:] for buffer, middle in zip(buffers, middles, strict=True)]
+        np.concatenate([*ids, *values], out=joined)
+        for part in parts:
+            self.free(part)
+
+    def row_ids(self, slot: Slot, count: int) -> NDArray[np.int64]:
+        """Return the row ids at the beginning of a slot; none when it is too short for so many."""
+        buffer = self._slots[slot]
+        return buffer[: count * ROW_ID_BYTES if 0 <= count * ROW_ID_BYTES <= buffer.nbytes else 0].view(np.int64)
 
     def fold(self, target: Slot, source: Slot, dtype: str) -> None:
         """Add one slot to another and free it; low precisions are added in float32.
@@ -145,11 +181,14 @@ class ParameterStore:
 
     def forget(self, key: Key, start: int) -> None:
         """Drop a chunk."""
+        if self._tables.pop((key, start), None) is not None:
+            return
         self._retire(self._chunks.pop((key, start)).value)
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the values, each once."""
-        return list(dict.fromkeys(stored.dtype.name for stored in self._chunks.values()))
+        names = [stored.dtype.name for stored in self._chunks.values()]
+        return list(dict.fromkeys(names + [table.dtype.name for table in self._tables.values()]))
 
     def use(self, backend: Backend) -> None:
         """Let another backend do the arithmetic; all give the same bits."""
@@ -164,6 +203,8 @@ class ParameterStore:
         """Forget what rules have kept so far."""
         for stored in self._chunks.values():
             stored.state, stored.steps = None, 0
+        for table in self._tables.values():
+            table.forget_state()
 
     def apply(
         self, key: Key, start: int, version: Version, slot: Slot | None, rule: Optimizer, clock: int, divisor: int
@@ -214,8 +255,34 @@ class ParameterStore:
         out = None if landed.wide is None else landed.buffer.view(stored.dtype)
         self._backend.update(rule, weight, total, stored.state, step, out=out, offset=max(start, 0))
 
+    def apply_rows(
+        self, key: Key, start: int, version: Version, slots: list[Slot], rule: Optimizer, clock: int, divisor: int
+    ) -> None:
+        """Make `version` of a row-sparse chunk out of the sum of the rows in the slots, and free them. See `apply`."""
+        table = self._tables[key, start]
+        try:
+            pushes = [table.parse(self._slots[slot]) for slot in slots]
+            table.apply(pushes, rule, clock, divisor, self._backend)
+            table.version = version
+        finally:
+            for slot in slots:
+                self.free(slot)
+
+    def get_rows(self, key: Key, start: int, version: Version, rows: bytes) -> Array:
+        """Return a copy of some rows of a row-sparse chunk; `rows` are their ids."""
+        table = self._tables[key, start]
+        assert table.version == version, "a value is sent in the same breath in which it was decided"
+        return table.get(np.frombuffer(rows, np.int64))
+
+    def table(self, key: Key, start: int) -> Table:
+        """Return the rows of a row-sparse chunk."""
+        return self._tables[key, start]
+
     def keep(self, key: Key, start: int, version: Version) -> None:
         """Let the current value be `version` too, because an update could not be made."""
+        if (key, start) in self._tables:
+            self._tables[key, start].version = version
+            return
         self._chunks[key, start].value.version = version
 
     def acquire(self, key: Key, start: int, version: Version) -> Value:

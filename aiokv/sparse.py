@@ -1,0 +1,293 @@
+"""Row-sparse values: some rows of a tensor, all others being zero.
+
+`RowSparse` is what a user pushes to a row-sparse key and reads from it. The rest of this module turns one into what is
+sent: row ids that are increasing, each once, and their values, cut by where the rows live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.arrays import Arguments, checked_out, sending, spec_of
+from aiokv.core.keys import check_same_spec
+from aiokv.core.row_parts import cut_rows
+from aiokv.core.rows import check_table
+from aiokv.core.stimuli import Rows
+from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
+from aiokv.types import TensorSpec
+
+if TYPE_CHECKING:
+    from aiokv.types import Key
+
+Array = NDArray[Any]
+Ids = NDArray[np.int64]
+Bounds = Callable[["Key", TensorSpec], list[int]]
+
+
+class RowSparse:
+    """Some rows of a tensor; all others are zero. Rows that are given several times are summed.
+
+        aiokv.RowSparse([7, 3, 7], [[1, 1], [2, 2], [3, 3]], (1000, 2))    # row 3 is [2, 2], row 7 is [4, 4]
+
+    Args:
+        indices: whole numbers, 0 <= index < shape[0], in any order and shape; kept as one dimension of int64.
+        values: the values of each row: an array of shape (number of indices, *shape[1:]), not copied if it is one.
+        shape: of the whole tensor.
+
+    Raises:
+        SpecMismatchError: an index is no row of the tensor, or the values do not fit.
+    """
+
+    __slots__ = ("indices", "shape", "values")
+
+    def __init__(self, indices: Any, values: Any, shape: tuple[int, ...]) -> None:
+        self.shape = tuple(int(length) for length in shape)
+        """Shape of the whole tensor."""
+        if not self.shape:
+            raise SpecMismatchError("a row-sparse value has at least one dimension, got shape ()", got="()")
+        self.indices: Ids = row_ids_of(indices, self.shape[0])
+        """Row ids, in the order given."""
+        self.values: Array = np.asarray(values)
+        """Values of each row, in the same order."""
+        expected = (self.indices.size, *self.shape[1:])
+        if not self.indices.size and not self.values.size:
+            self.values = np.empty(expected, self.values.dtype)
+        if self.values.shape != expected:
+            text = f"{self.indices.size} rows of shape {self.shape[1:]} need values of shape {expected}"
+            got = self.values.shape
+            raise SpecMismatchError(f"{text}, got {got}", expected=str(expected), got=str(got))
+
+    def __repr__(self) -> str:
+        return f"RowSparse({self.indices.size} rows of {self.spec})"
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], dtype: Any = np.float32) -> Self:
+        """Return a value without rows: all of the tensor is zero."""
+        return cls(np.empty(0, np.int64), np.empty((0, *shape[1:]), dtype), shape)
+
+    @classmethod
+    def from_dense(cls, array: Any) -> Self:
+        """Return all rows of an array that are not zero everywhere."""
+        dense = np.asarray(array)
+        rows = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1)) if dense.size else np.empty(0, np.int64)
+        return cls(rows, dense[rows], dense.shape)
+
+    @classmethod
+    def from_csr(cls, matrix: Any) -> Self:
+        """Return the rows of a SciPy CSR matrix or array that have entries; entries at the same place are summed."""
+        starts = np.asarray(matrix.indptr, np.int64)
+        lengths = np.diff(starts)
+        rows = np.flatnonzero(lengths)
+        values = np.zeros((rows.size, matrix.shape[1]), matrix.data.dtype)
+        used = slice(int(starts[0]), int(starts[-1]))
+        places = (np.repeat(np.arange(rows.size), lengths[rows]), matrix.indices[used])
+        np.add.at(values, places, matrix.data[used])
+        return cls(rows, values, matrix.shape)
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype of the whole tensor."""
+        return TensorSpec(self.shape, self.values.dtype.name)
+
+    def to_dense(self) -> Array:
+        """Return the whole tensor."""
+        unique = self.summed()
+        dense = np.zeros(self.shape, self.values.dtype)
+        dense[unique.indices] = unique.values
+        return dense
+
+    def summed(self) -> RowSparse:
+        """Return the same value with increasing row ids, each once. Rows of one id are added in the order given.
+
+        Raises:
+            SumOverflowError: a sum of integers is out of range.
+        """
+        ids, values = self.indices, self.values
+        if np.all(ids[1:] > ids[:-1]):
+            return self
+        order = np.argsort(ids, kind="stable")
+        ids, values = ids[order], values[order]
+        starts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+        if starts.size < ids.size:
+            ids, values = ids[starts], _add_runs(values, starts)
+        return RowSparse(ids, values, self.shape)
+
+
+def _add_runs(values: Array, starts: NDArray[np.intp]) -> Array:
+    """Add neighbouring rows, those of each run from its start to the next one."""
+    dtype = values.dtype
+    if dtype.kind in "iu":
+        sums = np.add.reduceat(values, starts, axis=0, dtype=dtype)
+        exact = np.add.reduceat(values.astype(np.float64), starts, axis=0)
+        # Sums that wrapped around are wrong by 2**bits at least; float64 is never wrong by nearly as much.
+        if np.any(np.abs(exact - sums.astype(np.float64)) > 2.0 ** (8 * dtype.itemsize - 1)):
+            raise SumOverflowError(f"rows with the same id sum up to more than {dtype} can hold")
+        return np.asarray(sums)
+    # A long sum of low precision is exact, or nearly so, only in a higher one.
+    precise = np.float64 if dtype == np.float64 else np.float32
+    with np.errstate(all="ignore"):
+        return np.asarray(np.add.reduceat(values, starts, axis=0, dtype=precise).astype(dtype))
+
+
+def row_ids_of(ids: Any, rows: int) -> Ids:
+    """Return row ids as one dimension of int64, in the order given.
+
+    Raises:
+        SpecMismatchError: one is no row of a tensor with so many.
+    """
+    array = np.asarray(ids).reshape(-1)
+    if not array.size:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        got = array.dtype.name
+        raise SpecMismatchError(f"row ids must be whole numbers, got {got}", expected="integers", got=got)
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= rows:
+        row = low if low < 0 else high
+        expected = f"0 <= row < {rows}"
+        raise SpecMismatchError(f"row {row} is not in the tensor: {expected}", expected=expected, got=row)
+    return array.astype(np.int64, copy=False)
+
+
+def is_sparse(value: object) -> bool:
+    """Return True for what is pushed to row-sparse keys: `RowSparse`, and SciPy's sparse matrices and arrays."""
+    return isinstance(value, RowSparse) or _is_scipy(value)
+
+
+def _is_scipy(value: object) -> bool:
+    # Told by what they have, so that SciPy need not be there.
+    return not isinstance(value, np.ndarray) and all(hasattr(value, name) for name in ("tocsr", "shape", "format"))
+
+
+def as_rows(key: Key, value: Any) -> RowSparse:
+    """Return a sparse value as a `RowSparse`.
+
+    Raises:
+        SpecMismatchError: it is a SciPy matrix of another format than CSR.
+    """
+    if isinstance(value, RowSparse):
+        return value
+    if value.format != "csr":
+        text = f"key {key!r}: a SciPy matrix must be in CSR format, got {value.format!r}: call its tocsr()"
+        raise SpecMismatchError(text, key=key, expected="csr", got=str(value.format))
+    return RowSparse.from_csr(value)
+
+
+# --- arguments of calls ---
+
+
+def sending_rows(keys: list[Key], values: list[Any], bounds: Bounds) -> Arguments:
+    """Read the arguments of a call that sends to some row-sparse keys, and maybe to others.
+
+    Args:
+        keys: all keys.
+        values: the value of each, sparse or not.
+        bounds: returns the first row of each chunk of a row-sparse key.
+
+    Raises:
+        KeyUseError, SpecMismatchError, SumOverflowError: a value is missing or can't be.
+    """
+    arguments = sending({key: value for key, value in zip(keys, values, strict=True) if not is_sparse(value)}, None)
+    arguments.single = False
+    arguments.specs = [spec_of(source) for source in arguments.sources]
+    for key, value in zip(keys, values, strict=True):
+        if not is_sparse(value):
+            continue
+        rows = as_rows(key, value).summed()
+        counts = _counts(rows.indices, bounds(key, rows.spec))
+        arguments.keys.append(key)
+        arguments.sources.append(_packed(rows, counts))
+        arguments.specs.append(rows.spec)
+        arguments.rows.append(Rows(counts))
+    return arguments
+
+
+def _counts(ids: Ids, bounds: list[int]) -> list[int]:
+    """Return how many of the increasing row ids lie in each chunk."""
+    cuts = np.searchsorted(ids, bounds)
+    return [int(count) for count in np.diff(np.append(cuts, ids.size))]
+
+
+def _packed(rows: RowSparse, counts: list[int]) -> NDArray[np.uint8]:
+    """Return the payloads of all messages, one after the other."""
+    ids, spec = rows.indices, rows.spec
+    values = np.ascontiguousarray(rows.values, rows.values.dtype.newbyteorder("="))
+    parts: list[Array] = []
+    begin = 0
+    for count in counts:
+        for size in cut_rows(count, spec):
+            piece = slice(begin, begin + size)
+            parts += [ids[piece].view(np.uint8), values[piece].reshape(-1).view(np.uint8)]
+            begin += size
+    return np.concatenate(parts)
+
+
+@dataclass(slots=True, eq=False)
+class RowPull:
+    """What is wanted of one row-sparse key: the rows, and the arrays that they are for, if there are any."""
+
+    key: Key
+    rows: RowSparse
+    outs: list[Array]
+    counts: list[int]
+
+    def finish(self) -> None:
+        """Make the arrays what was received: rows that were not asked for are zero."""
+        for out in self.outs:
+            out[...] = 0
+            out[self.rows.indices] = self.rows.values
+
+
+def pulling_rows(key: Key, out: Any, row_ids: Any, spec: TensorSpec | None, bounds: Bounds) -> RowPull:
+    """Read the arguments of a row pull of one key.
+
+    Args:
+        key: the key.
+        out: None, an array of the whole shape, or a list of such arrays.
+        row_ids: whole numbers in any order and shape; each counts once.
+        spec: what is known of the key.
+        bounds: returns the first row of each chunk of a row-sparse key.
+
+    Raises:
+        KeyUseError: row ids are missing, or the key's shape is not known.
+        SpecMismatchError: a row id or an array can't be.
+    """
+    if row_ids is None:
+        raise KeyUseError(f"key {key!r}: pass `row_ids`, the rows that are wanted", key=key)
+    outs = [checked_out(key, each) for each in out] if isinstance(out, list | tuple) else []
+    if not outs and out is not None:
+        outs = [checked_out(key, out)]
+    for each in outs:
+        spec = spec or spec_of(each)
+        check_same_spec(key, spec, spec_of(each))
+    if spec is None:
+        raise KeyUseError(f"key {key!r}: pass `out`, since this worker did not initialize the key", key=key)
+    check_table(key, spec)
+    ids = np.unique(row_ids_of(row_ids, spec.shape[0]))
+    rows = RowSparse(ids, np.empty((ids.size, *spec.shape[1:]), spec.dtype), spec.shape)
+    return RowPull(key, rows, outs, _counts(ids, bounds(key, spec)))
+
+
+def pulling(pulls: list[RowPull]) -> Arguments:
+    """Return the arguments of the call that carries out row pulls."""
+    values = [pull.rows.values for pull in pulls]
+    specs = [pull.rows.spec for pull in pulls]
+    rows = [Rows(pull.counts, pull.rows.indices.tobytes()) for pull in pulls]
+    return Arguments([pull.key for pull in pulls], [], values, values, single=False, specs=specs, rows=rows)
+
+
+def refuse_sparse(call: str, keys: list[Key], values: list[Any]) -> None:
+    """Refuse sparse values where there can't be any.
+
+    Raises:
+        SpecMismatchError: says what to do instead.
+    """
+    for key, value in zip(keys, values, strict=True):
+        if is_sparse(value):
+            text = f"key {key!r}: {call} is for dense keys; use push, then row_sparse_pull"
+            raise SpecMismatchError(text, key=key, expected="an array", got=type(value).__name__)

@@ -1,0 +1,243 @@
+"""Some rows of a row-sparse key: memory for those that were used, first values for all others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.optim import PRECISIONS
+from aiokv.store.first_rows import FirstRows
+from aiokv.types import ROW_ID_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokv.initializers import Initializer
+    from aiokv.kernels import Backend
+    from aiokv.optim import Optimizer
+    from aiokv.types import Key, TensorSpec, Version
+
+Array = NDArray[Any]
+Ids = NDArray[np.int64]
+
+MIN_RECENT = 1024
+"""So many new rows are kept apart at least."""
+
+
+def span_of(ids: Ids) -> tuple[int, int] | None:
+    """Return the lowest and the highest row id; None when there are none, or they are not increasing."""
+    if not ids.size or np.any(ids[1:] <= ids[:-1]):
+        return None
+    return int(ids[0]), int(ids[-1])
+
+
+class RowIndex:
+    """Where in a table's memory each row lies, that of the i-th new row at place i.
+
+    New ids go to a small sorted array, which is put into the large one when it has an eighth of its length. So a row
+    costs 16 bytes, and neither look-ups nor additions look at all rows one by one.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._main = self._recent = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def find(self, ids: Ids) -> NDArray[np.int64]:
+        """Return the place of each row, -1 for those that are not there."""
+        places = _look_up(self._main, ids)
+        return np.maximum(places, _look_up(self._recent, ids)) if self._recent[0].size else places
+
+    def add(self, ids: Ids) -> None:
+        """Enter increasing ids that are not there."""
+        places = np.arange(self._size, self._size + ids.size)
+        self._size += ids.size
+        self._recent = _merge(self._recent, (ids, places))
+        if self._recent[0].size > max(MIN_RECENT, self._main[0].size // 8):
+            self._main, self._recent = _merge(self._main, self._recent), (ids[:0], places[:0])
+
+
+def _look_up(table: tuple[Ids, NDArray[np.int64]], ids: Ids) -> NDArray[np.int64]:
+    known, places = table
+    if not known.size:
+        return np.full(ids.size, -1)
+    at = np.minimum(np.searchsorted(known, ids), known.size - 1)
+    return np.where(known[at] == ids, places[at], -1)
+
+
+def _merge(
+    first: tuple[Ids, NDArray[np.int64]], second: tuple[Ids, NDArray[np.int64]]
+) -> tuple[Ids, NDArray[np.int64]]:
+    ids, places = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    order = np.argsort(ids, kind="stable")
+    return ids[order], places[order]
+
+
+class GrowingRows:
+    """Rows in one array, which is made half as long again when it is full.
+
+    Args:
+        width: elements per row.
+        dtype: of the elements.
+    """
+
+    def __init__(self, width: int, dtype: np.dtype[Any]) -> None:
+        self.width = width
+        self._memory = np.empty((0, width), dtype)
+        self._used = 0
+
+    @property
+    def rows(self) -> Array:
+        """All rows, not a copy."""
+        return self._memory[: self._used]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory there is."""
+        return self._memory.nbytes
+
+    def append(self, rows: Array) -> None:
+        """Add rows at the end."""
+        needed = self._used + len(rows)
+        if needed > len(self._memory):
+            larger = np.empty((max(needed, len(self._memory) * 3 // 2), self.width), self._memory.dtype)
+            larger[: self._used] = self.rows
+            self._memory = larger
+        self._memory[self._used : needed] = rows
+        self._used = needed
+
+
+class Table:
+    """A range of the rows of a row-sparse key: values and optimizer state of those that were used.
+
+    Args:
+        key: the key's name.
+        start: the first row of the range.
+        spec: shape and dtype of the whole key.
+        initializer: how rows begin.
+        lazy: an update changes only the rows that got a gradient. Otherwise all that are here; those got a gradient of
+            0. (A row that was never used is not here. With "zeros" and a rule that leaves zeros as they are, that makes
+            no difference.)
+    """
+
+    def __init__(self, key: Key, start: int, spec: TensorSpec, initializer: Initializer, *, lazy: bool) -> None:
+        self.version: Version = 0
+        self.dtype = np.dtype(spec.dtype)
+        self.row_size = spec.size // spec.shape[0] if spec.shape[0] else 0
+        self._key = key
+        self._start = start
+        self._lazy = lazy
+        self._first = FirstRows(initializer, key, self.row_size, self.dtype)
+        self._index = RowIndex()
+        self._ids = GrowingRows(1, np.dtype(np.int64))
+        self._values = GrowingRows(self.row_size, self.dtype)
+        self._state: dict[str, GrowingRows] | None = None
+        self._steps = 0
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows take memory."""
+        return len(self._index)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory values, state and row ids take."""
+        kept = [self._values, *(self._state or {}).values()]
+        return sum(rows.nbytes for rows in kept) + 3 * ROW_ID_BYTES * self.num_rows
+
+    def parse(self, payload: NDArray[np.uint8]) -> tuple[Ids, Array]:
+        """Return row ids and values of a payload, not copies."""
+        count = payload.size // (ROW_ID_BYTES + self.row_size * self.dtype.itemsize)
+        middle = count * ROW_ID_BYTES
+        return payload[:middle].view(np.int64), payload[middle:].view(self.dtype).reshape(count, self.row_size)
+
+    def set(self, ids: Ids, values: Array) -> None:
+        """Give new rows values."""
+        self._index.add(ids)
+        self._ids.append(ids.reshape(-1, 1))
+        self._values.append(values)
+
+    def get(self, ids: Ids) -> Array:
+        """Return a copy of the values of rows, in the order of the ids."""
+        places = self._index.find(ids)
+        absent = places < 0
+        if not absent.any():
+            return np.asarray(self._values.rows[places])
+        values = np.empty((ids.size, self.row_size), self.dtype)
+        values[~absent] = self._values.rows[places[~absent]]
+        values[absent] = self._first.make(ids[absent])
+        return values
+
+    def forget_state(self) -> None:
+        """Begin with new optimizer state."""
+        self._state, self._steps = None, 0
+
+    def apply(
+        self, pushes: Sequence[tuple[Ids, Array]], rule: Optimizer, clock: int, divisor: int, backend: Backend
+    ) -> None:
+        """Make the next value out of the sum of the pushes, added in their order. After an error all is as it was.
+
+        Args:
+            pushes: row ids, increasing, and values of each.
+            rule: makes the new value.
+            clock: what the rule's schedule looks at.
+            divisor: the sum is divided by it first.
+            backend: who does the arithmetic.
+        """
+        ids, total = self._sum(pushes, backend)
+        if divisor != 1:
+            np.divide(total, divisor, out=total, casting="unsafe")
+        steps = self._steps + 1
+        step = rule.step_for(self._key, count=steps, num_update=max(clock, steps))
+        places, weights, new = self._index.find(ids), self.get(ids), np.empty(total.shape, self.dtype)
+        width = max(1, self.row_size)
+        state = backend.new_state(rule, weights.reshape(-1), row_size=width)
+        self._read_state(places, state, rule, backend)
+        arrays = (weights.reshape(-1), total.reshape(-1), state)
+        offset = self._start * self.row_size
+        backend.update(rule, *arrays, step, out=new.reshape(-1), offset=offset, row_size=width)
+        self._steps = steps
+        self._write(ids, places, new, state)
+
+    def _sum(self, pushes: Sequence[tuple[Ids, Array]], backend: Backend) -> tuple[Ids, Array]:
+        """Return the rows to be updated and the sums of what was pushed."""
+        sets = [ids for ids, _ in pushes]
+        if not self._lazy:
+            sets.append(self._ids.rows[:, 0])
+        ids = np.unique(np.concatenate(sets)) if sets else np.empty(0, np.int64)
+        total = np.zeros((ids.size, self.row_size), PRECISIONS.get(self.dtype.name, self.dtype.name))
+        for some, values in pushes:
+            places = np.searchsorted(ids, some)
+            sums = total[places]
+            backend.accumulate(sums.reshape(-1), values.reshape(-1))
+            total[places] = sums
+        return ids, total
+
+    def _read_state(
+        self, places: NDArray[np.int64], fresh: dict[str, Array], rule: Optimizer, backend: Backend
+    ) -> None:
+        """Put the optimizer state of rows that have one in the place of their fresh one."""
+        if self._state is None:
+            rows = self._values.rows
+            width = max(1, self.row_size)
+            begun = backend.new_state(rule, rows.reshape(-1), row_size=width)
+            single = backend.new_state(rule, np.zeros(self.row_size, self.dtype), row_size=width)
+            self._state = {name: GrowingRows(array.size, array.dtype) for name, array in single.items()}
+            for name, kept in self._state.items():
+                kept.append(begun[name].reshape(len(rows), kept.width))
+        present = places >= 0
+        for name, kept in self._state.items():
+            fresh[name].reshape(places.size, kept.width)[present] = kept.rows[places[present]]
+
+    def _write(self, ids: Ids, places: NDArray[np.int64], values: Array, state: dict[str, Array]) -> None:
+        present, absent = places >= 0, places < 0
+        self._values.rows[places[present]] = values[present]
+        for name, kept in (self._state or {}).items():
+            rows = state[name].reshape(ids.size, kept.width)
+            kept.rows[places[present]] = rows[present]
+            kept.append(rows[absent])
+        self.set(ids[absent], values[absent])
