@@ -111,23 +111,24 @@ class ParameterStore:
         """Make version 0 of a row-sparse chunk; the rows in the slot, which is freed, have values. See `Table`."""
         table = self._tables[key, start] = Table(key, start, spec, initializer, lazy=lazy)
         if slot is not None:
-            table.set(*table.parse(self._slots[slot]))
+            table.set(*table.parse(self._slots[slot].buffer))
             self.free(slot)
 
     def join_rows(self, slot: Slot, parts: list[Slot], row_bytes: int) -> None:
         """Put the rows of some slots into a new one, and free them."""
-        buffers = [self._slots[part] for part in parts]
-        joined = self._slots[slot] = self._pool.take(sum(buffer.nbytes for buffer in buffers))
+        buffers = [self._slots[part].buffer for part in parts]
+        joined = self._pool.take(sum(buffer.nbytes for buffer in buffers))
         middles = [buffer.nbytes // (ROW_ID_BYTES + row_bytes) * ROW_ID_BYTES for buffer in buffers]
         ids = [buffer[:middle] for buffer, middle in zip(buffers, middles, strict=True)]
         values = [buffer[middle:] for buffer, middle in zip(buffers, middles, strict=True)]
         np.concatenate([*ids, *values], out=joined)
+        self._slots[slot] = Landed(joined)
         for part in parts:
             self.free(part)
 
     def row_ids(self, slot: Slot, count: int) -> NDArray[np.int64]:
         """Return the row ids at the beginning of a slot; none when it is too short for so many."""
-        buffer = self._slots[slot]
+        buffer = self._slots[slot].buffer
         return buffer[: count * ROW_ID_BYTES if 0 <= count * ROW_ID_BYTES <= buffer.nbytes else 0].view(np.int64)
 
     def fold(self, target: Slot, source: Slot, dtype: str) -> None:
@@ -261,9 +262,11 @@ class ParameterStore:
         """Make `version` of a row-sparse chunk out of the sum of the rows in the slots, and free them. See `apply`."""
         table = self._tables[key, start]
         try:
-            pushes = [table.parse(self._slots[slot]) for slot in slots]
+            pushes = [table.parse(self._slots[slot].buffer) for slot in slots]
             table.apply(pushes, rule, clock, divisor, self._backend)
             table.version = version
+        except SumOverflowError as error:
+            raise SumOverflowError(f"key {key!r}: {error}", key=key, round=version) from None
         finally:
             for slot in slots:
                 self.free(slot)

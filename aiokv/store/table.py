@@ -189,10 +189,11 @@ class Table:
             backend: who does the arithmetic.
         """
         ids, total = self._sum(pushes, backend)
-        if divisor != 1:
-            np.divide(total, divisor, out=total, casting="unsafe")
-        steps = self._steps + 1
-        step = rule.step_for(self._key, count=steps, num_update=max(clock, steps))
+        if divisor > 1:
+            # A gradient that overflows shows it in its values.
+            with np.errstate(all="ignore"):
+                np.divide(total, divisor, out=total)
+        step = rule.step_for(self._key, count=self._steps + 1, num_update=clock)
         places, weights, new = self._index.find(ids), self.get(ids), np.empty(total.shape, self.dtype)
         width = max(1, self.row_size)
         state = backend.new_state(rule, weights.reshape(-1), row_size=width)
@@ -200,7 +201,7 @@ class Table:
         arrays = (weights.reshape(-1), total.reshape(-1), state)
         offset = self._start * self.row_size
         backend.update(rule, *arrays, step, out=new.reshape(-1), offset=offset, row_size=width)
-        self._steps = steps
+        self._steps += 1
         self._write(ids, places, new, state)
 
     def _sum(self, pushes: Sequence[tuple[Ids, Array]], backend: Backend) -> tuple[Ids, Array]:

@@ -6,7 +6,8 @@ Every rig validates its machine after each stimulus, and fails when a request or
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+import struct
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -99,11 +100,12 @@ class Server:
         self.states: dict[Rank, tuple[str, str]] = {}
         self.effects: list[ef.Effect] = []
         self.asked: dict[tuple[Peer, int], Asked] = {}
-        self.slots: dict[Slot, np.float32] = {}
-        self.values: dict[tuple[Key, int], dict[Version, np.float32]] = {}
+        self.slots: dict[Slot, Any] = {}
+        """A number, or rows with a number each."""
+        self.values: dict[tuple[Key, int], dict[Version, Any]] = {}
         self.hold = False
         """With `hold`, updates take until `finish` is called."""
-        self.applying: list[ef.Apply] = []
+        self.applying: list[ef.Apply | ef.ApplyRows] = []
         self.pushed: dict[tuple[Rank, Key], int] = {}
         self.bundle_size = 0
         """Elements of the payload of a bundle's message."""
@@ -145,6 +147,10 @@ class Server:
         """Let the scheduler say that a worker has left."""
         self.states[rank] = ("left", "left in good order")
         return self.publish()
+
+    def lose_peer(self, rank: Rank) -> list[ef.Effect]:
+        """Let a worker's connection end."""
+        return self.handle(st.PeerLost(10 + rank, "connection reset"))
 
     def attach(self, rank: Rank, *, peer: Peer | None = None, **changes: Any) -> Asked:
         """Let a worker say who it is."""
@@ -193,6 +199,51 @@ class Server:
         fields |= {"at_least": self.pushed.get((rank, key), 0), "timeout": 5.0} | changes
         return self.ask(rank, m.Pull(key=key, **fields))
 
+    def ask_rows(self, rank: Rank, message: m.Message, rows: dict[int, float] | None = None, **facts: Any) -> Asked:
+        """Send a message with a payload of rows of one float32 each; `facts` are what else the stimulus says of it."""
+        asked = Asked(10 + rank, next(self._numbers))
+        self.asked[asked.peer, asked.request] = asked
+        slot = None
+        if rows:
+            slot = next(self._numbers)
+            self.slots[slot] = dict(rows)
+        span = (min(rows), max(rows)) if rows else None
+        received = st.Received(asked.peer, asked.request, message, slot, 12 * len(rows or ()), span)
+        self.handle(replace(received, **facts))
+        return asked
+
+    def init_rows(
+        self, rows: dict[int, float] | None = None, *, key: Key = "t", rank: Rank = 0, **changes: Any
+    ) -> Asked:
+        """Let a worker initialise a table of 10 rows of one element."""
+        count = len(rows or ())
+        fields: dict[str, Any] = {"shape": (10,), "dtype": "float32", "start": 0, "stop": 10, "first": 0}
+        fields |= {"count": count, "total": count, "policy": self.policy, "timeout": 5.0, "group": ()}
+        fields |= {"digest": repr(rows).encode(), "lazy": True, "initializer": {}} | changes
+        return self.ask_rows(rank, m.InitRows(key=key, **fields), rows)
+
+    def push_rows(
+        self, rank: Rank, rows: dict[int, float], *, key: Key = "t", facts: dict[str, Any] | None = None, **changes: Any
+    ) -> Asked:
+        """Let a worker push some rows."""
+        number = self.pushed.get((rank, key), 0) + 1
+        fields: dict[str, Any] = {"shape": (10,), "dtype": "float32", "start": 0, "stop": 10, "first": 0}
+        fields |= {"count": len(rows), "total": len(rows), "sequence": number, "read_version": 0, "timeout": 5.0}
+        fields |= {"priority": 0, "clock": 0} | changes
+        asked = self.ask_rows(rank, m.PushRows(key=key, **fields), rows, **(facts or {}))
+        is_whole = fields["first"] + fields["count"] == fields["total"]
+        if is_whole and (not isinstance(asked.answer, AiokvError) or isinstance(asked.answer, COUNTED)):
+            self.pushed[rank, key] = number
+        return asked
+
+    def pull_rows(self, rank: Rank, *rows: int, key: Key = "t", **changes: Any) -> Asked:
+        """Let a worker pull some rows, at a version that holds its last push."""
+        fields: dict[str, Any] = {"shape": (10,), "dtype": "float32", "start": 0, "stop": 10}
+        fields |= {"rows": struct.pack(f"{len(rows)}q", *rows), "at_least": self.pushed.get((rank, key), 0)}
+        fields |= {"timeout": 5.0, "priority": 0} | changes
+        span = (min(rows), max(rows)) if rows else None
+        return self.ask_rows(rank, m.PullRows(key=key, **fields), span=span)
+
     def tick(self, now: float) -> list[ef.Effect]:
         """Let time pass."""
         self.now = now
@@ -201,11 +252,22 @@ class Server:
     def finish(self) -> list[ef.Effect]:
         """Carry out the oldest update that is to be applied."""
         apply = self.applying.pop(0)
+        if isinstance(apply, ef.ApplyRows):
+            return self._finish_rows(apply.update, apply.slots)
         versions = self.values[apply.key, apply.start]
         total = np.float32(0) if apply.slot is None else self.slots.pop(apply.slot)
         assert apply.version == max(versions) + 1
         versions[apply.version] = versions[apply.version - 1] + total
         return self.handle(st.Applied(apply.key, apply.start, apply.version))
+
+    def _finish_rows(self, update: ef.Apply, slots: list[Slot]) -> list[ef.Effect]:
+        versions = self.values[update.key, update.start]
+        assert update.version == max(versions) + 1
+        value = versions[update.version] = dict(versions[update.version - 1])
+        for slot in slots:
+            for row, number in self.slots.pop(slot).items():
+                value[row] = value.get(row, np.float32(0)) + np.float32(number)
+        return self.handle(st.Applied(update.key, update.start, update.version))
 
     # --- what came of it ---
 
@@ -225,16 +287,17 @@ class Server:
                 asked.take(effect)
                 if isinstance(asked.payload, ef.StoredChunk):
                     asked.payload = self._read(asked.payload)
+                elif isinstance(asked.payload, ef.StoredRows):
+                    asked.payload = self._read_rows(asked.payload)
                 elif isinstance(asked.payload, ef.StoredChunks):
                     asked.payload = [self._read(chunk) for chunk in asked.payload.chunks]
             case ef.Install(key, start, _, _, slot):
                 assert (key, start) not in self.values
                 self.values[key, start] = {0: np.float32(0) if slot is None else self.slots.pop(slot)}
             case ef.Fold(target, source):
-                assert all(target != apply.slot for apply in self.applying), "the sum is being applied"
+                assert target not in self._applied_slots(), "the sum is being applied"
                 self.slots[target] += self.slots.pop(source)
-            case ef.Apply():
-                assert all((apply.key, apply.start) != (effect.key, effect.start) for apply in self.applying)
+            case ef.Apply() | ef.ApplyRows():
                 self.applying.append(effect)
             case ef.Free(slot):
                 del self.slots[slot]
@@ -245,14 +308,36 @@ class Server:
                 versions = self.values.pop((key, start))
                 self.values |= {(name, 0): dict(versions) for name, _ in chunks}
             case _:
+                self._perform_rows(effect)
+
+    def _perform_rows(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.InstallRows(key, start, slot=slot):
+                assert (key, start) not in self.values
+                self.values[key, start] = {0: {} if slot is None else self.slots.pop(slot)}
+            case ef.JoinRows(slot, parts):
+                self.slots[slot] = {row: number for part in parts for row, number in self.slots.pop(part).items()}
+            case _:
                 pass
+
+    def _read_rows(self, at: ef.StoredRows) -> list[float]:
+        rows = struct.unpack(f"{len(at.rows) // 8}q", at.rows)
+        assert at.nbytes == 4 * len(rows)
+        return [float(self.values[at.key, at.start][at.version].get(row, 0)) for row in rows]
 
     def _read(self, at: ef.StoredChunk) -> float:
         return float(self.values[at.key, at.start][at.version])
 
+    def _applied_slots(self) -> list[Slot | None]:
+        """Return the slots of updates that are under way; no chunk has two of them."""
+        updates = [apply.update if isinstance(apply, ef.ApplyRows) else apply for apply in self.applying]
+        assert len({(update.key, update.start) for update in updates}) == len(updates)
+        slots: list[Slot | None] = [update.slot for update in updates]
+        return slots + [slot for apply in self.applying if isinstance(apply, ef.ApplyRows) for slot in apply.slots]
+
     def _check_slots(self) -> None:
         """Fail when a slot is lost: neither used, nor freed, nor held for an open update."""
-        held: list[Slot | None] = [apply.slot for apply in self.applying]
+        held: list[Slot | None] = [*self._applied_slots(), *self.machine._tables.open_slots]
         for chunk in self.machine._catalog.chunks.values():
             for update in chunk.updates.values():
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
@@ -365,10 +450,20 @@ class Worker:
         tensors = [(key, TensorSpec(shape, dtype)) for key in keys or ("w",)]
         return self.call(st.Transfer, operation=st.Operation(operation), tensors=tensors, timeout=timeout)
 
+    def transfer_rows(
+        self, operation: str, *rows: st.Rows, key: Key = "t", shape: tuple[int, ...] = (10, 2), **fields: Any
+    ) -> Call:
+        """Init, push or pull row-sparse keys of one shape, one for each of the given rows: "t", "t1", "t2" ..."""
+        spec = TensorSpec(shape, "float32")
+        tensors = [(f"{key}{number or ''}", spec) for number in range(len(rows))]
+        fields = {"timeout": 10.0, "tensors": tensors, "rows": list(rows)} | fields
+        return self.call(st.Transfer, operation=st.Operation(operation), **fields)
+
     def answer(self, send: ef.Send, message: m.Message | None = None, nbytes: int | None = None) -> list[ef.Effect]:
         """Answer one message: with what was asked for, unless told otherwise."""
         if message is None:
-            asks = isinstance(send.message, m.Pull | m.PullBundle) or getattr(send.message, "want_value", False)
+            asks = isinstance(send.message, m.Pull | m.PullBundle | m.PullRows)
+            asks = asks or getattr(send.message, "want_value", False)
             message = m.Value(1) if asks else m.Done(1)
             if isinstance(send.message, m.InitBundle):
                 message = m.Bundled(0)
