@@ -105,7 +105,9 @@ class Server:
         self.values: dict[tuple[Key, int], dict[Version, Any]] = {}
         self.hold = False
         """With `hold`, updates take until `finish` is called."""
-        self.applying: list[ef.Apply | ef.ApplyRows] = []
+        self.applying: list[ef.Apply] = []
+        self.applied_rows: dict[tuple[Key, int], list[Slot]] = {}
+        """The slots of updates of row-sparse chunks that are in `applying`."""
         self.pushed: dict[tuple[Rank, Key], int] = {}
         self.bundle_size = 0
         """Elements of the payload of a bundle's message."""
@@ -252,19 +254,19 @@ class Server:
     def finish(self) -> list[ef.Effect]:
         """Carry out the oldest update that is to be applied."""
         apply = self.applying.pop(0)
-        if isinstance(apply, ef.ApplyRows):
-            return self._finish_rows(apply.update, apply.slots)
+        if (apply.key, apply.start) in self.applied_rows:
+            return self._finish_rows(apply)
         versions = self.values[apply.key, apply.start]
         total = np.float32(0) if apply.slot is None else self.slots.pop(apply.slot)
         assert apply.version == max(versions) + 1
         versions[apply.version] = versions[apply.version - 1] + total
         return self.handle(st.Applied(apply.key, apply.start, apply.version))
 
-    def _finish_rows(self, update: ef.Apply, slots: list[Slot]) -> list[ef.Effect]:
+    def _finish_rows(self, update: ef.Apply) -> list[ef.Effect]:
         versions = self.values[update.key, update.start]
         assert update.version == max(versions) + 1
         value = versions[update.version] = dict(versions[update.version - 1])
-        for slot in slots:
+        for slot in self.applied_rows.pop((update.key, update.start)):
             for row, number in self.slots.pop(slot).items():
                 value[row] = value.get(row, np.float32(0)) + np.float32(number)
         return self.handle(st.Applied(update.key, update.start, update.version))
@@ -297,7 +299,7 @@ class Server:
             case ef.Fold(target, source):
                 assert target not in self._applied_slots(), "the sum is being applied"
                 self.slots[target] += self.slots.pop(source)
-            case ef.Apply() | ef.ApplyRows():
+            case ef.Apply():
                 self.applying.append(effect)
             case ef.Free(slot):
                 del self.slots[slot]
@@ -315,6 +317,9 @@ class Server:
             case ef.InstallRows(key, start, slot=slot):
                 assert (key, start) not in self.values
                 self.values[key, start] = {0: {} if slot is None else self.slots.pop(slot)}
+            case ef.ApplyRows(update, slots):
+                self.applying.append(update)
+                self.applied_rows[update.key, update.start] = slots
             case ef.JoinRows(slot, parts):
                 self.slots[slot] = {row: number for part in parts for row, number in self.slots.pop(part).items()}
             case _:
@@ -330,10 +335,9 @@ class Server:
 
     def _applied_slots(self) -> list[Slot | None]:
         """Return the slots of updates that are under way; no chunk has two of them."""
-        updates = [apply.update if isinstance(apply, ef.ApplyRows) else apply for apply in self.applying]
-        assert len({(update.key, update.start) for update in updates}) == len(updates)
-        slots: list[Slot | None] = [update.slot for update in updates]
-        return slots + [slot for apply in self.applying if isinstance(apply, ef.ApplyRows) for slot in apply.slots]
+        assert len({(update.key, update.start) for update in self.applying}) == len(self.applying)
+        slots: list[Slot | None] = [update.slot for update in self.applying]
+        return slots + [slot for slots in self.applied_rows.values() for slot in slots]
 
     def _check_slots(self) -> None:
         """Fail when a slot is lost: neither used, nor freed, nor held for an open update."""

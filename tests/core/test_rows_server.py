@@ -109,7 +109,7 @@ def test_only_the_root_brings_rows(server: Server) -> None:
         ({"stop": 11}, ProtocolError, "rows 0 to 11 are no part"),
         ({"start": 5, "stop": 4}, ProtocolError, "rows 5 to 4 are no part"),
         ({"policy": "nope"}, AiokvError, "nope"),
-        ({"timeout": -1.0}, AiokvError, "timeout"),
+        ({"timeout": float("inf")}, ConfigError, "timeout"),
     ],
 )
 def test_an_init_that_can_not_be_is_refused(
@@ -177,8 +177,8 @@ def test_rows_of_a_pull_are_checked(server: Server) -> None:
 def test_dense_and_row_sparse_keys_are_not_used_as_each_other(server: Server) -> None:
     server.init_rows()
     server.init("w", shape=(10,), stop=10)
-    shape = {"shape": (10,), "stop": 10}
-    for error in (server.push(0, key="t", **shape).error, server.pull(0, key="t", **shape).error):
+    push = server.push(0, key="t", shape=(10,), stop=10)
+    for error in (push.error, server.pull(0, key="t", shape=(10,), stop=10).error):
         assert isinstance(error, SpecMismatchError)
         assert "row_sparse_pull" in str(error)
     for error in (server.push_rows(0, {}, key="w").error, server.pull_rows(0, key="w").error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def test_rows_are_cut_evenly_over_all_servers(rows: int, servers: int, key: Any)
     chunks = place_rows(key, TensorSpec((rows, 3), "float32"), servers=servers, split_bytes=1)
     assert chunks[0].start == 0
     assert chunks[-1].stop == rows
-    assert all(before.stop == after.start for before, after in zip(chunks, chunks[1:], strict=False))
+    assert all(before.stop == after.start for before, after in itertools.pairwise(chunks))
     sizes = [chunk.stop - chunk.start for chunk in chunks]
     assert max(sizes) - min(sizes) <= 1
     assert len({chunk.server for chunk in chunks}) == len(chunks) == max(1, min(servers, rows))
