@@ -210,6 +210,7 @@ def sending_rows(keys: list[Key], values: list[Any], bounds: Bounds) -> Argument
 def _counts(ids: Ids, bounds: list[int]) -> list[int]:
     """Return how many of the increasing row ids lie in each chunk."""
     cuts = np.searchsorted(ids, bounds)
+    cuts[0] = 0
     return [int(count) for count in np.diff(np.append(cuts, ids.size))]
 
 

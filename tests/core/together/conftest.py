@@ -22,14 +22,20 @@ from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.row_parts import cut_rows
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError
+from aiokv.store.table import span_of
 from aiokv.types import Key, Peer, Role, TensorSpec
 from aiokv.wire import messages as m
 
 Array = npt.NDArray[np.float32]
 Script = Generator[int, AiokvError | None, None]
 """What a worker's user does: yields a call to wait for, gets None or the call's error."""
+
+Rows = dict[int, Array]
+WIDTH = 2
+"""Elements per row of the tables."""
 
 HOST = "127.0.0.1"
 LIMIT = 20_000
@@ -54,6 +60,7 @@ class Store:
     def __init__(self) -> None:
         self.slots: dict[int, Array] = {}
         self.chunks: dict[tuple[Key, int], dict[int, Array]] = {}
+        self.tables: dict[tuple[Key, int], dict[int, Rows]] = {}
         self._numbers = itertools.count()
 
     def land(self, payload: bytes) -> int:
@@ -65,6 +72,22 @@ class Store:
     def take(self, slot: int | None) -> Array:
         """Use up a slot."""
         return np.zeros(0, np.float32) if slot is None else self.slots.pop(slot)
+
+    def take_rows(self, slot: int | None, width: int) -> Rows:
+        """Use up a slot with rows."""
+        payload = self.take(slot).view(np.uint8)
+        middle = payload.size // (8 + 4 * width) * 8
+        values = payload[middle:].view(np.float32).reshape(-1, width)
+        return dict(zip(payload[:middle].view(np.int64).tolist(), values, strict=True))
+
+    def apply_rows(self, update: ef.Apply, slots: list[int]) -> st.Applied:
+        """Make the next version of a table whose rows have two elements."""
+        versions = self.tables[update.key, update.start]
+        value = versions[update.version] = dict(versions[update.version - 1])
+        for slot in slots:
+            for row, values in self.take_rows(slot, WIDTH).items():
+                value[row] = value.get(row, np.zeros(WIDTH, np.float32)) + values
+        return st.Applied(update.key, update.start, update.version)
 
     def apply(self, effect: ef.Apply) -> st.Applied:
         """Make the next version."""
@@ -173,8 +196,12 @@ class Cluster:
             return
         if isinstance(stimulus, st.PeerLost):
             del node.links[stimulus.peer]
+        if isinstance(stimulus, st.Received) and isinstance(stimulus.message, m.PullRows):
+            stimulus.span = span_of(np.frombuffer(stimulus.message.rows, np.int64))
         if isinstance(stimulus, st.Received) and payload:
             stimulus.nbytes = len(payload)
+            if isinstance(stimulus.message, m.InitRows | m.PushRows):
+                stimulus.span = span_of(np.frombuffer(payload[: 8 * stimulus.message.count], np.int64))
             if node.name in self.stores:
                 stimulus.slot = self.stores[node.name].land(payload)
             else:
@@ -242,6 +269,16 @@ class Cluster:
                 applied = store.apply(effect)
                 # Each chunk's updates take their own time.
                 self.ready.setdefault((node.name, -100 - effect.start), deque()).append((node, applied, None))
+            case ef.InstallRows(key, start, slot=slot):
+                store.tables[key, start] = {0: store.take_rows(slot, WIDTH)}
+            case ef.ApplyRows(update, slots):
+                applied = store.apply_rows(update, slots)
+                self.ready.setdefault((node.name, -100 - update.start), deque()).append((node, applied, None))
+            case ef.JoinRows(slot, parts, row_bytes):
+                pieces = [store.take_rows(part, row_bytes // 4) for part in parts]
+                rows = {row: values for piece in pieces for row, values in piece.items()}
+                ids = np.array(list(rows), np.int64).view(np.float32)
+                store.slots[slot] = np.concatenate([ids, *rows.values()])
             case ef.Split(slot, parts):
                 whole = store.take(slot)
                 for part, nbytes in parts:
@@ -270,6 +307,12 @@ class Cluster:
                 whole = b"".join(self.calls[node.name, call][tensor].tobytes() for tensor in tensors)
                 assert len(whole) == nbytes
                 return whole
+            case ef.StoredRows(key, start, version, wanted, nbytes):
+                table = self.stores[node.name].tables[key, start][version]
+                zeros = np.zeros(WIDTH, np.float32)
+                found = [table.get(row, zeros).tobytes() for row in np.frombuffer(wanted, np.int64).tolist()]
+                assert sum(map(len, found)) == nbytes
+                return b"".join(found)
             case ef.StoredChunks(chunks):
                 return b"".join(self.bytes_of(node, chunk) or b"" for chunk in chunks)
             case ef.CallMemory(call, tensor, start, stop):
@@ -345,6 +388,36 @@ class User:
         tensors = [(key, TensorSpec(array.shape, "float32")) for key, array in arrays.items()]
         values = list(arrays.values())
         return self._feed(lambda call: st.Transfer(call, st.Operation(operation), tensors, timeout), values)
+
+    def transfer_rows(self, operation: str, shape: tuple[int, int], rows: Any, timeout: float = 10.0) -> int:
+        """Begin to init or push rows of the table "table", or to pull them into a float32 array.
+
+        Args:
+            operation: "init", "push" or "pull".
+            shape: of the table.
+            rows: a dict of rows to send, or a pair of row ids and the array for their values.
+            timeout: seconds.
+        """
+        assert isinstance(self.node.machine, Session)
+        spec = TensorSpec(shape, "float32")
+        ids = np.array(sorted(rows if isinstance(rows, dict) else rows[0]), np.int64)
+        bounds = [*self.node.machine.row_bounds("table", spec), shape[0]]
+        cuts = np.searchsorted(ids, bounds)
+        counts = np.diff(cuts).tolist()
+        if isinstance(rows, dict):
+            pieces: list[bytes] = []
+            begin = 0
+            for count in counts:
+                for size in cut_rows(count, spec):
+                    piece = ids[begin : begin + size]
+                    pieces += [piece.tobytes(), *(np.float32(rows[row]).tobytes() for row in piece.tolist())]
+                    begin += size
+            array, wanted = np.frombuffer(b"".join(pieces), np.float32), b""
+        else:
+            array, wanted = rows[1], ids.tobytes()
+        tensors: list[tuple[Key, TensorSpec]] = [("table", spec)]
+        what, sent = st.Operation(operation), [st.Rows(counts, wanted)]
+        return self._feed(lambda call: st.Transfer(call, what, tensors, timeout, rows=sent), [array])
 
     def barrier(self) -> int:
         """Arrive at a barrier."""
