@@ -13,6 +13,7 @@ from aiokv.core import row_parts
 from aiokv.errors import RoundTimeoutError, SpecMismatchError, UnknownKeyError, UpdateRefusedError
 
 if TYPE_CHECKING:
+    from aiokv.store.table import Table
     from tests.net.conftest import Cluster, MakeCluster
 
 Rows = aiokv.RowSparse
@@ -35,7 +36,6 @@ async def test_scenario_44_row_ids(cluster: MakeCluster) -> None:
     async with cluster(workers=2, servers=2) as running:
         await running.each(lambda worker: worker.init("t", Rows.empty(shape)))
         await running.each(lambda worker: worker.set_optimizer("accumulate"))
-        first, second = running.workers
         pushes = [ones(16_777_217, 5, 16_777_217, shape=shape), Rows.empty(shape)]
         await asyncio.gather(*(worker.push("t", rows) for worker, rows in zip(running.workers, pushes, strict=True)))
         for worker in running.workers:
@@ -44,19 +44,18 @@ async def test_scenario_44_row_ids(cluster: MakeCluster) -> None:
             with pytest.raises(SpecMismatchError, match=f"row {row}"):
                 Rows([row], np.zeros((1, 1), np.float32), shape)
             with pytest.raises(SpecMismatchError, match=f"row {row}"):
-                await second.row_sparse_pull("t", row_ids=[row])
-        assert sum(server.store.table("t", start).num_rows for server, start in self_placed(running, shape)) == 2
-        assert first.rank == 0
+                await running.workers[1].row_sparse_pull("t", row_ids=[row])
+        assert sum(table.num_rows for table in tables_of(running, shape)) == 2
 
 
-def self_placed(running: Cluster, shape: tuple[int, ...]) -> list[tuple[aiokv.Server, int]]:
-    """Return every server with the first row of the table "t" that lives there."""
-    worker = running.workers[0]
-    spec = Rows.empty(shape).spec
-    chunks = worker._session._directory.place_rows("t", spec)
-    names = {f"server-{index}": server for index, server in enumerate(running.servers)}
-    entries = worker._session._servers
-    return [(names[entries[chunk.server].name], chunk.start) for chunk in chunks]
+def tables_of(running: Cluster, shape: tuple[int, ...]) -> list[Table]:
+    """Return the parts of the table "t", one on each server."""
+    session = running.workers[0]._session
+    chunks = session._directory.place_rows("t", Rows.empty(shape).spec)
+    assert len({chunk.server for chunk in chunks}) == len(running.servers)
+    servers = {server.advertised: server for server in running.servers}
+    entries = [(session._servers[chunk.server], chunk.start) for chunk in chunks]
+    return [servers[entry.host, entry.port].store.table("t", start) for entry, start in entries]
 
 
 @pytest.mark.parametrize("row", [-1, 20_000_000])
@@ -134,7 +133,7 @@ async def test_scenario_76_a_table_of_a_billion_rows(cluster: MakeCluster) -> No
             values = await running.each(lambda worker: worker.row_sparse_pull("t", row_ids=ids))
             np.testing.assert_array_equal(values[0].values, values[1].values)
             seen.append(values[0].values)
-            tables = [server.store.table("t", start) for server, start in self_placed(running, shape)]
+            tables = tables_of(running, shape)
             assert [table.nbytes for table in tables] == [0] * servers
             await running.each(lambda worker: worker.push("t", ones(ids[1], ids[3], shape=shape)))
             after = (await running.workers[1].row_sparse_pull("t", row_ids=ids)).values
@@ -264,3 +263,19 @@ async def test_what_a_worker_does_not_know_the_server_refuses(cluster: MakeClust
             await second.row_sparse_pull("u", out, row_ids=[1])
         assert await second.row_sparse_pull("t", out, row_ids=[1]) is out
         np.testing.assert_array_equal(out, 0)
+
+
+async def test_workers_that_host_the_servers(settings: dict[str, Any]) -> None:
+    shape, ids = (20_000, 8), np.arange(0, 20_000, 3)
+    async with aiokv.Scheduler(num_workers=2, num_servers=2, bind_port=0, **settings) as scheduler:
+        names = ["worker-0", "worker-1"]
+        workers = [aiokv.connect(scheduler.address, name=name, colocate=True, **settings) for name in names]
+        await asyncio.gather(*(worker.start() for worker in workers))
+        try:
+            await asyncio.gather(*(worker.init("t", Rows.empty(shape)) for worker in workers))
+            await asyncio.gather(*(worker.push("t", ones(*ids, shape=shape)) for worker in workers))
+            rows = await workers[1].row_sparse_pull("t", row_ids=np.arange(shape[0]))
+            np.testing.assert_array_equal(rows.values[::3], 2)
+            assert rows.values.sum() == 2 * ids.size * shape[1]
+        finally:
+            await asyncio.gather(*(worker.close() for worker in workers))
