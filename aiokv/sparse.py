@@ -36,7 +36,8 @@ class RowSparse:
 
     Args:
         indices: whole numbers, 0 <= index < shape[0], in any order and shape; kept as one dimension of int64.
-        values: the values of each row: an array of shape (number of indices, *shape[1:]), not copied if it is one.
+        values: the values of each row: an array whose first dimension is as long as the indices, and whose
+            others are those of the tensor. It is not copied.
         shape: of the whole tensor.
 
     Raises:
