@@ -22,7 +22,7 @@ from aiokv.types import Key, TensorSpec
 from aiokv.wire.messages import InitBundle, InitRows, PullRows, PushRows
 
 if TYPE_CHECKING:
-    from aiokv.core.parked import AnyInit
+    from aiokv.core.creation import AnyInit
     from aiokv.optim import Optimizer
     from aiokv.types import Rank
     from aiokv.wire.messages import Init, Pull, Push
@@ -71,6 +71,10 @@ class Catalog:
     def dtypes(self) -> list[tuple[Key, str]]:
         """Return every key with its dtype."""
         return [(key, entry.spec.dtype) for key, entry in self._keys.items()]
+
+    def is_sparse(self, key: Key) -> bool:
+        """Return True when the key is here, and a row-sparse one."""
+        return key in self._keys and self._keys[key].rows is not None
 
     def check_tables(self, rule: Optimizer) -> None:
         """Compare a rule with the row-sparse keys.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiokv.core.bundle import Bundle, divide
 from aiokv.core.catalog import Catalog
-from aiokv.core.creation import AnyInit, Creation
+from aiokv.core.creation import Creation
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Configure, Disconnect, Effect, Forget, Log, Refuse, Send, Stop, freed
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
@@ -250,7 +250,7 @@ class Coordinator:
 
     # --- push and pull ---
 
-    def _init(self, received: Received, message: AnyInit, now: float) -> list[Effect]:
+    def _init(self, received: Received, message: m.Init | m.InitBundle, now: float) -> list[Effect]:
         effects = self._creation.init(received, message, self._rank_of(received.peer), self._roster, now)
         keys, start = ((message.key,), message.start) if isinstance(message, m.Init) else (message.keys, 0)
         return effects + self._wake(keys, start, now)
@@ -284,7 +284,8 @@ class Coordinator:
 
     def _exchange(self, received: Received, message: m.Push | m.Pull, now: float) -> list[Effect]:
         rank = self._rank_of(received.peer)
-        if isinstance(message, m.Pull) and self._catalog.find(message.key, message.start) is None:
+        missing = self._catalog.find(message.key, message.start) is None and not self._catalog.is_sparse(message.key)
+        if missing and isinstance(message, m.Pull):
             return self._wait_for_key(received, message, now)
         chunk = self._catalog.lookup(message)
         effects: list[Effect] = []

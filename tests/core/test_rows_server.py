@@ -156,7 +156,7 @@ def test_a_push_that_can_not_be_is_refused_and_changes_nothing(
     [
         ({"rows": b"123"}, ProtocolError, "3 bytes of row ids"),
         ({"shape": (10, 2**21), "rows": bytes(8 * 9)}, ProtocolError, "too many rows at once"),
-        ({"key": "unknown"}, UnknownKeyError, "call init first"),
+        ({"stop": 9}, ProtocolError, "no chunk of this server"),
     ],
 )
 def test_a_pull_that_can_not_be_is_refused(
@@ -172,6 +172,21 @@ def test_rows_of_a_pull_are_checked(server: Server) -> None:
     server.init_rows()
     assert isinstance(server.pull_rows(0, 3, 10).error, SpecMismatchError)
     assert server.pull_rows(0).payload == []
+
+
+def test_a_pull_waits_for_a_table_until_its_deadline(server: Server) -> None:
+    early, late, dense = server.pull_rows(1, 3), server.pull_rows(1, 3, key="u"), server.pull(1, key="t")
+    assert early.pending
+    server.init_rows({3: 3.0})
+    assert early.payload == [3]
+    assert isinstance(dense.error, SpecMismatchError)
+    server.tick(6.0)
+    assert isinstance(late.error, UnknownKeyError)
+
+
+def test_a_dense_pull_of_another_chunk_than_the_tables_is_refused_at_once(server: Server) -> None:
+    server.init_rows(start=5, key="t")
+    assert isinstance(server.pull(1, key="t").error, SpecMismatchError)
 
 
 def test_dense_and_row_sparse_keys_are_not_used_as_each_other(server: Server) -> None:
@@ -199,8 +214,10 @@ def test_a_contribution_in_several_messages_counts_when_the_last_is_there(server
 
 def test_initial_values_in_several_messages(server: Server) -> None:
     assert server.init_rows({1: 1.0}, total=2, digest=b"d").answer == m.Done()
-    assert isinstance(server.pull_rows(0, 1).error, UnknownKeyError)
+    early = server.pull_rows(0, 1)
+    assert early.pending, "the key is not there before all of it is"
     assert server.init_rows({2: 2.0}, first=1, total=2, digest=b"d").answer == m.Done()
+    assert early.payload == [1]
     assert server.pull_rows(0, 1, 2).payload == [1, 2]
 
 
@@ -272,7 +289,7 @@ def test_deleting_frees_rows_that_wait_for_a_round(server: Server) -> None:
     assert isinstance(push.error, KeyDeletedError)
     assert not server.slots
     server.pushed.clear()
-    assert isinstance(server.pull_rows(0, 1).error, UnknownKeyError)
+    assert isinstance(server.push_rows(0, {1: 1.0}).error, UnknownKeyError)
 
 
 def test_rules_that_need_whole_tensors_are_refused_for_tables_in_both_orders(server: Server) -> None:

@@ -260,7 +260,7 @@ async def test_what_a_worker_does_not_know_the_server_refuses(cluster: MakeClust
         with pytest.raises(SpecMismatchError, match="row_sparse_pull"):
             await second.pull("t", out)
         with pytest.raises(UnknownKeyError):
-            await second.row_sparse_pull("u", out, row_ids=[1])
+            await second.row_sparse_pull("u", out, row_ids=[1], timeout=0.2)
         assert await second.row_sparse_pull("t", out, row_ids=[1]) is out
         np.testing.assert_array_equal(out, 0)
 
