@@ -11,9 +11,8 @@ from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receivin
 from aiokv.core import stimuli as st
 from aiokv.core.keys import check_same_spec
 from aiokv.core.rows import check_sparse
-from aiokv.errors import KeyUseError
 from aiokv.groups import Group
-from aiokv.sparse import RowSparse, is_sparse, pulling, pulling_rows, refuse_sparse, sending_rows
+from aiokv.sparse import RowSparse, aligned, is_sparse, pulling, pulling_rows, refuse_sparse, sending_rows
 from aiokv.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -271,7 +270,7 @@ class Operations(ABC):
             KeyUseError: row ids are missing, or `out` is and this worker has not initialised the key.
             SpecMismatchError: the key is dense, a row id is not in it, or `out` has another shape or dtype.
         """
-        keys, outs, ids = _aligned(key, out, row_ids) if isinstance(key, list) else ([key], [out], [row_ids])
+        keys, outs, ids = aligned(key, out, row_ids) if isinstance(key, list) else ([key], [out], [row_ids])
         session = self._session
         pulls = [
             pulling_rows(name, into, wanted, session.spec(name), session.row_bounds)
@@ -392,17 +391,3 @@ class Operations(ABC):
         seconds = self._seconds(timeout)
         transfer = operation, arguments.tensors, seconds, priority
         await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
-
-
-def _aligned(keys: list[Key], outs: Any, row_ids: Any) -> tuple[list[Key], list[Any], list[Any]]:
-    """Return keys, outs and row ids of a pull of several keys.
-
-    Raises:
-        KeyUseError: there is not one of each for every key.
-    """
-    outs = [None] * len(keys) if outs is None else outs
-    for name, given in (("out", outs), ("row_ids", row_ids)):
-        if not isinstance(given, list | tuple) or len(given) != len(keys):
-            got = f"{len(given)} of them" if isinstance(given, list | tuple) else type(given).__name__
-            raise KeyUseError(f"{name} must be a list with one for each of {len(keys)} keys, got {got}")
-    return keys, list(outs), list(row_ids)

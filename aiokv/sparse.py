@@ -275,6 +275,20 @@ def pulling_rows(key: Key, out: Any, row_ids: Any, spec: TensorSpec | None, boun
     return RowPull(key, rows, outs, _counts(ids, bounds(key, spec)))
 
 
+def aligned(keys: list[Key], outs: Any, row_ids: Any) -> tuple[list[Key], list[Any], list[Any]]:
+    """Return keys, outs and row ids of a pull of several keys.
+
+    Raises:
+        KeyUseError: there is not one of each for every key.
+    """
+    outs = [None] * len(keys) if outs is None else outs
+    for name, given in (("out", outs), ("row_ids", row_ids)):
+        if not isinstance(given, list | tuple) or len(given) != len(keys):
+            got = f"{len(given)} of them" if isinstance(given, list | tuple) else type(given).__name__
+            raise KeyUseError(f"{name} must be a list with one for each of {len(keys)} keys, got {got}")
+    return keys, list(outs), list(row_ids)
+
+
 def pulling(pulls: list[RowPull]) -> Arguments:
     """Return the arguments of the call that carries out row pulls."""
     values = [pull.rows.values for pull in pulls]

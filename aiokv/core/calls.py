@@ -22,7 +22,8 @@ from aiokv.errors import (
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from aiokv.core.directory import Directory, Part, Tensors
+    from aiokv.core.directory import Directory
+    from aiokv.core.parts import Part, Tensors
     from aiokv.types import Key, Peer, Rank
 
 ErrorOf = Callable[[str], AiokvError]

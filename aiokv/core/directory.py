@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import URGENT, CallMemory, CallTensors
+from aiokv.core.effects import CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
+from aiokv.core.parts import Known, KnownBundle, Part, Plan, Pushed
 from aiokv.core.placement import Chunk, place, place_rows
 from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
@@ -16,85 +17,14 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.core.parts import Tensors
     from aiokv.core.stimuli import Rows
     from aiokv.types import Key, Peer, TensorSpec, Version
-
-Tensors = list[tuple["Key", "TensorSpec"]]
 
 BUNDLED_BYTES = 16 * 1024
 """Tensors up to this size are initialised in bundles: their bytes cost less than their messages."""
 
 MAX_PLANS = 64
-
-
-@dataclass(slots=True, eq=False)
-class KnownBundle:
-    """Keys that go together in one message; `number` is the server's, `pushed` and `version` are as in `Known`."""
-
-    server: Peer
-    number: int
-    keys: tuple[Key, ...]
-    nbytes: int
-    pushed: int = 0
-    version: Version = 0
-
-
-@dataclass(slots=True, eq=False)
-class Known:
-    """One key. `spec` is set when this worker has initialised it; the rest counts while it is in no bundle.
-
-    `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
-    by first row of a key that `is_sparse`.
-    """
-
-    spec: TensorSpec | None = None
-    is_sparse: bool = False
-    bundle: KnownBundle | None = None
-    pushed: int = 0
-    versions: dict[int, Version] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Pushed:
-    """One push of a key or bundle that is under way; `left` of its messages are not answered."""
-
-    left: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes.
-
-    `push` is set when it pushes.
-    """
-
-    peer: Peer
-    message: m.Message
-    sends: CallMemory | CallTensors | None
-    receives: CallMemory | CallTensors | None
-    key: Key
-    start: int = 0
-    bundle: KnownBundle | None = None
-    push: Pushed | None = None
-    priority: int = URGENT
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the answer has."""
-        if self.receives is None:
-            return 0
-        if isinstance(self.receives, CallTensors):
-            return self.receives.nbytes
-        return self.receives.stop - self.receives.start
-
-
-@dataclass(slots=True, eq=False)
-class Plan:
-    """How the keys of a call go together; good until a bundle is made or taken apart."""
-
-    tensors: Tensors
-    bundles: list[tuple[KnownBundle, tuple[int, ...]]]
-    singles: list[int]
 
 
 class Directory:
