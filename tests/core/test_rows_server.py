@@ -44,10 +44,10 @@ def test_a_round_closes_when_every_rank_has_pushed_rows_even_none(server: Server
 
 
 def test_contributions_are_summed_in_rank_order_whatever_the_order_of_arrival(server: Server) -> None:
-    """1e8 + 1 - 1e8 is 0 in float32; in another order it is 1."""
+    """1 + 1e8 - 1e8 is 0 in float32; backwards it is 1."""
     server.init_rows()
     for rank in (2, 0, 1):
-        server.push_rows(rank, {3: (1e8, 1.0, -1e8)[rank]})
+        server.push_rows(rank, {3: (1.0, 1e8, -1e8)[rank]})
     assert server.pull_rows(0, 3).payload == [0]
     (apply,) = server.seen(ef.ApplyRows)
     assert apply.update.ranks == [0, 1, 2]

@@ -77,10 +77,10 @@ def test_rows_that_are_not_there_read_as_zero_and_take_no_memory() -> None:
 
 
 def test_pushes_are_added_in_their_order_and_to_what_is_there() -> None:
-    """1e8 + 1 - 1e8 in float32 is 0; in another order it is 1."""
+    """1 + 1e8 - 1e8 in float32 is 0; backwards it is 1."""
     table = make()
     table.set(*rows(table, {2: 5, 7: 7}))
-    update(table, {2: 1, 3: 1e8}, {3: 1}, {0: 4, 3: -1e8})
+    update(table, {2: 1, 3: 1}, {3: 1e8}, {0: 4, 3: -1e8})
     assert read(table, 0, 2, 3, 7, 9) == [4, 6, 0, 7, 0]
     assert table.num_rows == 4
 
