@@ -343,7 +343,8 @@ class Operations(ABC):
         Args:
             name: of the rule, such as "assign", "sgd" or "adam"; see `aiokv.optim`.
             reduction: "sum" of the contributions; "mean": that divided by their number; "mean_of_world": by the number
-                of workers that the cluster was declared with, whether they still contribute or not.
+                of workers that the cluster was declared with, whether they still contribute or not; "median" or
+                "trimmed_mean" of each element: one worker that is far off does little harm.
             timeout: seconds.
             params: the rule's parameters.
 

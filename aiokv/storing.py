@@ -28,31 +28,39 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
         TypeError: the effect has nothing to do with the store.
     """
     match effect:
-        case ef.Fold(target, source, dtype):
-            store.fold(target, source, dtype)
         case ef.Apply():
             return _apply(store, effect, None)
         case ef.ApplyRows(update, slots):
             return _apply(store, update, slots)
-        case ef.InstallRows(key, start, _, spec, initializer, lazy, slot):
-            store.install_rows(key, start, spec, initializer, slot, lazy=lazy)
-        case ef.JoinRows(slot, parts, row_bytes):
-            store.join_rows(slot, parts, row_bytes)
-        case ef.Free(slot):
-            store.free(slot)
-        case ef.Split(slot, parts):
-            store.split(slot, parts)
-        case ef.Divide(key, start, chunks):
-            store.divide(key, start, chunks)
         case ef.Install(key, start, dtype, size, slot):
             store.install(key, start, dtype, size, slot)
+        case ef.InstallRows(key, start, _, spec, initializer, lazy, slot):
+            store.install_rows(key, start, spec, initializer, slot, lazy=lazy)
+        case ef.Divide(key, start, chunks):
+            store.divide(key, start, chunks)
         case ef.Forget(key, start):
             store.forget(key, start)
         case ef.Configure():
             store.reset_states()
         case _:
-            raise TypeError(f"not for a store: {effect!r}")
+            _perform_on_slots(store, effect)
     return None
+
+
+def _perform_on_slots(store: ParameterStore, effect: ef.Effect) -> None:
+    match effect:
+        case ef.Fold(target, source, dtype):
+            store.fold(target, source, dtype)
+        case ef.Combine(target, sources, dtype, reduction):
+            store.combine(target, sources, dtype, reduction)
+        case ef.Split(slot, parts):
+            store.split(slot, parts)
+        case ef.JoinRows(slot, parts, row_bytes):
+            store.join_rows(slot, parts, row_bytes)
+        case ef.Free(slot):
+            store.free(slot)
+        case _:
+            raise TypeError(f"not for a store: {effect!r}")
 
 
 def span(store: ParameterStore, message: m.Message, slot: Slot | None) -> tuple[int, int] | None:

@@ -186,6 +186,10 @@ class Node:
             case fx.Fold(target, source):
                 self.ledger.fold(target, source)
                 self._work(self._world.service.fold)
+            case fx.Combine(target, sources):
+                for source in sources:
+                    self.ledger.fold(target, source)
+                self._work(self._world.service.fold * len(sources))
             case fx.Apply():
                 self._apply(effect)
             case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import Apply, ApplyRows, Effect, Fold, StoredChunk, StoredRows
+from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,6 +134,21 @@ class Chunk:
             if contribution is not None and contribution.sequence >= waiter.at_least:
                 return update
         return None
+
+    def combine(self, update: Update, missing: Sequence[Rank], reduction: str) -> list[Effect]:
+        """Leave all contributions where they are until the last one is there, then make one of them."""
+        if missing or update.folded:
+            return []
+        update.folded = sorted(update.contributions)
+        slots = []
+        for rank in update.folded:
+            slot, update.contributions[rank].slot = update.contributions[rank].slot, None
+            if slot is not None:
+                slots.append(slot)
+        if not slots:
+            return []
+        update.accumulator = slots[0]
+        return [Combine(slots[0], slots[1:], self.spec.dtype, reduction)]
 
     def fold(self, update: Update, missing: Sequence[Rank]) -> list[Effect]:
         """Add what may be added: sums are made in rank order, so only contributions below the first missing rank.

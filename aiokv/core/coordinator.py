@@ -235,6 +235,8 @@ class Coordinator:
         rule = make_optimizer(message.name, message.params)
         for key, dtype in self._catalog.dtypes():
             self._rules.check_dtype(key, dtype, rule, message.reduction)
+            if self._catalog.is_sparse(key):
+                self._rules.check_table(key, message.reduction)
         self._catalog.check_tables(rule)
         is_new = self._rules.set(rule, message.name, message.params, message.reduction)
         effects: list[Effect] = [Configure(rule)] if is_new else []

@@ -83,6 +83,7 @@ class Creation:
         install: Effect
         if isinstance(message, m.InitRows):
             check_norms(message.key, self._rules.current)
+            self._rules.check_table(message.key)
             options = options_of(message)
             table = self._catalog.create_table(message, options)
             place = table.key, table.start, table.stop, table.spec

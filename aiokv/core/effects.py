@@ -182,6 +182,16 @@ class Fold:
 
 
 @dataclass(slots=True)
+class Combine:
+    """Put what `reduction` makes of `target` and `sources`, as `dtype`, into `target`; free the others."""
+
+    target: Slot
+    sources: list[Slot]
+    dtype: str
+    reduction: str
+
+
+@dataclass(slots=True)
 class Apply:
     """Update the chunk with the sum in `slot`, giving `version`; free the slot; ends in `Applied`.
 
@@ -285,6 +295,7 @@ Effect = (
     | Release
     | Install
     | Fold
+    | Combine
     | Apply
     | InstallRows
     | ApplyRows

@@ -170,7 +170,8 @@ class Rounds:
     def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
         """Fold what may be folded; apply the update if it is complete, and refuse its waiters if it never will be."""
         missing = chunk.missing(update, self.roster)
-        effects = chunk.fold(update, missing)
+        robust = self._rules.robust
+        effects = chunk.combine(update, missing, robust) if robust else chunk.fold(update, missing)
         if missing:
             return effects + self._refuse_lost(chunk, update) if self.roster.lost else effects
         if not chunk.applying and update.version == chunk.version + 1:

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
     from aiokv.types import Key
 
-REDUCTIONS = ("sum", "mean", "mean_of_world")
+ROBUST = ("median", "trimmed_mean")
+"""Reductions that look at all contributions at once; see `aiokv.kernels.robust`."""
+
+REDUCTIONS = ("sum", "mean", "mean_of_world", *ROBUST)
 """What becomes of contributions: their sum, or that divided by how many there are, or by how many workers there are."""
 
 CHANGEABLE = ("clip_gradient", "learning_rate", "lr_mult", "rescale_grad", "schedule", "wd", "wd_mult")
@@ -98,6 +101,22 @@ class Rules:
             text = f"reduction {reduced!r} divides, but key {key!r} has {dtype}; make it floats, or use 'sum'"
             raise OptimizerError(text, key=key, expected="float", got=dtype)
 
+    @property
+    def robust(self) -> str | None:
+        """The reduction that looks at all contributions at once, if it is one."""
+        return self._reduction if self._reduction in ROBUST else None
+
+    def check_table(self, key: Key, reduction: str | None = None) -> None:
+        """Refuse a row-sparse key whose contributions can't be reduced so.
+
+        Raises:
+            OptimizerError: names the key.
+        """
+        reduced = self._reduction if reduction is None else reduction
+        if reduced in ROBUST:
+            text = f"reduction {reduced!r} needs every worker's value of each element, but key {key!r} is row-sparse"
+            raise OptimizerError(text, key=key, expected="sum, mean or mean_of_world", got=reduced)
+
     def changed(self, since: int, params: Mapping[str, Any]) -> Optimizer:
         """Return what the rule would be with some parameters changed.
 
@@ -137,4 +156,4 @@ class Rules:
 
     def divisor(self, contributors: int, world: int) -> int:
         """Return what a sum is divided by."""
-        return {"sum": 1, "mean": contributors, "mean_of_world": world}[self._reduction]
+        return {"mean": contributors, "mean_of_world": world}.get(self._reduction, 1)

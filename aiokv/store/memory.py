@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.errors import AiokvError, SumOverflowError
+from aiokv.kernels.robust import combine
 from aiokv.optim import PRECISIONS, Assign
 from aiokv.store.pool import Pool
 from aiokv.store.table import Table
@@ -142,6 +143,18 @@ class ParameterStore:
         except SumOverflowError as error:
             total.error = error
         self.free(source)
+
+    def combine(self, target: Slot, sources: list[Slot], dtype: str, reduction: str) -> None:
+        """Put what a reduction makes of several slots into the first of them, and free the others."""
+        landed = self._slots[target]
+        arrays = [self._slots[slot].buffer.view(dtype) for slot in (target, *sources)]
+        combined = combine(arrays, reduction)
+        if np.dtype(dtype) in LOW:
+            landed.wide = combined
+        else:
+            arrays[0][:] = combined
+        for slot in sources:
+            self.free(slot)
 
     def split(self, slot: Slot, parts: list[tuple[Slot, int]]) -> None:
         """Cut a slot's content into new slots, given with their bytes, and free it."""

@@ -299,6 +299,9 @@ class Server:
             case ef.Fold(target, source):
                 assert target not in self._applied_slots(), "the sum is being applied"
                 self.slots[target] += self.slots.pop(source)
+            case ef.Combine(target, sources, _, reduction):
+                assert reduction == "median"
+                self.slots[target] = np.float32(np.median([self.slots.pop(slot) for slot in (target, *sources)]))
             case ef.Apply():
                 self.applying.append(effect)
             case ef.Free(slot):

@@ -69,7 +69,7 @@ def test_rule_that_cannot_be_is_refused_and_none_is_set(server: Server, name: st
 def test_reduction_belongs_to_the_rule(server: Server) -> None:
     configure(server, reduction="mean")
     assert isinstance(configure(server, 1, reduction="sum"), OptimizerError)
-    assert isinstance(configure(server, 2, reduction="median"), OptimizerError)
+    assert isinstance(configure(server, 2, reduction="mode"), OptimizerError)
     assert configure(server, 1, reduction="mean") == m.Done()
 
 
@@ -91,6 +91,42 @@ def test_mean_of_integers_is_refused(server: Server) -> None:
     assert isinstance(answer, OptimizerError)
     assert answer.details == {"key": "n", "expected": "float", "got": "int32"}
     assert server.ask(0, m.SetOptimizer("assign", {}, "sum", 5.0)).answer == m.Done()
+
+
+def test_median_is_made_when_all_contributions_are_there(server: Server) -> None:
+    server.ask(0, m.SetOptimizer("assign", {}, "median", 5.0))
+    server.init()
+    server.init("empty", shape=(0,), stop=0)
+    for rank, value in ((2, 1000.0), (0, 1.0), (1, 2.0)):
+        server.push(rank, value)
+        server.push(rank, key="empty", shape=(0,), stop=0)
+    assert server.value() == 2.0
+    (combined,) = server.seen(ef.Combine)
+    assert (len(combined.sources), combined.dtype, combined.reduction) == (2, "float32", "median")
+    assert [(apply.ranks, apply.divisor) for apply in server.seen(ef.Apply)] == [([0, 1, 2], 1)] * 2
+    assert not server.seen(ef.Fold)
+
+
+def test_median_of_a_round_is_made_once_while_the_one_before_is_applied(server: Server) -> None:
+    server.ask(0, m.SetOptimizer("assign", {}, "median", 5.0))
+    server.init()
+    server.hold = True
+    for sequence in (1, 2):
+        for rank in range(3):
+            server.push(rank, float(sequence), sequence=sequence)
+    assert len(server.seen(ef.Combine)) == 2
+    server.finish()
+    server.finish()
+    assert server.value() == 3.0
+
+
+@pytest.mark.parametrize("first", ["table", "rule"])
+def test_median_of_a_table_is_refused(server: Server, first: str) -> None:
+    table = m.InitRows("t", (4, 2), "float32", 0, 4, 0, 0, 0, "bsp", 5.0, (), b"", True, {"name": "zeros"})
+    rule = m.SetOptimizer("assign", {}, "median", 5.0)
+    before, after = (table, rule) if first == "table" else (rule, table)
+    assert server.ask(0, before).answer == m.Done()
+    assert isinstance(server.ask(0, after).answer, OptimizerError)
 
 
 def change(server: Server, since: int, rank: int = 0, **params: Any) -> Any:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tests.net.conftest import MakeCluster
 
 
+SIZES = {"w": 3, "big": 100_000}
+
+
 def full(value: float, size: int = 3) -> Any:
     return np.full(size, value, np.float32)
 
@@ -114,6 +117,18 @@ async def test_group_has_each_rank_once(cluster: MakeCluster, ranks: list[int]) 
             running.workers[0].group(ranks)
         with pytest.raises(MembershipError, match=r"rank 0 is none of \[1\]"):
             _ = running.workers[0].group([1]).rank
+
+
+async def test_scenario_57_one_that_is_far_off_does_no_harm(cluster: MakeCluster) -> None:
+    async with cluster(workers=4, servers=2) as running:
+        await running.each(lambda kv: kv.set_optimizer("sgd", learning_rate=1.0, reduction="median"))
+        await running.each(lambda kv: kv.init({"w": full(0), "big": full(0, 100_000)}))
+        values = await running.each(
+            lambda kv: kv.pushpull({name: full(1e30 if kv.rank == 3 else 1, size) for name, size in SIZES.items()})
+        )
+        for value in values:
+            for array in value:
+                np.testing.assert_array_equal(array, -1)
 
 
 async def test_root_s_values_arrive_everywhere_by_broadcast(cluster: MakeCluster) -> None:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aiokv.core.effects import Apply
+from aiokv.core.effects import Apply, Combine
 from aiokv.errors import SumOverflowError, UpdateRefusedError
 from aiokv.kernels import get_backend
 from aiokv.optim import SGD, Assign, OwnRule
@@ -107,6 +107,17 @@ def test_scenario_28_sum_that_does_not_fit_is_an_error_and_changes_nothing(
 def test_mean_is_made_before_the_rule(store: ParameterStore) -> None:
     update(store, [[1.0], [2.0], [6.0]], np.float32, SGD(learning_rate=0.5), divisor=3)
     assert read(store, np.float32).tolist() == [-1.5]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_median_takes_the_place_of_the_sum(store: ParameterStore, dtype: Any) -> None:
+    name = np.dtype(dtype).name
+    store.install("w", 0, name, 2, land(store, [0, 0], dtype))
+    slots = [land(store, values, dtype) for values in ([1, 9], [1000, 7], [3, -1000])]
+    perform(store, Combine(slots[0], slots[1:], name, "median"))
+    perform(store, Apply("w", 0, 1, slots[0], [], [], 1, Assign(), 1))
+    assert read(store, dtype).tolist() == [3, 7]
+    assert store.open_slots == 0
 
 
 class Broken(OwnRule, tag="broken", frozen=True):
