@@ -4,8 +4,8 @@
         await kv.init({"w": w})
         await kv.pushpull({"w": gradient}, out={"w": w})
 
-`aiokv.blocking.connect()` is the same for ordinary code, `aiokv.create(name)` makes a store by MXNet's names, and
-`aiokv.Scheduler` and `aiokv.Server` are the other nodes of a cluster.
+`aiokv.blocking.connect()` is the same for ordinary code, `aiokv.create(name)` makes a store by MXNet's names,
+`aiokv.Trainer` is what a training loop uses, and `aiokv.Scheduler` and `aiokv.Server` are the other nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aiokv.net.server import Server
     from aiokv.net.worker import Client, connect
     from aiokv.sparse import RowSparse
+    from aiokv.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ __all__ = [
     "RowSparse",
     "Scheduler",
     "Server",
+    "Trainer",
     "__version__",
     "blocking",
     "connect",
@@ -52,6 +54,7 @@ _HOMES = {
     "RowSparse": "aiokv.sparse",
     "Scheduler": "aiokv.net.scheduler",
     "Server": "aiokv.net.server",
+    "Trainer": "aiokv.trainer",
     "blocking": "aiokv.net",
     "connect": "aiokv.net.worker",
     "create": "aiokv.kvstore",

@@ -19,6 +19,7 @@ PUBLIC = [
     "RowSparse",
     "Scheduler",
     "Server",
+    "Trainer",
     "__version__",
     "blocking",
     "connect",

@@ -69,8 +69,8 @@ class Catalog:
         return next((key for key in keys if key not in self._keys), None)
 
     def dtypes(self) -> list[tuple[Key, str]]:
-        """Return every key with its dtype."""
-        return [(key, entry.spec.dtype) for key, entry in self._keys.items()]
+        """Return every key that the update rule is for, with its dtype."""
+        return [(key, entry.spec.dtype) for key, entry in self._keys.items() if not get_policy(entry.policy).keeps_sum]
 
     def is_sparse(self, key: Key) -> bool:
         """Return True when the key is here, and a row-sparse one."""

@@ -9,6 +9,7 @@ from aiokv.core.effects import Effect, Install, InstallRows, Refuse, Send, freed
 from aiokv.core.parked import Parked
 from aiokv.core.rows import check_norms, options_of
 from aiokv.errors import AiokvError, CallTimeoutError, MembershipError, ProtocolError, UnknownKeyError
+from aiokv.policy import get_policy
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ class Creation:
         keys = message.keys if isinstance(message, m.InitBundle) else (message.key,)
         if self._catalog.has_values(message):
             return [*freed(received.slot), *self._answer((received.peer, received.request), message)]
-        for key in keys:
-            self._rules.check_dtype(key, message.dtype)
+        if not get_policy(message.policy).keeps_sum:
+            for key in keys:
+                self._rules.check_dtype(key, message.dtype)
         answer: m.Message = m.Done()
         start = 0 if isinstance(message, m.InitBundle) else message.start
         install: Effect

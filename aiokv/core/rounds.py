@@ -9,6 +9,7 @@ from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
 from aiokv.core.effects import Apply, ApplyRows, Effect, Free, Refuse, Send, StoredChunk, StoredChunks
 from aiokv.core.roster import Roster
 from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
+from aiokv.optim import Assign
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from aiokv.core.parked import RequestName
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received
+    from aiokv.optim import Optimizer
     from aiokv.types import Peer, Rank, Slot, Version
 
 AnyPush = m.Push | m.PushBundle | m.PushRows
@@ -170,7 +172,7 @@ class Rounds:
     def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
         """Fold what may be folded; apply the update if it is complete, and refuse its waiters if it never will be."""
         missing = chunk.missing(update, self.roster)
-        robust = self._rules.robust
+        robust = None if chunk.policy.keeps_sum else self._rules.robust
         effects = chunk.combine(update, missing, robust) if robust else chunk.fold(update, missing)
         if missing:
             return effects + self._refuse_lost(chunk, update) if self.roster.lost else effects
@@ -183,10 +185,11 @@ class Rounds:
         ranks = list(update.folded)
         behind = [chunk.version - update.contributions[rank].read_version for rank in ranks]
         clock = max(contribution.clock for contribution in update.contributions.values())
-        rule, divisor = (
-            self._rules.for_update(clock),
-            self._rules.divisor(len(ranks), len(chunk.group) or self.roster.world),
-        )
+        rule: Optimizer = Assign()
+        divisor = 1
+        if not chunk.policy.keeps_sum:
+            rule = self._rules.for_update(clock)
+            divisor = self._rules.divisor(len(ranks), len(chunk.group) or self.roster.world)
         apply = Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
         return chunk.completed(update, apply)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from aiokv.errors import PolicyError
 from aiokv.policy.asp import ASP
 from aiokv.policy.base import Policy
-from aiokv.policy.bsp import BSP
+from aiokv.policy.bsp import BSP, Sum
 
-__all__ = ["ASP", "BSP", "Policy", "get_policy"]
+__all__ = ["ASP", "BSP", "Policy", "Sum", "get_policy"]
 
-_POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (ASP, BSP)}
+_POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (ASP, BSP, Sum)}
 
 
 def get_policy(name: str) -> Policy:

@@ -19,6 +19,8 @@ class Policy(abc.ABC):
     """
 
     name: ClassVar[str]
+    keeps_sum: ClassVar[bool] = False
+    """The sum of the contributions becomes the value, whatever update rule is set."""
 
     @abc.abstractmethod
     def version_of(self, *, sequence: int, newest: Version) -> Version:

@@ -28,3 +28,10 @@ class BSP(Policy):
         """Return the members that have not contributed."""
         here = frozenset(contributed)
         return [rank for rank in members if rank not in here]
+
+
+class Sum(BSP):
+    """An all-reduce: in the rounds of `BSP`, and the value is the sum of the round whatever update rule is set."""
+
+    name: ClassVar[str] = "sum"
+    keeps_sum: ClassVar[bool] = True

@@ -233,3 +233,17 @@ def test_update_that_was_not_made_is_told_to_those_who_pushed(server: Server) ->
     server.hold = False
     assert [server.push(rank, sequence=2).pending for rank in range(2)] == [True, True]
     assert server.push(2, sequence=2).answer == m.Done(2)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "median"])
+def test_sums_are_kept_whatever_rule_is_set(server: Server, reduction: str) -> None:
+    assert server.init("n", dtype="int32", policy="sum").answer == m.Done()
+    assert configure(server, learning_rate=0.5, reduction=reduction) == m.Done(), "the rule is not for that key"
+    assert server.init("later", dtype="int32", policy="sum").answer == m.Done()
+    assert change(server, 1, wd=0.5) == m.Done()
+    server.hold = True
+    for rank in range(3):
+        server.push(rank, key="n", dtype="int32")
+    assert len(server.seen(ef.Fold)) == 2
+    (apply,) = server.applying
+    assert (apply.rule, apply.divisor) == (Assign(), 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aiokv.errors import PolicyError
-from aiokv.policy import ASP, BSP, Policy, get_policy
+from aiokv.policy import ASP, BSP, Policy, Sum, get_policy
 
 
-@pytest.mark.parametrize(("name", "cls"), [("bsp", BSP), ("asp", ASP)])
+@pytest.mark.parametrize(("name", "cls"), [("bsp", BSP), ("asp", ASP), ("sum", Sum)])
 def test_policy_is_found_by_its_name(name: str, cls: type[Policy]) -> None:
     policy = get_policy(name)
     assert type(policy) is cls
@@ -19,8 +19,8 @@ def test_policy_is_found_by_its_name(name: str, cls: type[Policy]) -> None:
 def test_unknown_policy_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(PolicyError) as caught:
         get_policy(name)
-    assert caught.value.details == {"expected": "asp, bsp", "got": name}
-    assert f"unknown policy {name!r}; known: asp, bsp" in str(caught.value)
+    assert caught.value.details == {"expected": "asp, bsp, sum", "got": name}
+    assert f"unknown policy {name!r}; known: asp, bsp, sum" in str(caught.value)
 
 
 def test_policy_has_to_answer_all_questions() -> None:

@@ -101,7 +101,7 @@ def test_a_file_is_found_by_its_path(tmp_path: Path) -> None:
         (
             "warmup = 2",
             'policies = ["bps"]',
-            "my.toml, line 2: policies: unknown policy 'bps'; known: asp, bsp",
+            "my.toml, line 2: policies: unknown policy 'bps'; known: asp, bsp, sum",
         ),
         (
             "warmup = 2",

@@ -1,0 +1,437 @@
+"""What a training loop uses: gradients in, updated parameters out, wherever the update is made."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from aiokv.errors import ConfigError, KeyUseError, OptimizerError, SpecMismatchError
+from aiokv.gradients import GradientSum, LossScale, are_finite, global_norm, read_gradients, replicas
+from aiokv.kernels import get_backend
+from aiokv.kvstore import KVStore, create
+from aiokv.optim import FloatRule, LearningRule, Optimizer, make_optimizer, rule_to_params
+from aiokv.update_place import Place, is_async, place_of_update
+from aiokv.updating import Updater
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiokv.arrays import Array
+    from aiokv.training_config import TrainingConfig
+
+DIVISOR = "aiokv.trainer.divisor"
+"""The key by which all workers learn what rank 0 divides its first gradients by."""
+OVERFLOW = "aiokv.trainer.overflow"
+"""The key by which workers agree whether a step is made: how many of them have gradients that are not finite."""
+
+logger = logging.getLogger("aiokv")
+
+
+class Trainer:
+    """Trains parameters: give it the gradients of a batch, and it leaves the updated values where the old ones were.
+
+    The update is that of the sum of all workers' gradients, divided by the batch size: let the loss be the sum over
+    the samples of a batch. Every worker makes a trainer with the same parameters and takes the same number of steps;
+    in the beginning all get the values of rank 0.
+
+    Args:
+        params: by name, arrays of NumPy or tensors with DLPack, such as PyTorch's, in the host's memory; they are
+            updated in place and never copied. A list of tensors are replicas of one parameter, one for each device.
+        optimizer: the name of an update rule (see `aiokv.optim`), or the rule.
+        optimizer_params: the rule's parameters, if it is given by name.
+        kvstore: a store; the name of one, which is made and closed by this trainer; or None, to train alone. With
+            "local" and a single device no store is needed, and none is made.
+        update_on_kvstore: True: servers update and keep the state. False: they only sum, and every worker updates; the
+            results have the same bits on all workers. None: on the servers, unless there are none, or a parameter has
+            more than 16 Mi elements and the store is "local". Async stores always update on the servers.
+        grad_accumulation: so many steps are added up and make one update.
+        clip_norm: scale this worker's gradients down when their norm is larger; see `step`.
+        loss_scale: what the loss was multiplied by; gradients are divided by it. "dynamic": see `loss_scale`.
+        backend: what computes the updates of workers; see `aiokv.kernels.get_backend`.
+
+    Raises:
+        ConfigError: settings contradict each other.
+        KeyUseError, SpecMismatchError: a parameter can't be trained.
+        OptimizerError: unknown rule, or a wrong parameter.
+        AlreadyInitializedError: the store has one of the names already, with another value.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: Mapping[str, Any] | None = None,
+        *,
+        kvstore: KVStore | str | None = "local",
+        update_on_kvstore: bool | None = None,
+        grad_accumulation: int = 1,
+        clip_norm: float | None = None,
+        loss_scale: float | str | None = None,
+        backend: str = "auto",
+    ) -> None:
+        self._params = _without_aliases(params)
+        self._replicas = {name: _writable(name, replicas(name, self._params[name])) for name in self._params}
+        self._weights = {name: arrays[0] for name, arrays in self._replicas.items()}
+        self._rule = _rule(optimizer, optimizer_params)
+        for name, weight in self._weights.items():
+            self._rule.check_dtype(name, weight.dtype.name)
+        _check_more_than_0("grad_accumulation", grad_accumulation)
+        if clip_norm is not None:
+            _check_more_than_0("clip_norm", clip_norm)
+        self._every = grad_accumulation
+        self._clip_norm = clip_norm
+        self._checks = not (loss_scale is None and clip_norm is None)
+        self._loss_scale = LossScale(1.0 if loss_scale is None else loss_scale)
+        compute = get_backend(backend)
+        self._updater = Updater(compute)
+        self._sums = GradientSum(compute)
+        self._collected = self._samples = self._steps = 0
+        self._divisor: float | None = None
+        self._place = place_of_update(
+            kvstore.type if isinstance(kvstore, KVStore) else kvstore,
+            update_on_kvstore,
+            by_name=not isinstance(kvstore, KVStore),
+            devices=len(next(iter(self._replicas.values()))),
+            largest=max(weight.size for weight in self._weights.values()),
+        )
+        self._owned: KVStore | None = None
+        self._store: KVStore | None = None
+        if self._place is not Place.ALONE:
+            self._store = self._connect(kvstore)
+
+    @classmethod
+    def from_config(cls, params: Mapping[str, Any], config: TrainingConfig, **changes: Any) -> Self:
+        """Make a trainer of a configuration; see `aiokv.training_config.load_training_config`.
+
+        Args:
+            params: as for the class.
+            config: what to train with. Its batch size is for the training loop, which passes it to `step`.
+            changes: arguments of the class that win over it, such as a store that is there.
+        """
+        return cls(params, **{**config.trainer_arguments(), **changes})
+
+    def _connect(self, kvstore: KVStore | str | None) -> KVStore:
+        assert kvstore is not None, "without a store a trainer is alone"
+        store = kvstore
+        if isinstance(store, str):
+            store = self._owned = create(store)
+        # Servers that only sum need no rule, and their sums are no business of a rule that somebody else has set.
+        store.init(self._weights, policy="sum" if self._place is Place.WORKERS else None)
+        store.pull(self._weights)
+        self._spread()
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._owned is not None:
+            # A worker that fails must not look as if it had left in good order.
+            self._owned.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Close the store, if this trainer has made it. Can be called twice."""
+        if self._owned is not None:
+            self._owned.close()
+
+    # --- what there is ---
+
+    @property
+    def kvstore(self) -> KVStore | None:
+        """The store; None when this trainer is alone."""
+        return self._store
+
+    @property
+    def update_on_kvstore(self) -> bool:
+        """Whether servers make the updates."""
+        return self._place is Place.SERVERS
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers train these parameters."""
+        return 1 if self._store is None else self._store.num_workers
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss has to be multiplied by before the next backward pass.
+
+        A "dynamic" one begins with 65536; it is halved after a step that overflowed, and doubled after 2000 that did
+        not. All workers have the same one in sync training.
+        """
+        return self._loss_scale.value
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the last update, or of the first if none was made, before any multiplier."""
+        return _learning(self._rule).learning_rate_at(max(self._steps, 1))
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Change the rate that a schedule begins with, or the rate itself, from the next update on, on the servers too.
+
+        Every worker calls it between the same steps.
+
+        Raises:
+            OptimizerError: the rule has no such rate, or it can't be. With an async store also when other workers
+                are so far ahead that updates of this worker's next round are made: let the first one call it.
+        """
+        params = rule_to_params(_learning(self._rule)) | {"learning_rate": learning_rate}
+        rule = make_optimizer(self._rule.name, params)
+        if self._place is Place.SERVERS and self._divisor is not None:
+            assert self._store is not None, "servers are those of a store"
+            self._store.set_learning_rate(learning_rate)
+        self._rule = rule
+
+    # --- training ---
+
+    def step(self, batch_size: float, gradients: Mapping[str, Any] | None = None) -> bool:
+        """Make one update of a batch's gradients, or add them to those of the batches before.
+
+        What is exchanged is the gradient times a number that makes it one of rank 0's first batch size. So batch sizes
+        may change at any time, and differ from worker to worker; what is summed are the means of the workers' batches.
+
+        With `loss_scale` or `clip_norm`, gradients that are not finite are noticed before anything is pushed: then no
+        worker makes this step. In sync training with several workers, agreeing on that takes one exchange of four
+        bytes a step. With an async store only the worker whose gradients they are leaves its step out. With `clip_norm`
+        it is this worker's gradient, divided by batch size and loss scale, whose norm over all parameters counts.
+
+        Args:
+            batch_size: samples in this worker's batch.
+            gradients: by name, in the form of the parameters; they are only read. None: the `.grad` of the parameters,
+                as PyTorch leaves it there; it is not set to zero.
+
+        Returns:
+            Whether an update was made: False while steps are added up, and when the gradients were not finite.
+
+        Raises:
+            KeyUseError, SpecMismatchError: a gradient is missing, or of another shape or dtype than its parameter.
+        """
+        _check_more_than_0("batch_size", batch_size)
+        is_last = self._collected + 1 == self._every
+        self._sums.add(read_gradients(self._params, gradients), copy=not is_last)
+        self._collected += 1
+        self._samples += batch_size
+        if not is_last:
+            return False
+        divisor = self._samples * self.loss_scale
+        self._collected = self._samples = 0
+        try:
+            return self._take_step(divisor)
+        finally:
+            self._sums.clear()
+
+    def _take_step(self, divisor: float) -> bool:
+        if self._divisor is None:
+            self._divisor = self._agree_on_divisor(divisor)
+        pushed = self._scaled(self._divisor / divisor, divisor)
+        if self._checks and self._overflows(pushed):
+            return False
+        self._steps += 1
+        self._loss_scale.stepped(overflow=False)
+        if self._place is Place.SERVERS:
+            assert self._store is not None, "servers are those of a store"
+            self._store.pushpull(pushed, out=self._weights)
+            self._spread()
+        else:
+            self._update_here(self._summed(pushed), self._divisor)
+        return True
+
+    def _agree_on_divisor(self, divisor: float) -> float:
+        """Return what rank 0 divides its first gradients by; let the servers do so."""
+        if self._store is None:
+            return divisor
+        self._store.init(DIVISOR, np.array([divisor]), policy="sum")
+        agreed = float(self._store.pull(DIVISOR)[0])
+        if self._place is Place.SERVERS:
+            rule = self._rule_dividing_by(agreed)
+            self._store.set_optimizer(rule.name, **rule_to_params(rule))
+        if self._has_to_agree:
+            self._store.init(OVERFLOW, np.zeros(1, np.float32), policy="sum")
+        return agreed
+
+    def _scaled(self, factor: float, divisor: float) -> dict[str, Array]:
+        """Return the sums times a factor, which limits their norm too."""
+        if self._clip_norm is not None:
+            norm = global_norm(self._sums.totals.values()) / divisor
+            if norm > self._clip_norm:
+                factor *= self._clip_norm / norm
+        return {name: self._sums.scaled(name, weight.dtype, factor) for name, weight in self._weights.items()}
+
+    @property
+    def _has_to_agree(self) -> bool:
+        return self._checks and self._store is not None and self.num_workers > 1 and not is_async(self._store.type)
+
+    def _overflows(self, gradients: Mapping[str, Array]) -> bool:
+        """Say whether a worker that takes part in this update has gradients that are not finite, and take note."""
+        here = overflow = not are_finite(gradients.values())
+        if self._has_to_agree:
+            assert self._store is not None, "others are reached through a store"
+            overflow = bool(self._store.pushpull(OVERFLOW, np.full(1, here, np.float32))[0])
+            # Servers count the rounds of this key, so for a schedule this was a step.
+            self._steps += overflow
+        if overflow:
+            whose = "this worker has" if here else "another worker has"
+            logger.warning("a step is left out: %s gradients with inf or NaN, loss scale %g", whose, self.loss_scale)
+            self._loss_scale.stepped(overflow=True)
+        return overflow
+
+    def _summed(self, pushed: dict[str, Array]) -> dict[str, Array]:
+        """Return the sums over all workers."""
+        if self._store is None:
+            return pushed
+        sums: list[Array] = self._store.pushpull(pushed)
+        return dict(zip(pushed, sums, strict=True))
+
+    def _rule_dividing_by(self, divisor: float) -> FloatRule:
+        params = rule_to_params(self._rule) | {"rescale_grad": self._rule.rescale_grad / divisor}
+        rule = make_optimizer(self._rule.name, params)
+        assert isinstance(rule, FloatRule), "a rule's kind follows from its name"
+        return rule
+
+    def _update_here(self, totals: Mapping[str, Array], divisor: float) -> None:
+        rule = self._rule_dividing_by(divisor)
+        for name, weight in self._weights.items():
+            self._updater.update(name, weight, totals[name], rule, self._steps)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Give all replicas the values of the first ones."""
+        for first, *rest in self._replicas.values():
+            for array in rest:
+                array[...] = first
+
+    def allreduce_grads(self, gradients: Mapping[str, Any] | None = None) -> None:
+        """Write the sum over all devices and workers over the gradients. For use with `update`, in the place of `step`.
+
+        What lies between the two sees the gradients that the update is made of; they are not divided yet.
+
+        Args:
+            gradients: as for `step`, but written.
+
+        Raises:
+            ConfigError: updates are made on the servers.
+            KeyUseError, SpecMismatchError: as in `step`, or a gradient can't be written.
+        """
+        self._refuse_on_servers("allreduce_grads")
+        found = read_gradients(self._params, gradients)
+        for name, arrays in found.items():
+            _writable(name, arrays)
+        self._sums.clear()
+        self._sums.add(found, copy=False)
+        sums = self._summed({name: self._sums.scaled(name, found[name][0].dtype, 1.0) for name in found})
+        for name, arrays in found.items():
+            for array in arrays:
+                array[...] = sums[name]
+        self._sums.clear()
+
+    def update(self, batch_size: float, gradients: Mapping[str, Any] | None = None) -> bool:
+        """Make one update of gradients that `allreduce_grads` has summed.
+
+        Args:
+            batch_size: what they are divided by, the same on all workers.
+            gradients: as for `step`; of several devices only those of the first are used.
+
+        Returns:
+            Whether it was made; see `step`. The norm that `clip_norm` limits is that of the sum here.
+
+        Raises:
+            ConfigError: updates are made on the servers.
+            KeyUseError, SpecMismatchError: as in `step`.
+        """
+        self._refuse_on_servers("update")
+        _check_more_than_0("batch_size", batch_size)
+        divisor = batch_size * self.loss_scale
+        found = read_gradients(self._params, gradients)
+        self._sums.clear()
+        self._sums.add({name: arrays[:1] for name, arrays in found.items()}, copy=False)
+        totals = self._scaled(1.0, divisor)
+        self._sums.clear()
+        # All workers have the same gradients, so they need not agree.
+        overflow = self._checks and not are_finite(totals.values())
+        self._loss_scale.stepped(overflow=overflow)
+        if not overflow:
+            self._steps += 1
+            self._update_here(totals, divisor)
+        return not overflow
+
+    def _refuse_on_servers(self, method: str) -> None:
+        if self._place is Place.SERVERS:
+            raise ConfigError(
+                f"{method}() is for updates on the workers, but here the servers make them: use step(), or "
+                "update_on_kvstore=False",
+                key="update_on_kvstore",
+                expected=False,
+                got=True,
+            )
+
+    # --- states ---
+
+    def save_states(self, url: str) -> None:
+        """Write what the rule keeps for the parameters, the counts of updates, learning rate and loss scale to a file.
+
+        Args:
+            url: a path, or an address that fsspec knows; the file is a safetensors file.
+
+        Raises:
+            ConfigError: the states are on the servers.
+        """
+        self._refuse_on_servers("save_states")
+        rate = self._rule.learning_rate if isinstance(self._rule, LearningRule) else None
+        facts = {"steps": self._steps, "loss_scale": self.loss_scale, "learning_rate": rate}
+        self._updater.save(url, self._rule, facts)
+
+    def load_states(self, url: str) -> None:
+        """Go on with what `save_states` has written. Every worker loads the same file.
+
+        Raises:
+            ConfigError: the states are on the servers.
+            DataError: it can't be read, or is of another rule or of parameters of other shapes.
+            UnknownKeyError: it has a state of a parameter that there is not.
+        """
+        self._refuse_on_servers("load_states")
+        facts = self._updater.load(url, self._rule, self._weights)
+        if facts["learning_rate"] is not None:
+            self.set_learning_rate(facts["learning_rate"])
+        self._steps, self._loss_scale.value = facts["steps"], facts["loss_scale"]
+
+
+def _without_aliases(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters by name; of one that has several names, the first counts."""
+    if not params:
+        raise KeyUseError("there is nothing to train: no parameter was given")
+    for name in params:
+        if not isinstance(name, str):
+            raise KeyUseError(f"the names of parameters are texts, got {name!r}", key=repr(name), expected="str")
+    seen: dict[int, str] = {}
+    return {name: params[name] for name in sorted(params) if seen.setdefault(id(params[name]), name) == name}
+
+
+def _writable(name: str, arrays: list[Array]) -> list[Array]:
+    for array in arrays:
+        if not array.flags.writeable:
+            raise SpecMismatchError(f"{name!r} is read-only, and is to be written", key=name, got="read-only")
+    return arrays
+
+
+def _rule(optimizer: str | Optimizer, params: Mapping[str, Any] | None) -> FloatRule:
+    if isinstance(optimizer, Optimizer):
+        if params:
+            raise OptimizerError("give either a rule, or a name and parameters")
+        rule = optimizer
+    else:
+        rule = make_optimizer(optimizer, params or {})
+    if not isinstance(rule, FloatRule):
+        raise OptimizerError(f"optimizer {rule.name!r} does not scale gradients, so it can't train", got=rule.name)
+    return rule
+
+
+def _learning(rule: Optimizer) -> LearningRule:
+    if not isinstance(rule, LearningRule):
+        raise OptimizerError(f"optimizer {rule.name!r} has no learning rate", got=rule.name)
+    return rule
+
+
+def _check_more_than_0(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be more than 0, got {value!r}", key=name, expected="more than 0", got=value)

@@ -1,0 +1,137 @@
+"""Updates that a worker makes itself, and what their rule keeps for them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from aiokv.errors import DataError, UnknownKeyError
+from aiokv.optim import rule_to_params
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiokv.arrays import Array
+    from aiokv.kernels import Backend
+    from aiokv.optim import Optimizer
+
+FORMAT = "aiokv optimizer state 1"
+"""The value of "format" in a file's metadata."""
+
+
+class Updater:
+    """Makes the updates that servers would make, with the same arithmetic, and keeps a state for each parameter.
+
+    Args:
+        backend: who computes.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._states: dict[str, dict[str, Array]] = {}
+        self._counts: dict[str, int] = {}
+        self._scratch = np.empty(0, np.uint8)
+
+    def update(self, name: str, weight: Array, total: Array, rule: Optimizer, num_update: int) -> None:
+        """Update a weight in place.
+
+        Args:
+            name: whose state is used.
+            weight: of any shape.
+            total: the summed gradient, of the same shape, in the weight's dtype or in float32 for a lower precision;
+                it is not changed.
+            rule: what to do.
+            num_update: what the rule's schedule looks at.
+        """
+        flat = np.ascontiguousarray(weight).reshape(-1)
+        gradient = np.ascontiguousarray(total).reshape(-1)
+        row_size = math.prod(weight.shape[1:]) or 1
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = self._backend.new_state(rule, flat, row_size=row_size)
+        count = self._counts.get(name, 0) + 1
+        step = rule.step_for(name, count=count, num_update=num_update)
+        norms: list[tuple[float, ...]] = []
+        for phase in range(rule.norm_phases):
+            norms.append(self._backend.norms(rule, phase, flat, gradient, state, step, norms))
+        out = self._out(flat)
+        self._backend.update(rule, flat, gradient, state, step, out=out, norms=norms, row_size=row_size)
+        weight[...] = out.reshape(weight.shape)
+        self._counts[name] = count
+
+    def _out(self, weight: Array) -> Array:
+        if self._scratch.nbytes < weight.nbytes:
+            self._scratch = np.empty(weight.nbytes, np.uint8)
+        return self._scratch[: weight.nbytes].view(weight.dtype)
+
+    def save(self, url: str, rule: Optimizer, facts: Mapping[str, Any]) -> None:
+        """Write the states to a safetensors file.
+
+        Args:
+            url: a path, or an address that fsspec knows.
+            rule: whose states they are.
+            facts: what else is to be kept, as JSON.
+        """
+        # Sorted, so that equal states are equal files. The name of a state has no slash in it.
+        named = sorted((f"{name}/{kept}", array) for name in self._states for kept, array in self._states[name].items())
+        described = {"rule": {"name": rule.name, **rule_to_params(rule)}, "counts": self._counts, **facts}
+        metadata = {"format": FORMAT, "aiokv": json.dumps(described, sort_keys=True)}
+        content = safetensors.numpy.save(dict(named), metadata)
+        with fsspec.open(url, "wb") as file:
+            file.write(content)
+
+    def load(self, url: str, rule: Optimizer, weights: Mapping[str, Array]) -> dict[str, Any]:
+        """Read what `save` has written; nothing changes when it is refused.
+
+        Args:
+            url: as for `save`.
+            rule: whose states they have to be.
+            weights: the parameters.
+
+        Returns:
+            What `save` was given as facts, and "rule" and "counts".
+
+        Raises:
+            DataError: no such file, or its states are those of another rule or shape.
+            UnknownKeyError: it has a state of a parameter that there is not.
+        """
+        try:
+            with fsspec.open(url, "rb") as file:
+                content = file.read()
+            # The format has its metadata in front: 8 bytes of length, then JSON.
+            head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            described = json.loads(head["__metadata__"]["aiokv"])
+            arrays = safetensors.numpy.load(content)
+            name, counts = str(described["rule"]["name"]), dict(described["counts"])
+        except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+            raise DataError(f"{url}: no optimizer state can be read from it: {error}", path=url) from error
+        if name != rule.name:
+            text = f"{url}: has the state of optimizer {name!r}, not of {rule.name!r}"
+            raise DataError(text, path=url, expected=rule.name, got=name)
+        states: dict[str, dict[str, Array]] = {key: {} for key in counts}
+        for full, array in arrays.items():
+            key, _, kept = full.rpartition("/")
+            states.setdefault(key, {})[kept] = array
+        for key, state in states.items():
+            if key not in weights:
+                raise UnknownKeyError(f"{url}: has a state of {key!r}, which is no parameter", key=key)
+            self._check(url, key, state, rule, weights[key])
+        self._states, self._counts = states, counts
+        return described
+
+    def _check(self, url: str, name: str, state: dict[str, Array], rule: Optimizer, weight: Array) -> None:
+        flat = np.ascontiguousarray(weight).reshape(-1)
+        wanted = self._backend.new_state(rule, flat, row_size=math.prod(weight.shape[1:]) or 1)
+        expected, got = (
+            {kept: f"{array.dtype}[{array.size}]" for kept, array in sorted(arrays.items())}
+            for arrays in (wanted, state)
+        )
+        if expected != got:
+            text = f"{url}: the state of {name!r} must be {expected}, got {got}"
+            raise DataError(text, path=url, key=name, expected=str(expected), got=str(got))
