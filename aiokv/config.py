@@ -8,16 +8,27 @@ comes in, so that a mistake is reported with the place it came from. Times are s
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
-import tomllib
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from aiokv.errors import AiokvError, ConfigError, MissingExtraError
+from aiokv.errors import ConfigError, MissingExtraError
+from aiokv.layers import (
+    FILE,
+    TRAINING,
+    Layer,
+    argument_layer,
+    convert,
+    environment_layer,
+    file_layers,
+    says,
+    shown,
+    types_of,
+    unknown,
+)
 from aiokv.types import Role
 
 if TYPE_CHECKING:
@@ -36,6 +47,7 @@ Cluster = Annotated[str, Meta(min_length=1, max_length=200, description="a text 
 Host = Annotated[str, Meta(min_length=1, description="a host name or address")]
 Port = Annotated[int, Meta(ge=0, le=MAX_PORT, description="a port number from 0 to 65535")]
 Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
+Flag = Annotated[bool, Meta(description="true or false")]
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a positive number of seconds")]
 ChunkBytes = Annotated[
     int,
@@ -52,44 +64,54 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ConfigError: the time-outs contradict each other.
     """
 
-    role: Annotated[Role | None, Meta(description=f"one of {_ROLES}")] = None
-    cluster: Cluster = "default"
-    """Nodes of another cluster are refused."""
-    token: Text = ""
-    """The shared secret of the cluster; never shown."""
-    name: Label = ""
-    """The node's name; empty: the driver makes one."""
-    scheduler_host: Host = "127.0.0.1"
-    scheduler_port: Port = DEFAULT_SCHEDULER_PORT
-    bind_host: Host = "127.0.0.1"
-    """Where this node listens. A scheduler that is told nothing else listens at scheduler_host."""
-    bind_port: Port = 0
-    """0: any free port. A scheduler that is told nothing else listens at scheduler_port."""
-    advertise_host: Text = ""
-    """The address under which others reach this node; empty: derived, see `advertised_host`."""
-    interface: Text = ""
-    """Listen at the address of this network interface."""
-    num_workers: Count = 1
-    num_servers: Count = 1
-    heartbeat: Seconds = 2.0
-    """A node says that it is alive this often."""
-    death_timeout: Seconds = 10.0
-    """A node that has been silent for so long is counted as lost."""
-    call_timeout: Seconds = 60.0
-    join_timeout: Seconds = 120.0
-    """The cluster must be complete after this time."""
-    chunk_bytes: ChunkBytes = 512 * 1024
-    """The most bytes of a parameter that move and are updated as one."""
-    split_bytes: Annotated[int, Meta(ge=1, description="a whole number of at least 1")] = 64 * 1024
-    """A parameter of at least this size is split over all servers."""
-    colocate: bool = False
-    """A worker also hosts a server, which it reaches in its own memory; then there are as many servers as workers."""
-    max_queued_bytes: Annotated[int, Meta(ge=1 << 16, description="a whole number of at least 65536")] = 256 << 20
-    """What may wait to be sent to a peer that does not read; nothing more is read from it until that has left."""
-    max_open_pushes: Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")] = 16
-    """How many pushes of one key a worker may have under way; calls that would push more of it wait for their turn."""
-    shared_memory: Annotated[Literal["auto", "off"], Meta(description="one of auto, off")] = "auto"
-    """"auto": large payloads between processes of one host go through shared memory where the system has it (Linux)."""
+    role: Annotated[Role | None, Meta(description=f"one of {_ROLES}"), says("What this node does.")] = None
+    cluster: Annotated[Cluster, says("Nodes of another cluster are refused.")] = "default"
+    token: Annotated[Text, says("The shared secret of the cluster; never shown.")] = ""
+    name: Annotated[Label, says("The node's name; empty: one is made.")] = ""
+    scheduler_host: Annotated[Host, says("Where the scheduler is.")] = "127.0.0.1"
+    scheduler_port: Annotated[Port, says("Where the scheduler listens.")] = DEFAULT_SCHEDULER_PORT
+    bind_host: Annotated[
+        Host, says("Where this node listens. A scheduler that is told nothing else listens at scheduler_host.")
+    ] = "127.0.0.1"
+    bind_port: Annotated[
+        Port, says("0: any free port. A scheduler that is told nothing else listens at scheduler_port.")
+    ] = 0
+    advertise_host: Annotated[
+        Text, says("The address under which others reach this node; empty: the one that they can see.")
+    ] = ""
+    interface: Annotated[Text, says("Listen at the address of this network interface.")] = ""
+    num_workers: Annotated[Count, says("Workers of the cluster.")] = 1
+    num_servers: Annotated[Count, says("Servers of the cluster.")] = 1
+    heartbeat: Annotated[Seconds, says("A node says that it is alive this often.")] = 2.0
+    death_timeout: Annotated[Seconds, says("A node that has been silent for so long is counted as lost.")] = 10.0
+    call_timeout: Annotated[Seconds, says("How long a call waits that is told nothing else.")] = 60.0
+    join_timeout: Annotated[Seconds, says("The cluster must be complete after this time.")] = 120.0
+    chunk_bytes: Annotated[ChunkBytes, says("The most bytes of a parameter that move and are updated as one.")] = (
+        512 * 1024
+    )
+    split_bytes: Annotated[Count, says("A parameter of at least this size is split over all servers.")] = 64 * 1024
+    colocate: Annotated[
+        Flag,
+        says(
+            "A worker also hosts a server, which it reaches in its own memory; then there are as many servers as "
+            "workers."
+        ),
+    ] = False
+    max_queued_bytes: Annotated[
+        int,
+        Meta(ge=1 << 16, description="a whole number of at least 65536"),
+        says("What may wait to be sent to a peer that does not read; nothing more is read from it meanwhile."),
+    ] = 256 << 20
+    max_open_pushes: Annotated[
+        int,
+        Meta(ge=1, le=1024, description="a whole number from 1 to 1024"),
+        says("Pushes of one key that a worker may have under way; calls that would push more of it wait."),
+    ] = 16
+    shared_memory: Annotated[
+        Literal["auto", "off"],
+        Meta(description="one of auto, off"),
+        says("auto: large payloads between processes of one host go through shared memory where there is (Linux)."),
+    ] = "auto"
     shared_memory_bytes: Annotated[
         int,
         Meta(
@@ -98,16 +120,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             multiple_of=4096,
             description="a multiple of 4096 from 1048576 (1 MiB) to 33554432 (32 MiB)",
         ),
+        says(
+            "Shared memory of one connection in each direction; one payload takes at most a quarter, larger ones are "
+            "streamed. A server refuses more than its own setting."
+        ),
     ] = 4 << 20
-    """Shared memory of one connection in each direction; one payload takes at most a quarter. Larger ones are streamed.
-
-    A server refuses a connection's memory that is larger than its own setting.
-    """
     backend: Annotated[
-        Literal["auto", "reference", "cpu", "cuda"], Meta(description="one of auto, reference, cpu, cuda")
+        Literal["auto", "reference", "cpu", "cuda"],
+        Meta(description="one of auto, reference, cpu, cuda"),
+        says("What computes sums and updates. auto: reference, and where Numba is installed cpu once a rule is set."),
     ] = "auto"
-    """What computes sums and updates. "auto": reference, and where Numba is installed cpu once a rule is set."""
-    loop: Annotated[Literal["auto", "uvloop", "asyncio"], Meta(description="one of auto, uvloop, asyncio")] = "auto"
+    loop: Annotated[
+        Literal["auto", "uvloop", "asyncio"],
+        Meta(description="one of auto, uvloop, asyncio"),
+        says("The event loop. auto: uvloop where it is installed."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         """Check what no value can say alone."""
@@ -121,7 +148,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __repr__(self) -> str:
         """Show everything but the token."""
-        fields = (f"{name}={_shown(name, getattr(self, name))}" for name in self.__struct_fields__)
+        fields = (f"{name}={shown(name, getattr(self, name))}" for name in self.__struct_fields__)
         return f"Config({', '.join(fields)})"
 
     def check_token(self) -> None:
@@ -151,11 +178,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 _TIMEOUTS: Final = ("heartbeat", "death_timeout", "call_timeout", "join_timeout")
 _TIMEOUT_RULE: Final = "heartbeat < death_timeout < call_timeout <= join_timeout"
-_FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(Config)}
+_FIELDS: Final = types_of(Config)
 _SHORT: Final = "scheduler"
 """Short form of scheduler_host and scheduler_port in every layer: "host:port"."""
-_FILE: Final = "config"
-"""The name of the TOML file, in the environment and the arguments."""
 
 _DMLC: Final = {
     "DMLC_ROLE": "role",
@@ -166,9 +191,6 @@ _DMLC: Final = {
     "DMLC_NODE_HOST": "advertise_host",
     "DMLC_INTERFACE": "interface",
 }
-
-_Layer = dict[str, tuple[Any, str]]
-"""Setting -> (value, where it came from)."""
 
 
 def load_config(*, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
@@ -185,58 +207,40 @@ def load_config(*, environ: Mapping[str, str] | None = None, **arguments: Any) -
     Raises:
         ConfigError: an unknown name, a value that can't be, settings that contradict each other, or no such file.
     """
+    config, _ = trace_config(environ=environ, **arguments)
+    return config
+
+
+def trace_config(*, environ: Mapping[str, str] | None = None, **arguments: Any) -> tuple[Config, dict[str, str]]:
+    """Put the configuration together as `load_config` does; return also where each setting that was given comes from.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
     variables = os.environ if environ is None else environ
-    dmlc, own = _environment_layers(variables)
-    given: _Layer = {name: (value, f"argument {name!r}") for name, value in arguments.items() if value is not None}
-    file = given.pop(_FILE, None) or own.pop(_FILE, None)
-    own.pop(_FILE, None)
-    layers = [(_file_layer(*file), True)] if file else []
+    given = argument_layer(arguments)
+    # The settings of training are loaded by who trains.
+    own = environment_layer(variables, "AIOKV_", (*_FIELDS, _SHORT, FILE), ignored=f"AIOKV_{TRAINING.upper()}_")
+    dmlc: Layer = {_DMLC[name]: (value, name) for name, value in variables.items() if name in _DMLC and value}
+    file = given.pop(FILE, None) or own.pop(FILE, None)
+    own.pop(FILE, None)
+    layers = [(file_layers(*file)[0], True)] if file else []
     layers += [(dmlc, False), (own, False), (given, True)]
-    merged: _Layer = {}
+    merged: Layer = {}
     for layer, strict in layers:
         _merge(merged, _checked(layer, strict=strict))
-    return _build(merged)
+    return _build(merged), {name: origin for name, (_, origin) in merged.items()}
 
 
-def _environment_layers(variables: Mapping[str, str]) -> tuple[_Layer, _Layer]:
-    names = {f"AIOKV_{name.upper()}": name for name in (*_FIELDS, _SHORT, _FILE)}
-    dmlc: _Layer = {_DMLC[name]: (value, name) for name, value in variables.items() if name in _DMLC and value}
-    own: _Layer = {}
-    for name, value in variables.items():
-        if not name.startswith("AIOKV_"):
-            continue
-        if name not in names:
-            raise _unknown("environment variable", name, "the environment", list(names))
-        if value:
-            own[names[name]] = (value, name)
-    return dmlc, own
-
-
-def _file_layer(path: Any, origin: str) -> _Layer:
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the configuration file {str(path)!r} (from {origin}): {error.strerror or error}",
-            key=_FILE,
-            source=origin,
-            got=str(path),
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}", key=_FILE, source=origin, got=str(path)) from None
-    return {name: (value, str(path)) for name, value in values.items()}
-
-
-def _checked(layer: _Layer, *, strict: bool) -> _Layer:
+def _checked(layer: Layer, *, strict: bool) -> Layer:
     """Check a layer's names and values, and write its short forms out."""
-    checked: _Layer = {}
+    checked: Layer = {}
     for name, (value, origin) in layer.items():
         if name == _SHORT:
             continue
         if name not in _FIELDS:
-            raise _unknown("setting", name, origin, [*_FIELDS, _SHORT])
-        checked[name] = (_convert(name, value, origin, strict=strict), origin)
+            raise unknown("setting", name, origin, [*_FIELDS, _SHORT])
+        checked[name] = (convert(name, value, _FIELDS[name], origin, strict=strict), origin)
     if _SHORT in layer:
         value, origin = layer[_SHORT]
         try:
@@ -256,19 +260,7 @@ def _checked(layer: _Layer, *, strict: bool) -> _Layer:
     return checked
 
 
-def _convert(name: str, value: Any, origin: str, *, strict: bool) -> Any:
-    wanted = _FIELDS[name]
-    try:
-        return msgspec.convert(value, wanted, strict=strict)
-    except msgspec.ValidationError:
-        expected = wanted.__metadata__[-1].description
-        got = _shown(name, value)
-        raise ConfigError(
-            f"{name} must be {expected}, got {got} (from {origin})", key=name, source=origin, expected=expected, got=got
-        ) from None
-
-
-def _merge(merged: _Layer, layer: _Layer) -> None:
+def _merge(merged: Layer, layer: Layer) -> None:
     """Put a layer over the others. An interface is another way to say bind_host, so each takes the other's place."""
     has_interface = bool(layer.get("interface", ("", ""))[0])
     if has_interface and "bind_host" in layer:
@@ -283,7 +275,7 @@ def _merge(merged: _Layer, layer: _Layer) -> None:
     merged.update(layer)
 
 
-def _build(merged: _Layer) -> Config:
+def _build(merged: Layer) -> Config:
     values = {name: value for name, (value, _) in merged.items()}
     if values.get("interface"):
         values["bind_host"] = _interface_address(values["interface"], merged["interface"][1])
@@ -327,25 +319,6 @@ def _interface_address(name: str, origin: str) -> str:
         expected=known,
         got=name,
     )
-
-
-def _unknown(kind: str, name: str, origin: str, known: list[str]) -> AiokvError:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-    where = "" if origin == "the environment" or origin.startswith("argument") else f" in {origin}"
-    return ConfigError(
-        f"unknown {kind} {name!r}{where}; {hint}",
-        key=name,
-        source=origin,
-        expected=close[0] if close else None,
-        got=name,
-    )
-
-
-def _shown(name: str, value: Any) -> str:
-    if name == "token":
-        return "'***'" if value else "''"
-    return repr(value.value) if isinstance(value, Role) else repr(value)
 
 
 def parse_address(text: Any) -> tuple[str, int]:

@@ -95,8 +95,8 @@ class Operations(ABC):
         Args:
             key: one key, or a dict of keys and arrays, or row-sparse values (see `init_rows`).
             value: the array of the one key.
-            policy: how pushes become updates: "bsp", "asp", or "sum" for the rounds of bsp whose value is the sum of the
-                pushes, whatever update rule is set; the worker's own when not given.
+            policy: how pushes become updates: "bsp", "asp", or "sum" for rounds as of bsp whose value is the sum of
+                the pushes, whatever update rule is set; the worker's own when not given.
             group: the ranks whose pushes make a round; all when not given. Other ranks can only read the keys.
             timeout: seconds.
 

@@ -87,7 +87,8 @@ class Trainer:
         compute = get_backend(backend)
         self._updater = Updater(compute)
         self._sums = GradientSum(compute)
-        self._collected = self._samples = self._steps = 0
+        self._collected = self._steps = 0
+        self._samples = 0.0
         self._divisor: float | None = None
         self._place = place_of_update(
             kvstore.type if isinstance(kvstore, KVStore) else kvstore,
@@ -177,7 +178,7 @@ class Trainer:
                 are so far ahead that updates of this worker's next round are made: let the first one call it.
         """
         params = rule_to_params(_learning(self._rule)) | {"learning_rate": learning_rate}
-        rule = make_optimizer(self._rule.name, params)
+        rule = _rule(self._rule.name, params)
         if self._place is Place.SERVERS and self._divisor is not None:
             assert self._store is not None, "servers are those of a store"
             self._store.set_learning_rate(learning_rate)
@@ -215,7 +216,7 @@ class Trainer:
         if not is_last:
             return False
         divisor = self._samples * self.loss_scale
-        self._collected = self._samples = 0
+        self._collected, self._samples = 0, 0.0
         try:
             return self._take_step(divisor)
         finally:
@@ -285,9 +286,7 @@ class Trainer:
 
     def _rule_dividing_by(self, divisor: float) -> FloatRule:
         params = rule_to_params(self._rule) | {"rescale_grad": self._rule.rescale_grad / divisor}
-        rule = make_optimizer(self._rule.name, params)
-        assert isinstance(rule, FloatRule), "a rule's kind follows from its name"
-        return rule
+        return _rule(self._rule.name, params)
 
     def _update_here(self, totals: Mapping[str, Array], divisor: float) -> None:
         rule = self._rule_dividing_by(divisor)

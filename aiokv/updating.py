@@ -106,7 +106,7 @@ class Updater:
                 content = file.read()
             # The format has its metadata in front: 8 bytes of length, then JSON.
             head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            described = json.loads(head["__metadata__"]["aiokv"])
+            described: dict[str, Any] = json.loads(head["__metadata__"]["aiokv"])
             arrays = safetensors.numpy.load(content)
             name, counts = str(described["rule"]["name"]), dict(described["counts"])
         except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
