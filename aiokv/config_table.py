@@ -34,7 +34,7 @@ class Setting:
     value: Any
     """As plain data; a secret is "***"."""
     origin: str
-    """"default", "derived" from other settings, "file", "environment" or "argument"."""
+    """"default", "derived" from other settings, "file" or "environment"."""
     source: str
     """The path of the file, or the name of the variable; empty for others."""
     allowed: str
@@ -61,20 +61,14 @@ def _settings(table: str, record: Config | TrainingConfig, origins: Mapping[str,
     defaults: dict[str, Any] = msgspec.to_builtins(type(record)())
     for name, kind in types_of(type(record)).items():
         value = plain[name]
-        if name in origins:
-            source = origins[name]
-            origin = _origin(source)
+        source = origins.get(name, "")
+        if source:
+            origin = "environment" if source.startswith(("AIOKV_", "DMLC_")) else "file"
         else:
-            source, origin = "", "default" if value == defaults[name] else "derived"
+            origin = "default" if value == defaults[name] else "derived"
         if name in SECRETS and value:
             value = "***"
-        yield Setting(table, name, value, origin, source if origin != "argument" else "", allowed(kind), meaning(kind))
-
-
-def _origin(source: str) -> str:
-    if source.startswith("argument "):
-        return "argument"
-    return "environment" if source.startswith(("AIOKV_", "DMLC_")) else "file"
+        yield Setting(table, name, value, origin, source, allowed(kind), meaning(kind))
 
 
 def print_json(settings: Iterable[Setting]) -> None:

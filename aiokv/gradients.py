@@ -58,6 +58,33 @@ def replicas(name: str, tensors: Any) -> list[Array]:
     return arrays
 
 
+def without_aliases(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters in the order of their names; of one that has several names, the first counts.
+
+    Raises:
+        KeyUseError: there are none, or a name is no text.
+    """
+    if not params:
+        raise KeyUseError("there is nothing to train: no parameter was given")
+    for name in params:
+        if not isinstance(name, str):
+            raise KeyUseError(f"the names of parameters are texts, got {name!r}", key=repr(name), expected="str")
+    seen: dict[int, str] = {}
+    return {name: params[name] for name in sorted(params) if seen.setdefault(id(params[name]), name) == name}
+
+
+def writable(name: str, arrays: list[Array]) -> list[Array]:
+    """Return arrays that can be written.
+
+    Raises:
+        SpecMismatchError: one of them can't.
+    """
+    for array in arrays:
+        if not array.flags.writeable:
+            raise SpecMismatchError(f"{name!r} is read-only, and is to be written", key=name, got="read-only")
+    return arrays
+
+
 def attached(tensors: Any) -> Any:
     """Return the gradients that hang on tensors as their `.grad`, None where there are none."""
     if isinstance(tensors, list | tuple):
@@ -142,16 +169,9 @@ class GradientSum:
         self.totals = {}
 
     def scaled(self, name: str, dtype: np.dtype[Any], factor: float) -> Array:
-        """Return a sum times a factor, in a dtype; the sum itself where that changes nothing.
-
-        Raises:
-            SpecMismatchError: the dtype is not one of floats, and the factor not 1.
-        """
+        """Return a sum times a factor, in a dtype; the sum itself where that changes nothing."""
         total = self.totals[name]
         if factor != 1.0:
-            if dtype.name not in PRECISIONS:
-                text = f"gradient of {name!r}: only floats can be scaled, it has {dtype}"
-                raise SpecMismatchError(text, key=name, expected="floats", got=str(dtype))
             buffer = self._buffer(name, total)
             with np.errstate(all="ignore"):
                 total = np.multiply(total, buffer.dtype.type(factor), out=buffer)

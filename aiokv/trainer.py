@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from aiokv.errors import ConfigError, KeyUseError, OptimizerError, SpecMismatchError
-from aiokv.gradients import GradientSum, LossScale, are_finite, global_norm, read_gradients, replicas
+from aiokv.errors import ConfigError, OptimizerError
+from aiokv.gradients import (
+    GradientSum,
+    LossScale,
+    are_finite,
+    global_norm,
+    read_gradients,
+    replicas,
+    without_aliases,
+    writable,
+)
 from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, create
 from aiokv.optim import FloatRule, LearningRule, Optimizer, make_optimizer, rule_to_params
@@ -71,8 +80,8 @@ class Trainer:
         loss_scale: float | str | None = None,
         backend: str = "auto",
     ) -> None:
-        self._params = _without_aliases(params)
-        self._replicas = {name: _writable(name, replicas(name, self._params[name])) for name in self._params}
+        self._params = without_aliases(params)
+        self._replicas = {name: writable(name, replicas(name, self._params[name])) for name in self._params}
         self._weights = {name: arrays[0] for name, arrays in self._replicas.items()}
         self._rule = _rule(optimizer, optimizer_params)
         for name, weight in self._weights.items():
@@ -315,7 +324,7 @@ class Trainer:
         self._refuse_on_servers("allreduce_grads")
         found = read_gradients(self._params, gradients)
         for name, arrays in found.items():
-            _writable(name, arrays)
+            writable(name, arrays)
         self._sums.clear()
         self._sums.add(found, copy=False)
         sums = self._summed({name: self._sums.scaled(name, found[name][0].dtype, 1.0) for name in found})
@@ -393,24 +402,6 @@ class Trainer:
         if facts["learning_rate"] is not None:
             self.set_learning_rate(facts["learning_rate"])
         self._steps, self._loss_scale.value = facts["steps"], facts["loss_scale"]
-
-
-def _without_aliases(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters by name; of one that has several names, the first counts."""
-    if not params:
-        raise KeyUseError("there is nothing to train: no parameter was given")
-    for name in params:
-        if not isinstance(name, str):
-            raise KeyUseError(f"the names of parameters are texts, got {name!r}", key=repr(name), expected="str")
-    seen: dict[int, str] = {}
-    return {name: params[name] for name in sorted(params) if seen.setdefault(id(params[name]), name) == name}
-
-
-def _writable(name: str, arrays: list[Array]) -> list[Array]:
-    for array in arrays:
-        if not array.flags.writeable:
-            raise SpecMismatchError(f"{name!r} is read-only, and is to be written", key=name, got="read-only")
-    return arrays
 
 
 def _rule(optimizer: str | Optimizer, params: Mapping[str, Any] | None) -> FloatRule:

@@ -10,7 +10,8 @@
                  sums of gradients: keys of one stage's two workers
 
 All keys have the policy "sum": what a worker receives is the sum of what the workers of the key's group have pushed.
-Workers with the same stage make the same update with it. In the end the losses are those of one process with all the data.
+Workers with the same stage make the same update with it. In the end the losses are those of one process with all the
+data.
 """
 
 from __future__ import annotations

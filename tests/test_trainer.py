@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv.errors import ConfigError, DataError, KeyUseError, OptimizerError, SpecMismatchError, UnknownKeyError
+from aiokv.errors import (
+    ClosedError,
+    ConfigError,
+    DataError,
+    KeyUseError,
+    OptimizerError,
+    SpecMismatchError,
+    UnknownKeyError,
+)
+from aiokv.optim import SGD
 from aiokv.update_place import Place, place_of_update
 
 if TYPE_CHECKING:
@@ -402,6 +411,17 @@ def test_parameter_with_two_names_is_updated_once() -> None:
     assert shared.tolist() == [-1.0, -1.0]
 
 
+def test_gradients_of_replicas_in_pytorch() -> None:
+    replicas = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    trainer = aiokv.Trainer({"w": replicas}, "sgd", RATE_1, kvstore="local")
+    replicas[0].grad = torch.ones(2)
+    with pytest.raises(KeyUseError, match="no gradient of 'w'"):
+        trainer.step(1)
+    replicas[1].grad = torch.full((2,), 2.0)
+    trainer.step(1)
+    assert [replica.tolist() for replica in replicas] == [[-3.0, -3.0]] * 2
+
+
 # --- states ---
 
 
@@ -421,6 +441,17 @@ def test_training_goes_on_from_a_file_as_if_it_had_not_stopped(rule: str, tmp_pa
     for trainer in (first, second):
         trainer.step(1, {"w": full(-2, 3)})
     np.testing.assert_array_equal(copies["w"], weights["w"])
+
+
+def test_states_of_a_rule_without_a_rate_can_be_kept_too(tmp_path: Path) -> None:
+    file = str(tmp_path / "states.safetensors")
+    weights = {"w": full(1, 3)}
+    trainer = aiokv.Trainer(weights, "accumulate", kvstore=None)
+    trainer.step(1, {"w": full(1, 3)})
+    trainer.save_states(file)
+    trainer.load_states(file)
+    trainer.step(1, {"w": full(1, 3)})
+    np.testing.assert_array_equal(weights["w"], full(3, 3))
 
 
 def test_states_of_something_else_are_refused(tmp_path: Path) -> None:
@@ -492,6 +523,34 @@ def test_gradients_that_do_not_fit(gradients: Any, error: type[Exception], compl
 def test_batch_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size must be more than 0, got 0"):
         aiokv.Trainer({"w": full(1)}, kvstore=None).step(0, {"w": full(1)})
+
+
+def test_rule_may_be_given_as_a_record_and_then_has_its_parameters() -> None:
+    params = {"w": full(0, 1)}
+    aiokv.Trainer(params, SGD(learning_rate=0.5), kvstore=None).step(1, {"w": full(1, 1)})
+    assert params["w"][0] == -0.5
+    with pytest.raises(OptimizerError, match="either a rule, or a name and parameters"):
+        aiokv.Trainer(params, SGD(), {"learning_rate": 1.0}, kvstore=None)
+
+
+def test_store_that_the_trainer_has_made_is_closed_with_it() -> None:
+    trainer = aiokv.Trainer({"w": full(0)}, kvstore="local", update_on_kvstore=True)
+    trainer.close()
+    trainer.close()
+    with pytest.raises(ClosedError):
+        trainer.step(1, {"w": full(1)})
+    with aiokv.LocalStore() as kv:
+        aiokv.Trainer({"w": full(0)}, kvstore=kv).close()
+        kv.pull("w")
+
+
+def test_updates_of_the_trainers_own_notice_an_overflow_too() -> None:
+    params = {"w": full(0, 1)}
+    trainer = aiokv.Trainer(params, "accumulate", kvstore=None, loss_scale="dynamic")
+    assert not trainer.update(1, {"w": full(np.inf, 1)})
+    assert trainer.loss_scale == 32768
+    assert trainer.update(1, {"w": full(32768, 1)})
+    assert params["w"][0] == 1.0
 
 
 def test_rule_without_a_rate_has_none_to_change() -> None:
