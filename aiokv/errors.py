@@ -123,6 +123,7 @@ class ServerLostError(MembershipError):
     """A server that the call needs is gone; `details`: server, address."""
 
     code = 23
+    counted = True
 
 
 class SchedulerLostError(MembershipError):

@@ -140,9 +140,9 @@ class _LocalWorker(Operations):
             case ef.Release() | ef.Log():
                 pass
             case _:
-                applied = perform(self._store, effect)
-                if applied is not None:
-                    self._queue.append((self._coordinator, applied))
+                done = perform(self._store, effect)
+                if done is not None:
+                    self._queue.append((self._coordinator, done))
 
     def _deliver(self, sender: Session | Coordinator, send: ef.Send) -> None:
         if send.peer == SCHEDULER:

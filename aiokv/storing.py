@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiokv.core import effects as ef
-from aiokv.core.stimuli import Applied
+from aiokv.core.stimuli import Applied, Normed
 from aiokv.errors import AiokvError, UpdateRefusedError
 from aiokv.store.table import span_of
 from aiokv.types import ROW_ID_BYTES
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiokv")
 
 
-def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
-    """Carry out one effect; the stimulus that it ends in, if it is an `Apply`.
+def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | None:
+    """Carry out one effect; the stimulus that it ends in, if it is an `Apply` or `Norms`.
 
     Raises:
         TypeError: the effect has nothing to do with the store.
@@ -32,8 +32,14 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | None:
             return _apply(store, effect, None)
         case ef.ApplyRows(update, slots):
             return _apply(store, update, slots)
-        case ef.Install(key, start, dtype, size, slot):
-            store.install(key, start, dtype, size, slot)
+        case ef.Norms():
+            return _norms(store, effect)
+        case ef.Skip(key, start, version, slot):
+            store.skip(key, start, version, slot)
+        case ef.Retire(key, start, versions):
+            store.retire(key, start, versions)
+        case ef.Install(key, start, dtype, size, slot, pieces):
+            store.install(key, start, dtype, size, slot, pieces)
         case ef.InstallRows(key, start, _, spec, initializer, lazy, slot):
             store.install_rows(key, start, spec, initializer, slot, lazy=lazy)
         case ef.Divide(key, start, chunks):
@@ -79,15 +85,31 @@ def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None) ->
     error: AiokvError | None = None
     try:
         if slots is None:
-            store.apply(key, start, version, update.slot, *how)
+            store.apply(key, start, version, update.slot, *how, update.norms, update.read)
         else:
             store.apply_rows(key, start, version, slots, *how)
     except UpdateRefusedError as refused:
         error = refused
     except Exception as failed:  # a rule of a user's own may raise anything
-        text = f"key {key!r}, round {version}: the update could not be made: {type(failed).__name__}: {failed}"
-        logger.exception(text)
-        error = UpdateRefusedError(text, key=key, round=version)
+        error = _refusal(update, failed)
+        logger.exception(error.message)
     if error is not None:
         store.keep(key, start, version)
     return Applied(key, start, version, error)
+
+
+def _norms(store: ParameterStore, effect: ef.Norms) -> Normed:
+    key, start, phase = effect.key, effect.start, effect.phase
+    try:
+        sums = store.norms(key, start, effect.slot, effect.rule, phase, effect.clock, effect.divisor, effect.gathered)
+    except Exception as failed:  # a pusher must hear of it, whatever it is
+        error = _refusal(effect, failed)
+        logger.exception(error.message)
+        return Normed(key, start, effect.version, phase, [], error)
+    return Normed(key, start, effect.version, phase, sums)
+
+
+def _refusal(effect: ef.Apply | ef.Norms, failed: Exception) -> UpdateRefusedError:
+    key, version = effect.key, effect.version
+    text = f"key {key!r}, round {version}: the update could not be made: {type(failed).__name__}: {failed}"
+    return UpdateRefusedError(text, key=key, round=version)

@@ -32,6 +32,12 @@ Peer = int
 
 SCHEDULER: Peer = -1
 
+
+def peer_of_server(index: int) -> Peer:
+    """Return the number of a server's own link to the server with an index."""
+    return -2 - index
+
+
 MAX_INT_KEY = 2**63 - 1
 
 ITEM_SIZES: dict[str, int] = {
@@ -85,5 +91,20 @@ class TensorSpec:
         """Bytes of the whole tensor."""
         return self.size * self.itemsize
 
+    @property
+    def row_size(self) -> int:
+        """Elements of one row: of all axes but the first."""
+        return max(1, math.prod(self.shape[1:]))
+
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """What lies in a chunk of one key: `size` elements from `start` on, in rows of `row_size` elements."""
+
+    key: Key
+    start: int
+    size: int
+    row_size: int = 1

@@ -190,11 +190,13 @@ class Node:
                 for source in sources:
                     self.ledger.fold(target, source)
                 self._work(self._world.service.fold * len(sources))
+            case fx.Norms():
+                self._norms(effect)
             case fx.Apply():
                 self._apply(effect)
             case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():
                 raise NotImplementedError("the simulator's workloads have no row-sparse keys")
-            case fx.Install(slot=slot) | fx.Free(slot=slot):
+            case fx.Install(slot=slot) | fx.Free(slot=slot) | fx.Skip(slot=slot):
                 self.ledger.take(slot)
             case fx.Complete(call):
                 self._calls.pop(call).succeed(None)
@@ -213,7 +215,7 @@ class Node:
                 self.stop(reason)
             case fx.Split(slot, parts):
                 self.ledger.split(slot, [part for part, _ in parts])
-            case fx.Release() | fx.Configure() | fx.Divide() | fx.Forget():
+            case fx.Release() | fx.Configure() | fx.Divide() | fx.Forget() | fx.Retire():
                 # There is no memory to give back, and no arithmetic to set up.
                 pass
             case _:
@@ -248,6 +250,16 @@ class Node:
             )
         )
         self.deliver(st.Applied(effect.key, effect.start, effect.version))
+
+    def _norms(self, effect: fx.Norms) -> None:
+        """Answer with zeros: a pass over the memory of the sum, and no arithmetic."""
+        zeros = [(0.0,) * effect.rule.norm_counts[effect.phase]]
+        normed = st.Normed(effect.key, effect.start, effect.version, effect.phase, zeros)
+        done = self._work(self._world.service.fold)
+        if done > self._env.now:
+            after(self._env, done - self._env.now, lambda: self.deliver(normed))
+        else:
+            self.deliver(normed)
 
     # --- connections ---
 

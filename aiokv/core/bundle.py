@@ -62,6 +62,7 @@ def divide(bundle: Bundle, new_slot: NewSlot) -> tuple[list[Chunk], list[Effect]
     effects: list[Effect] = [Divide(whole.key, whole.start, [(chunk.key, chunk.size) for chunk in chunks])]
     for chunk in chunks:
         chunk.pushed, chunk.reflected = dict(whole.pushed), dict(whole.reflected)
+        chunk.reads = None if whole.reads is None else whole.reads.copy()
     for update in whole.updates.values():
         effects += _divide_update(update, chunks, new_slot)
     for waiter in whole.pulls:

@@ -68,6 +68,16 @@ class Catalog:
         """Return the first of the keys that does not exist, if there is one."""
         return next((key for key in keys if key not in self._keys), None)
 
+    def spec(self, key: Key) -> TensorSpec:
+        """Return shape and dtype of a key.
+
+        Raises:
+            UnknownKeyError: there is none.
+        """
+        if key not in self._keys:
+            raise UnknownKeyError(f"key {key!r} is not initialized: call init first", key=key)
+        return self._keys[key].spec
+
     def dtypes(self) -> list[tuple[Key, str]]:
         """Return every key that the update rule is for, with its dtype."""
         return [(key, entry.spec.dtype) for key, entry in self._keys.items() if not get_policy(entry.policy).keeps_sum]
@@ -196,14 +206,13 @@ class Catalog:
             ProtocolError: cut in other places than the key is.
         """
         key = message.key
-        known = self._keys.get(key)
-        if known is None:
+        if key not in self._keys:
             self.check_key(key)
-            raise UnknownKeyError(f"key {key!r} is not initialized: call init first", key=key)
-        check_sparse(key, is_sparse=known.rows is not None, wanted=isinstance(message, PushRows | PullRows))
-        check_same_spec(key, known.spec, TensorSpec(message.shape, message.dtype))
+        spec = self.spec(key)
+        check_sparse(key, is_sparse=self.is_sparse(key), wanted=isinstance(message, PushRows | PullRows))
+        check_same_spec(key, spec, TensorSpec(message.shape, message.dtype))
         chunk = self.chunks.get((key, message.start))
-        if chunk is None and key in self._bundle_of and (message.start, message.stop) == (0, known.spec.size):
+        if chunk is None and key in self._bundle_of and (message.start, message.stop) == (0, spec.size):
             chunk = self._bundle_of[key].chunk
         elif chunk is not None and chunk.stop != message.stop:
             chunk = None

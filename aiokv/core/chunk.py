@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.core.reads import Reads
     from aiokv.core.roster import Roster
     from aiokv.core.stimuli import Received
     from aiokv.policy import Policy
@@ -40,24 +41,32 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """One rank's part of an update. `slot` is None once it is folded, and for a chunk without elements."""
+    """One rank's part of an update. `slot` is None once it is folded, and for a chunk without elements.
+
+    `read` is the version that the rank had read, where that matters (see `Chunk.reads`).
+    """
 
     rank: Rank
     sequence: int
     read_version: Version
     clock: int
     slot: Slot | None
+    read: Version | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """An open update: what has arrived for one version of a chunk."""
+    """An open update: what has arrived for one version of a chunk.
+
+    `keeps` is set while it is applied, if the value that it replaces stays in the store.
+    """
 
     version: Version
     contributions: dict[Rank, Contribution] = field(default_factory=dict)
     folded: list[Rank] = field(default_factory=list)
     accumulator: Slot | None = None
     waiters: list[Waiter] = field(default_factory=list)
+    keeps: bool = False
 
     def is_past(self, rank: Rank) -> bool:
         """Return True when the rank's turn is over: its contribution, or that of a higher rank, is in the sum."""
@@ -71,7 +80,13 @@ class Chunk:
     `group` are the ranks whose contributions make an update, all of them if it is empty. `newest` is the largest
     version that is made or open; `pushed` counts each rank's pushes that arrived, `reflected` those that the current
     value holds. `held` are requests that can't be looked at while an update is under way.
+
+    `pending` is the update that is prepared by computing norms, `gathering` says that it waits for those of other
+    chunks. `reads` is there when the rule looks at what a worker had read.
     """
+
+    is_dense: ClassVar[bool] = True
+    """Whether the chunk has all of its elements, one after the other."""
 
     key: Key
     start: int
@@ -88,6 +103,19 @@ class Chunk:
     pushed: dict[Rank, int] = field(default_factory=dict)
     reflected: dict[Rank, int] = field(default_factory=dict)
     held: list[Received] = field(default_factory=list)
+    pending: Apply | None = None
+    gathering: bool = False
+    reads: Reads | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the key, or of the bundle's keys, is in it."""
+        return self.size == self.spec.size
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the store works on it, so that it has to stay as it is."""
+        return self.applying and not self.gathering
 
     @property
     def size(self) -> int:

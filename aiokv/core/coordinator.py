@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 from aiokv.core.bundle import Bundle, divide
 from aiokv.core.catalog import Catalog
 from aiokv.core.creation import Creation
+from aiokv.core.cuts import check_cut
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Configure, Disconnect, Effect, Forget, Log, Refuse, Send, Stop, freed
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
+from aiokv.core.neighbours import Neighbours
+from aiokv.core.norms import Norms, Outcome
 from aiokv.core.parked import Parked
 from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.rows import Tables
 from aiokv.core.rules import Rules, check_reduction
-from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, PeerLost, Received, Stimulus, Tick
+from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, Normed, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
 
 PARKABLE = (
-    *(m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle),
+    *(m.Attach, m.AttachServer, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle),
     *(m.InitRows, m.PushRows, m.PullRows),
 )
 """Requests that may have to wait."""
@@ -55,13 +58,15 @@ class Coordinator:
         self._joiner = joiner
         self._roster = Roster()
         self._ranks: dict[Peer, Rank] = {}
-        self._attaching: dict[RequestName, m.Attach] = {}
+        self._attaching: dict[RequestName, m.Attach | m.AttachServer] = {}
         self._catalog = Catalog()
         self._rules = Rules()
         self._deadlines: Deadlines[RequestName] = Deadlines()
         self._creation = Creation(self._catalog, self._rules, self._deadlines)
         self._early: Parked[Received] = Parked()
-        self._rounds = Rounds(self._deadlines, self._rules)
+        self._neighbours: Neighbours[Chunk] = Neighbours(joiner)
+        self._norms = Norms(self._catalog, self._neighbours)
+        self._rounds = Rounds(self._deadlines, self._rules, self._norms)
         self._tables = Tables(self._catalog, self._creation, self._rounds)
         self._scheduler_lost = False
         self._stopped = False
@@ -75,22 +80,28 @@ class Coordinator:
                 return self._received(stimulus, now)
             case Applied(key, start):
                 return self._applied(self._catalog.chunks[key, start], stimulus, now)
+            case Normed(key, start):
+                return self._go_on(self._norms.measured(self._catalog.chunks[key, start], stimulus, now), now)
             case Tick():
                 return self._tick(now)
             case PeerLost(peer, reason):
-                return self._peer_lost(peer, reason)
+                return self._peer_lost(peer, reason, now)
             case Join(call, timeout):
                 return self._joiner.join(call, timeout, now)
             case Connected(peer) if peer == SCHEDULER:
                 return self._joiner.on_connected(now)
             case ConnectFailed(peer, reason, error) if peer == SCHEDULER:
                 return self._joiner.on_connect_failed(reason, error, now)
+            case Connected(peer) if peer < SCHEDULER:
+                return self._neighbours.connected(peer, now)
+            case ConnectFailed(peer, reason, error) if peer < SCHEDULER:
+                return self._neighbours.connect_failed(peer, reason)
             case _:
                 raise TypeError(f"not a stimulus for a server: {stimulus!r}")
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        return earliest(self._deadlines.next(), self._joiner.deadline())
+        return earliest(self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline())
 
     # --- messages ---
 
@@ -98,8 +109,10 @@ class Coordinator:
         if received.peer == SCHEDULER:
             self._joiner.heard(now)
             return self._from_scheduler(received.request, received.message, now)
+        if received.peer < SCHEDULER:
+            return self._from_neighbour(received.peer, received.request, received.message, now)
         try:
-            return self._from_worker(received, now)
+            return self._from_peer(received, now)
         except AiokvError as error:
             return [*freed(received.slot), Refuse(received.peer, received.request, error)]
 
@@ -117,7 +130,7 @@ class Coordinator:
                 reason = f"unexpected {type(message).__name__} from the scheduler"
                 return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
 
-    def _from_worker(self, received: Received, now: float) -> list[Effect]:
+    def _from_peer(self, received: Received, now: float) -> list[Effect]:
         peer, request, message = received.peer, received.request, received.message
         if (peer, request) in self._deadlines:
             raise ProtocolError(f"request id {request} is in use")
@@ -138,11 +151,13 @@ class Coordinator:
                 return self._set_optimizer(peer, request, message)
             case m.ChangeOptimizer(since, params):
                 return self._change_optimizer(peer, request, since, params)
-            case m.Attach():
+            case m.Attach() | m.AttachServer():
                 return self._attach(peer, request, message, now)
+            case m.Sums():
+                return self._go_on(self._norms.asked(peer, request, message), now)
             case _:
                 reason = f"unexpected {type(message).__name__} from a worker"
-                return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason)]
+                return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
 
     # --- membership ---
 
@@ -158,17 +173,26 @@ class Coordinator:
                 self._deadlines.discard((peer, request))
                 effects += self._answer_attach(peer, request, attach)
         effects += self._creation.roster_changed(self._roster)
+        effects += self._go_on(self._norms.viewed(view), now)
+        for gone, reason in self._neighbours.gone():
+            effects += [Disconnect(gone, reason), *self._neighbour_gone(gone, reason, now)]
         return effects + self._rounds.advance(self._catalog.chunks.values())
 
-    def _attach(self, peer: Peer, request: int, message: m.Attach, now: float) -> list[Effect]:
+    def _attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float) -> list[Effect]:
         if message.epoch > self._roster.epoch:
-            # The worker has a view that has not reached this server yet.
+            # The other side has a view that has not reached this server yet.
             self._attaching[peer, request] = message
             self._deadlines.add((peer, request), now + message.timeout)
             return []
         return self._answer_attach(peer, request, message)
 
-    def _answer_attach(self, peer: Peer, request: int, message: m.Attach) -> list[Effect]:
+    def _answer_attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer) -> list[Effect]:
+        if isinstance(message, m.AttachServer):
+            if self._neighbours.entry(message) is None:
+                text = f"{message.name} (server {message.index}) is not an alive server of epoch {self._roster.epoch}"
+                return [Refuse(peer, request, MembershipError(text, server=message.index))]
+            self._norms.attach(peer, message.index)
+            return [Send(peer, request, m.Done())]
         entry = self._roster.entry(message.rank)
         if entry is None or (entry.name, entry.incarnation, entry.state) != (
             message.name,
@@ -190,9 +214,11 @@ class Coordinator:
             raise MembershipError(text, ranks=[rank])
         return rank
 
-    def _peer_lost(self, peer: Peer, reason: str) -> list[Effect]:
+    def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         if peer == SCHEDULER:
             return self._scheduler_gone(reason)
+        if peer < SCHEDULER:
+            return self._neighbour_gone(peer, reason, now)
         self._ranks.pop(peer, None)
         for name in [name for name in self._attaching if name[0] == peer]:
             del self._attaching[name]
@@ -201,7 +227,8 @@ class Coordinator:
         for name, _ in self._early.take_peer(peer):
             self._deadlines.discard(name)
         self._rounds.forget_peer(peer)
-        return self._tables.forget_peer(peer) + self._stop_when_alone()
+        effects = self._tables.forget_peer(peer) + self._go_on(self._norms.forget_peer(peer, reason), now)
+        return effects + self._stop_when_alone()
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
         self._joiner.on_lost()
@@ -227,6 +254,40 @@ class Coordinator:
         self._stopped = True
         return [Stop(reason, failed=failed)]
 
+    # --- other servers ---
+
+    def _from_neighbour(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+        if peer not in self._neighbours:
+            return []
+        try:
+            chunk, effects = self._neighbours.answered(peer, request, message)
+        except ProtocolError as error:
+            return [Disconnect(peer, error.message), *self._neighbour_gone(peer, error.message, now)]
+        if chunk is None:
+            return effects
+        return self._go_on(self._norms.answered(chunk, message), now)
+
+    def _neighbour_gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for chunk, error in self._neighbours.end(peer, reason):
+            effects += self._go_on(self._norms.refused(chunk, error), now)
+        return effects
+
+    def _go_on(self, outcome: Outcome, now: float) -> list[Effect]:
+        """Go on with the updates of chunks that have their norms, or do without."""
+        effects = outcome.effects
+        for ready in outcome.ready:
+            chunk, result = ready.chunk, ready.result
+            if chunk.pending is None:
+                # Its key was deleted meanwhile.
+                continue
+            if not isinstance(result, AiokvError):
+                effects += self._rounds.normed(chunk, result)
+                continue
+            effects += self._rounds.skip(chunk)
+            effects += self._applied(chunk, Applied(chunk.key, chunk.start, chunk.version + 1, result), now)
+        return effects
+
     # --- optimizer ---
 
     def _set_optimizer(self, peer: Peer, request: int, message: m.SetOptimizer) -> list[Effect]:
@@ -238,6 +299,9 @@ class Coordinator:
             if self._catalog.is_sparse(key):
                 self._rules.check_table(key, message.reduction)
         self._catalog.check_tables(rule)
+        for chunk in self._catalog.chunks.values():
+            if chunk.is_dense:
+                check_cut(rule, chunk.key, chunk.spec, chunk.start, chunk.stop, chunk.policy)
         is_new = self._rules.set(rule, message.name, message.params, message.reduction)
         effects: list[Effect] = [Configure(rule)] if is_new else []
         return [*effects, Send(peer, request, m.Done())]
@@ -351,7 +415,7 @@ class Coordinator:
                 bundle.chunk.held.append(received)
                 return effects
             effects += self._divide(bundle)
-        applying = [chunk for (key, _), chunk in self._catalog.chunks.items() if key in here and chunk.applying]
+        applying = [chunk for (key, _), chunk in self._catalog.chunks.items() if key in here and chunk.is_busy]
         if applying:
             applying[0].held.append(received)
             return effects
@@ -359,6 +423,7 @@ class Coordinator:
             error = KeyDeletedError(f"key {key!r} was deleted while the call was pending", key=key)
             for chunk in self._catalog.remove(key):
                 effects += [*self._rounds.remove(chunk, error), Forget(chunk.key, chunk.start)]
+            effects += self._norms.remove(key)
         return [*effects, Send(received.peer, received.request, m.Done())]
 
     def _applied(self, chunk: Chunk, applied: Applied, now: float) -> list[Effect]:
@@ -380,6 +445,8 @@ class Coordinator:
         effects = self._joiner.tick(now)
         if reason := self._joiner.silence(now):
             effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
+        for peer, reason in self._neighbours.due(now):
+            effects += [Disconnect(peer, reason), *self._neighbour_gone(peer, reason, now)]
         for name in self._deadlines.due(now):
             if name in self._rounds:
                 effects.append(self._rounds.expire(name))
@@ -410,6 +477,7 @@ class Coordinator:
         for address, chunk in self._catalog.chunks.items():
             assert address == (chunk.key, chunk.start)
         named = self._rounds.validate(self._catalog.chunks.values())
+        self._norms.validate()
         named |= set(self._creation) | set(self._early) | set(self._attaching)
         assert all(name in self._deadlines for name in named)
         assert len(named) == len(self._deadlines)

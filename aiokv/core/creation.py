@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import name_keys
+from aiokv.core.catalog import specs_of
+from aiokv.core.cuts import check_cut
 from aiokv.core.effects import Effect, Install, InstallRows, Refuse, Send, freed
 from aiokv.core.parked import Parked
 from aiokv.core.rows import check_norms, options_of
 from aiokv.errors import AiokvError, CallTimeoutError, MembershipError, ProtocolError, UnknownKeyError
 from aiokv.policy import get_policy
+from aiokv.types import Piece, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -80,6 +84,9 @@ class Creation:
         if not get_policy(message.policy).keeps_sum:
             for key in keys:
                 self._rules.check_dtype(key, message.dtype)
+        if isinstance(message, m.Init):
+            spec = TensorSpec(message.shape, message.dtype)
+            check_cut(self._rules.current, message.key, spec, message.start, message.stop, get_policy(message.policy))
         answer: m.Message = m.Done()
         start = 0 if isinstance(message, m.InitBundle) else message.start
         install: Effect
@@ -97,7 +104,10 @@ class Creation:
                 bundle = self._catalog.create_bundle(message, received.nbytes)
                 assert bundle.chunk is not None, "a new bundle is one chunk"
                 chunk, answer = bundle.chunk, m.Bundled(bundle.number)
-            install = Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot)
+            pieces = [Piece(key, start, spec.size, spec.row_size) for key, spec in specs_of(message)]
+            if isinstance(message, m.Init):
+                pieces = [replace(pieces[0], size=chunk.size)]
+            install = Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot, pieces)
         effects: list[Effect] = [install, Send(received.peer, received.request, answer)]
         for key in keys:
             for name, parked in self._parked.take_place(key, start):

@@ -369,12 +369,13 @@ class Directory:
         self._plans.clear()
 
     def received(self, part: Part, version: Version) -> None:
-        """Remember which version a value had."""
+        """Remember the newest version that a value had; answers may overtake each other."""
         if part.bundle is None:
             if part.key in self._known:
-                self._known[part.key].versions[part.start] = version
+                versions = self._known[part.key].versions
+                versions[part.start] = max(version, versions.get(part.start, 0))
             return
-        part.bundle.version = version
+        part.bundle.version = version = max(version, part.bundle.version)
         if self._is_apart(part):
             for key in part.bundle.keys:
                 if key in self._known:

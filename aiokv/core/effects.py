@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aiokv.errors import AiokvError
     from aiokv.initializers import Initializer
     from aiokv.optim import Optimizer
-    from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
+    from aiokv.types import Key, Peer, Piece, Rank, Slot, TensorSpec, Version
     from aiokv.wire.messages import Message
 
 # --- payloads, by reference: the driver finds the bytes ---
@@ -162,7 +162,8 @@ class Release:
 class Install:
     """The slot's content becomes version 0 of a new chunk of `size` elements; the store takes the slot over.
 
-    `slot` is None for a chunk without elements, here and in `Apply`.
+    `slot` is None for a chunk without elements, here and in `Apply`. `pieces` are the keys that lie in it, one after
+    the other.
     """
 
     key: Key
@@ -170,6 +171,7 @@ class Install:
     dtype: str
     size: int
     slot: Slot | None
+    pieces: list[Piece]
 
 
 @dataclass(slots=True)
@@ -179,6 +181,28 @@ class Fold:
     target: Slot
     source: Slot
     dtype: str
+
+
+Sums = list[tuple[float, ...]]
+"""For each key in a chunk, sums of squares of its elements."""
+
+
+@dataclass(slots=True)
+class Norms:
+    """Compute the sums of squares that `phase` before an update needs; the slot stays; ends in `Normed`.
+
+    `gathered` are, for each phase before, the sums over whole tensors. The rest is as in `Apply`.
+    """
+
+    key: Key
+    start: int
+    version: Version
+    slot: Slot | None
+    phase: int
+    gathered: list[Sums]
+    clock: int
+    rule: Optimizer
+    divisor: int
 
 
 @dataclass(slots=True)
@@ -197,7 +221,9 @@ class Apply:
 
     `ranks` are the contributors in the order of the sum, `staleness` is, for each of them, the number of versions
     between the one it computed at and the one it is applied to. The sum is divided by `divisor`, then `rule` is
-    followed; its schedule looks at `clock`.
+    followed; its schedule looks at `clock`, and its `norms` are the sums over whole tensors of each phase.
+
+    `read` is the version that the contributor had read; then the value that is replaced stays, until `Retire`.
     """
 
     key: Key
@@ -209,6 +235,27 @@ class Apply:
     clock: int
     rule: Optimizer
     divisor: int
+    norms: list[Sums] = field(default_factory=list)
+    read: Version | None = None
+
+
+@dataclass(slots=True)
+class Skip:
+    """Make no update: the value stays, and is `version` too; free the slot."""
+
+    key: Key
+    start: int
+    version: Version
+    slot: Slot | None
+
+
+@dataclass(slots=True)
+class Retire:
+    """Nobody refers to these earlier versions of the chunk any longer."""
+
+    key: Key
+    start: int
+    versions: list[Version]
 
 
 @dataclass(slots=True)
@@ -296,7 +343,10 @@ Effect = (
     | Install
     | Fold
     | Combine
+    | Norms
     | Apply
+    | Skip
+    | Retire
     | InstallRows
     | ApplyRows
     | JoinRows

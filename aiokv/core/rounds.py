@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
-from aiokv.core.effects import Apply, ApplyRows, Effect, Free, Refuse, Send, StoredChunk, StoredChunks
+from aiokv.core.effects import (
+    Apply,
+    Effect,
+    Free,
+    Norms,
+    Refuse,
+    Retire,
+    Send,
+    Skip,
+    StoredChunk,
+    StoredChunks,
+    Sums,
+)
+from aiokv.core.reads import Reads
 from aiokv.core.roster import Roster
 from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
 from aiokv.optim import Assign
@@ -17,6 +30,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.deadlines import Deadlines
     from aiokv.core.effects import Payload
+    from aiokv.core.norms import Norms as Gatherer
     from aiokv.core.parked import RequestName
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received
@@ -36,13 +50,15 @@ class Rounds:
     Args:
         deadlines: where parked requests are entered, under peer and request id.
         rules: which rule makes an update.
+        norms: who gathers sums over whole tensors, for rules that need them.
     """
 
-    def __init__(self, deadlines: Deadlines[RequestName], rules: Rules) -> None:
+    def __init__(self, deadlines: Deadlines[RequestName], rules: Rules, norms: Gatherer) -> None:
         self.roster = Roster()
         """The workers of the newest view; the owner puts it here."""
         self._deadlines = deadlines
         self._rules = rules
+        self._norms = norms
         self._waiters: dict[RequestName, Waiter] = {}
         self._last_slot: Slot = 0
 
@@ -78,6 +94,7 @@ class Rounds:
             if update is None:
                 update = chunk.updates[version] = Update(version)
             contribution = Contribution(rank, message.sequence, message.read_version, message.clock, slot)
+            contribution.read = self._read(chunk, rank, message.read_version)
             update.contributions[rank] = contribution
             update.waiters.append(waiter)
             waiter.updates.append(update)
@@ -115,7 +132,7 @@ class Rounds:
         behind = [chunk for chunk in chunks if chunk.reflected.get(rank, 0) < message.at_least]
         rows = message.rows if isinstance(message, m.PullRows) else b""
         if not behind:
-            return [self._value(received.peer, received.request, chunks, message.priority, rows)]
+            return [self._value(received.peer, received.request, rank, chunks, message.priority, rows)]
         waiter = self._park(received, rank, message, chunks, now)
         waiter.at_least, waiter.left, waiter.rows = message.at_least, len(behind), rows
         effects: list[Effect] = []
@@ -134,6 +151,7 @@ class Rounds:
         for chunk in chunks:
             for update in chunk.updates.values():
                 effects += self._settle(chunk, update)
+            effects += self._retire(chunk)
         return effects
 
     def applied(
@@ -150,6 +168,8 @@ class Rounds:
         update = chunk.updates.pop(version)
         chunk.version = version
         chunk.applying = False
+        if chunk.reads is not None:
+            self._replaced(chunk, update, made=error is None)
         for rank, contribution in update.contributions.items():
             chunk.reflected[rank] = contribution.sequence
         done, update.waiters = update.waiters, []
@@ -166,6 +186,7 @@ class Rounds:
             waiter.left -= 1
             if not waiter.left:
                 effects.append(self._answer(waiter))
+        effects += self._retire(chunk)
         following = chunk.updates.get(version + 1)
         return effects + self._settle(chunk, following) if go_on and following is not None else effects
 
@@ -178,10 +199,39 @@ class Rounds:
             return effects + self._refuse_lost(chunk, update) if self.roster.lost else effects
         if not chunk.applying and update.version == chunk.version + 1:
             chunk.applying = True
-            effects.append(self._apply(chunk, update))
+            effects.append(self._begin(chunk, update))
         return effects
 
-    def _apply(self, chunk: Chunk, update: Update) -> Apply | ApplyRows:
+    def _begin(self, chunk: Chunk, update: Update) -> Effect:
+        """Apply an update, or first let the norms be computed that its rule needs."""
+        apply = self._apply(chunk, update)
+        if not apply.rule.norm_counts:
+            return chunk.completed(update, apply)
+        chunk.pending = apply
+        return self._norms_of(apply)
+
+    def _norms_of(self, apply: Apply) -> Norms:
+        head = (apply.key, apply.start, apply.version, apply.slot)
+        return Norms(*head, len(apply.norms), list(apply.norms), apply.clock, apply.rule, apply.divisor)
+
+    def normed(self, chunk: Chunk, sums: Sums) -> list[Effect]:
+        """Go on with the sums over whole tensors of one phase before an update."""
+        apply = chunk.pending
+        assert apply is not None, "norms are for an update"
+        chunk.gathering = False
+        apply.norms.append(sums)
+        if len(apply.norms) < apply.rule.norm_phases:
+            return [self._norms_of(apply)]
+        chunk.pending = None
+        return [apply]
+
+    def skip(self, chunk: Chunk) -> list[Effect]:
+        """Do without the update for which norms were computed; `applied` is to follow."""
+        apply, chunk.pending, chunk.gathering = chunk.pending, None, False
+        assert apply is not None, "norms are for an update"
+        return [Skip(apply.key, apply.start, apply.version, apply.slot)]
+
+    def _apply(self, chunk: Chunk, update: Update) -> Apply:
         ranks = list(update.folded)
         behind = [chunk.version - update.contributions[rank].read_version for rank in ranks]
         clock = max(contribution.clock for contribution in update.contributions.values())
@@ -191,7 +241,47 @@ class Rounds:
             rule = self._rules.for_update(clock)
             divisor = self._rules.divisor(len(ranks), len(chunk.group) or self.roster.world)
         apply = Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
-        return chunk.completed(update, apply)
+        if chunk.reads is not None:
+            read = update.contributions[ranks[0]].read
+            apply.read = chunk.version if read is None else read
+            update.keeps = True
+        return apply
+
+    # --- what workers had read ---
+
+    def _read(self, chunk: Chunk, rank: Rank, named: Version) -> Version | None:
+        """Return the version that a rank had read, if the rule looks at it; from now on such versions are kept."""
+        if chunk.reads is None:
+            if not (self._rules.current.reads_weight and chunk.policy.per_push and chunk.is_dense):
+                return None
+            # An update that is under way keeps nothing.
+            chunk.reads = Reads(chunk.version + chunk.applying)
+        return chunk.reads.read(rank, named)
+
+    def _replaced(self, chunk: Chunk, update: Update, *, made: bool) -> None:
+        """Take note of what became of the value before an update: it is kept, or has another number now."""
+        assert chunk.reads is not None, "nobody asks otherwise"
+        before = update.version - 1
+        if made and update.keeps:
+            chunk.reads.kept.append(before)
+        elif not made:
+            chunk.reads.replaced(before, update.version)
+            for contribution in self._open_contributions(chunk):
+                if contribution.read == before:
+                    contribution.read = update.version
+
+    def _open_contributions(self, chunk: Chunk) -> list[Contribution]:
+        return [part for update in chunk.updates.values() for part in update.contributions.values()]
+
+    def _retire(self, chunk: Chunk) -> list[Effect]:
+        """Drop the versions that no rank can refer to any longer."""
+        if chunk.reads is None:
+            return []
+        roster = self.roster
+        ranks = [rank for rank in roster.members_of(chunk.group) if rank not in roster.lost]
+        pending = [part.read for part in self._open_contributions(chunk) if part.read is not None]
+        versions = chunk.reads.retire(ranks, pending)
+        return [Retire(chunk.key, chunk.start, versions)] if versions else []
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
         lost = [rank for rank in chunk.missing(update, self.roster) if rank in self.roster.lost]
@@ -249,14 +339,18 @@ class Rounds:
     def _answer(self, waiter: Waiter) -> Effect:
         self._unpark(waiter)
         if waiter.want_value:
-            return self._value(waiter.peer, waiter.request, waiter.chunks, waiter.priority, waiter.rows)
+            return self._value(waiter.peer, waiter.request, waiter.rank, waiter.chunks, waiter.priority, waiter.rows)
         return Send(waiter.peer, waiter.request, m.Done(min(chunk.version for chunk in waiter.chunks)))
 
-    def _value(self, peer: Peer, request: int, chunks: list[Chunk], priority: int, rows: bytes) -> Effect:
+    def _value(self, peer: Peer, request: int, rank: Rank, chunks: list[Chunk], priority: int, rows: bytes) -> Effect:
         payload: Payload = chunks[0].stored(rows)
         if len(chunks) > 1:
             payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])
-        return Send(peer, request, m.Value(min(chunk.version for chunk in chunks)), payload, priority)
+        named = min(chunk.version for chunk in chunks)
+        for chunk in chunks:
+            if chunk.reads is not None:
+                chunk.reads.answered(rank, named, chunk.version)
+        return Send(peer, request, m.Value(named), payload, priority)
 
     def _late(self, waiter: Waiter) -> RoundTimeoutError:
         awaited = [(chunk, chunk.awaited_update(waiter)) for chunk in waiter.chunks]
@@ -264,9 +358,11 @@ class Rounds:
         chunk, update = next((pair for pair in awaited if pair[1] is not None), awaited[0])
         version = update.version if update else chunk.version + 1
         missing = chunk.missing(update, self.roster) if update else [waiter.rank]
-        reason = (
-            f"no contribution from rank {self.roster.labels(missing)}" if missing else "its update is not applied yet"
-        )
+        reason = "its update is not applied yet"
+        if missing:
+            reason = f"no contribution from rank {self.roster.labels(missing)}"
+        elif chunk.gathering:
+            reason = f"no norms from {self._norms.missing(chunk)}"
         return RoundTimeoutError(
             f"{chunk.label}, round {version}: {reason} within {waiter.waits:.3g} s; what was pushed stays counted",
             ranks=missing,
@@ -283,6 +379,7 @@ class Rounds:
             slots = [update.accumulator, *(part.slot for part in update.contributions.values())]
             effects += [Free(slot) for slot in slots if slot is not None]
         chunk.updates.clear()
+        chunk.pending, chunk.gathering = None, False
         return effects
 
     # --- for tests ---
@@ -296,6 +393,8 @@ class Rounds:
         for chunk in chunks:
             assert all(version > chunk.version for version in chunk.updates)
             assert not chunk.applying or chunk.version + 1 in chunk.updates
+            assert chunk.pending is None or chunk.applying
+            assert not chunk.gathering or (chunk.pending is not None and not chunk.is_whole)
             for update in chunk.updates.values():
                 assert set(update.folded) <= set(update.contributions)
                 assert update.folded == sorted(update.folded)

@@ -122,6 +122,8 @@ def check_options(key: Key, known: RowOptions | None, given: RowOptions | None) 
 class RowChunk(Chunk):
     """Rows [start, stop) of a row-sparse key. `spec` is that of the whole key."""
 
+    is_dense = False
+
     def nbytes_of(self, message: m.Push | m.PushBundle | m.PushRows) -> int:
         """Return how long the payload of a push is."""
         assert isinstance(message, m.PushRows), "the storage was checked"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aiokv.core.effects import Sums
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
     from aiokv.wire.messages import Message
@@ -76,6 +77,18 @@ class Applied:
     key: Key
     start: int
     version: Version
+    error: AiokvError | None = None
+
+
+@dataclass(slots=True)
+class Normed:
+    """The sums of squares that a `Norms` effect asked for, for each key in the chunk; none with an `error`."""
+
+    key: Key
+    start: int
+    version: Version
+    phase: int
+    sums: Sums
     error: AiokvError | None = None
 
 
@@ -216,6 +229,7 @@ Stimulus = (
     | PeerLost
     | Tick
     | Applied
+    | Normed
     | Join
     | Transfer
     | EnterBarrier

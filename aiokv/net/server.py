@@ -141,11 +141,6 @@ class Server(Node):
 
     def _perform_own(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Apply() | ef.ApplyRows():
-                self.counters["updates"] += 1
-                applied = perform(self._store, effect)
-                assert applied is not None, "an update ends in a stimulus"
-                self.feed(applied)
             case ef.Configure(optimizer):
                 perform(self._store, effect)
                 self._warm_up(optimizer)
@@ -156,7 +151,10 @@ class Server(Node):
             case ef.Fail(_, error):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:
-                perform(self._store, effect)
+                self.counters["updates"] += isinstance(effect, ef.Apply | ef.ApplyRows)
+                stimulus = perform(self._store, effect)
+                if stimulus is not None:
+                    self.feed(stimulus)
 
 
 def _compiled(optimizer: Optimizer, dtypes: list[str]) -> Backend:

@@ -92,6 +92,11 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return len(self.norm_counts)
 
     @property
+    def by_key(self) -> bool:
+        """Whether keys are updated one by one also where they lie together: what is done depends on the key."""
+        return bool(self.norm_counts or self.by_row or self.draws_noise)
+
+    @property
     def keeps(self) -> tuple[str, ...]:
         """The names of the arrays that are kept between updates, which may depend on the parameters."""
         return self.arrays
@@ -226,6 +231,11 @@ class LearningRule(FloatRule, frozen=True, kw_only=True):
         check_multipliers(owner, self, "wd_mult")
         if self.schedule is not None and not isinstance(self.schedule, Schedule):
             msgspec.structs.force_setattr(self, "schedule", make_schedule(self.schedule))
+
+    @property
+    def by_key(self) -> bool:
+        """See `Optimizer.by_key`: multipliers are for single keys."""
+        return bool(self.lr_mult or self.wd_mult) or super().by_key
 
     @functools.cached_property
     def _multipliers(self) -> tuple[dict[Key, float], dict[Key, float]]:

@@ -40,6 +40,11 @@ class OwnRule(LearningRule, frozen=True, kw_only=True):
 
     decays_gradient = True
 
+    @property
+    def by_key(self) -> bool:
+        """See `Optimizer.by_key`: numbers of its own may be others for each key."""
+        return super().by_key or type(self).step_for is not LearningRule.step_for
+
     def compute(self, weight: Any, gradient: Any, state: dict[str, Any], step: Step) -> Any:
         """Return the new weight, and bring the state up to date in place.
 

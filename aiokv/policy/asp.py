@@ -16,6 +16,7 @@ class ASP(Policy):
     """Each push makes the next version at once."""
 
     name: ClassVar[str] = "asp"
+    per_push: ClassVar[bool] = True
 
     def version_of(self, *, sequence: int, newest: Version) -> Version:
         """Return the next version, whoever pushes."""

@@ -22,6 +22,9 @@ class Policy(abc.ABC):
     keeps_sum: ClassVar[bool] = False
     """The sum of the contributions becomes the value, whatever update rule is set."""
 
+    per_push: ClassVar[bool] = False
+    """Each push is an update of its own, in an order that may differ from chunk to chunk."""
+
     @abc.abstractmethod
     def version_of(self, *, sequence: int, newest: Version) -> Version:
         """Return the version that a rank's push number `sequence` helps to make.

@@ -6,7 +6,7 @@ another buffer, and the old one is used again when its last reader is done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 from aiokv.errors import AiokvError, SumOverflowError
 from aiokv.kernels.robust import combine
 from aiokv.optim import PRECISIONS, Assign
+from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.pool import Pool
 from aiokv.store.table import Table
-from aiokv.types import ROW_ID_BYTES
+from aiokv.types import ROW_ID_BYTES, Piece
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiokv.initializers import Initializer
     from aiokv.kernels import Backend
-    from aiokv.optim import Optimizer
+    from aiokv.optim import Norms, Optimizer
     from aiokv.types import Key, Slot, TensorSpec, Version
 
 Array = NDArray[Any]
@@ -45,22 +48,28 @@ class Value:
 class Landed:
     """What lies in a slot: the bytes as they came, or a sum, in a higher precision than they have (`wide`).
 
-    `error` says why the sum could not be made.
+    `error` says why the sum could not be made; `divided` is True when it has been divided.
     """
 
     buffer: NDArray[np.uint8]
     wide: Array | None = None
     error: AiokvError | None = None
+    divided: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """A chunk: its current value, what the optimizer keeps for it, and the number of updates with that."""
+    """A chunk: its current value, what the optimizer keeps for it, and the number of updates with that.
+
+    `pieces` are the keys that lie in it, `earlier` the values before that somebody may refer to.
+    """
 
     dtype: np.dtype[Any]
     value: Value
+    pieces: list[Piece]
     state: dict[str, Array] | None = None
     steps: int = 0
+    earlier: dict[Version, Value] = field(default_factory=dict)
 
 
 class ParameterStore:
@@ -94,10 +103,22 @@ class ParameterStore:
         """Give a slot's memory back."""
         self._pool.give(self._slots.pop(slot).buffer)
 
-    def install(self, key: Key, start: int, dtype: str, size: int, slot: Slot | None) -> None:
-        """Make the slot's content version 0 of a new chunk of `size` elements."""
+    def install(
+        self, key: Key, start: int, dtype: str, size: int, slot: Slot | None, pieces: Sequence[Piece] = ()
+    ) -> None:
+        """Make the slot's content version 0 of a new chunk of `size` elements.
+
+        Args:
+            key: the chunk's key.
+            start: its first element.
+            dtype: of the elements.
+            size: their number.
+            slot: where they have landed; None if there are none.
+            pieces: the keys in the chunk, when there are several, or rows have more than one element.
+        """
         kind = np.dtype(dtype)
-        self._chunks[key, start] = Stored(kind, Value(self._take(slot, size * kind.itemsize).buffer, 0))
+        value = Value(self._take(slot, size * kind.itemsize).buffer, 0)
+        self._chunks[key, start] = Stored(kind, value, list(pieces) or [Piece(key, start, size)])
 
     def install_rows(
         self,
@@ -172,15 +193,19 @@ class ParameterStore:
         """Make chunks of the keys that lie in one, given with their numbers of elements; it is no more."""
         whole = self._chunks.pop((key, start))
         sizes = [size * whole.dtype.itemsize for _, size in parts]
-        values = self._cut(whole.value.buffer, sizes)
-        offset = 0
-        for i, (name, size) in enumerate(parts):
-            part = self._chunks[name, 0] = Stored(whole.dtype, Value(values[i], whole.value.version))
-            part.steps = whole.steps
-            if whole.state is not None:
-                part.state = {kept: array[offset : offset + size].copy() for kept, array in whole.state.items()}
-            offset += size
-        self._retire(whole.value)
+        rows = {piece.key: piece.row_size for piece in whole.pieces}
+        pieces = [Piece(name, 0, size, rows.get(name, 1)) for name, size in parts]
+        versions = [*whole.earlier.values(), whole.value]
+        states = None if whole.state is None else cut_state(whole.state, pieces)
+        values = {value.version: self._cut(value.buffer, sizes) for value in versions}
+        for i, piece in enumerate(pieces):
+            earlier = {version: Value(cuts[i], version) for version, cuts in values.items()}
+            value = earlier.pop(whole.value.version)
+            part = self._chunks[piece.key, 0] = Stored(whole.dtype, value, [piece], None, whole.steps, earlier)
+            if states is not None:
+                part.state = {name: array.copy() for name, array in states[i].items()}
+        for value in versions:
+            self._retire(value)
 
     def _cut(self, whole: NDArray[np.uint8], sizes: list[int]) -> list[NDArray[np.uint8]]:
         """Copy neighbouring parts of a buffer into buffers of their own."""
@@ -197,7 +222,9 @@ class ParameterStore:
         """Drop a chunk."""
         if self._tables.pop((key, start), None) is not None:
             return
-        self._retire(self._chunks.pop((key, start)).value)
+        stored = self._chunks.pop((key, start))
+        for value in [*stored.earlier.values(), stored.value]:
+            self._retire(value)
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the values, each once."""
@@ -220,8 +247,42 @@ class ParameterStore:
         for table in self._tables.values():
             table.forget_state()
 
+    def norms(
+        self,
+        key: Key,
+        start: int,
+        slot: Slot | None,
+        rule: Optimizer,
+        phase: int,
+        clock: int,
+        divisor: int,
+        gathered: Sequence[Norms],
+    ) -> list[tuple[float, ...]]:
+        """Return the sums of squares that a phase before an update needs, for each key in the chunk.
+
+        Args:
+            phase: 0, then 1, and so on.
+            gathered: for each phase before, the sums of all of each key.
+            key, start, slot, rule, clock, divisor: as in `apply`. The slot stays.
+        """
+        stored = self._chunks[key, start]
+        landed = self._take(None, 0) if slot is None else self._slots[slot]
+        weight = stored.value.buffer.view(stored.dtype)
+        steps = steps_for(rule, stored.pieces, stored.steps + 1, clock)
+        total, state = self._prepare(stored, landed, rule, divisor)
+        return sums_of_squares(self._backend, rule, phase, stored.pieces, steps, weight, total, state, gathered)
+
     def apply(
-        self, key: Key, start: int, version: Version, slot: Slot | None, rule: Optimizer, clock: int, divisor: int
+        self,
+        key: Key,
+        start: int,
+        version: Version,
+        slot: Slot | None,
+        rule: Optimizer,
+        clock: int,
+        divisor: int,
+        norms: Sequence[Norms] = (),
+        read: Version | None = None,
     ) -> None:
         """Make `version` of a chunk out of its current value and the sum in `slot`; free the slot.
 
@@ -233,6 +294,8 @@ class ParameterStore:
             rule: makes the new value.
             clock: what the rule's schedule looks at.
             divisor: the sum is divided by it first.
+            norms: for each phase of the rule, the sums of squares of all of each key.
+            read: the version that the contributor had read; then the value that is replaced stays until it is retired.
 
         Raises:
             SumOverflowError: the sum does not fit. Then, and if a rule of a user's own raises, the chunk stays as it
@@ -245,29 +308,61 @@ class ParameterStore:
             self._pool.give(landed.buffer)
             raise type(landed.error)(f"key {key!r}: {landed.error}", key=key, round=version)
         if divisor > 1 or landed.wide is not None or not isinstance(rule, Assign):
-            self._update(key, start, stored, landed, rule, clock, divisor)
+            self._update(stored, landed, rule, clock, divisor, norms, read)
         # The sum became the new value in its place, or is it.
         stored.steps += 1
-        self._retire(stored.value)
+        if read is None:
+            self._retire(stored.value)
+        else:
+            stored.earlier[stored.value.version] = stored.value
         stored.value = Value(landed.buffer, version)
 
     def _update(
-        self, key: Key, start: int, stored: Stored, landed: Landed, rule: Optimizer, clock: int, divisor: int
+        self,
+        stored: Stored,
+        landed: Landed,
+        rule: Optimizer,
+        clock: int,
+        divisor: int,
+        norms: Sequence[Norms],
+        read: Version | None,
     ) -> None:
         """Write the new value where the sum has landed."""
         weight = stored.value.buffer.view(stored.dtype)
+        steps = steps_for(rule, stored.pieces, stored.steps + 1, clock)
+        total, state = self._prepare(stored, landed, rule, divisor)
+        out = None if landed.wide is None else landed.buffer.view(stored.dtype)
+        seen = None
+        if read is not None and read != stored.value.version:
+            seen = stored.earlier[read].buffer.view(stored.dtype)
+        update(self._backend, rule, stored.pieces, steps, weight, total, state, out=out, norms=norms, read=seen)
+
+    def _prepare(self, stored: Stored, landed: Landed, rule: Optimizer, divisor: int) -> tuple[Array, dict[str, Array]]:
+        """Return the sum as a rule takes it, divided once, and what the rule keeps."""
+        weight = stored.value.buffer.view(stored.dtype)
         if stored.state is None:
-            stored.state = self._backend.new_state(rule, weight)
+            stored.state = new_state(self._backend, rule, weight, stored.pieces)
         total = landed.buffer.view(stored.dtype)
         if divisor > 1 or landed.wide is not None:
             total = _widened(landed, stored.dtype)
-        if divisor > 1:
+        if divisor > 1 and not landed.divided:
             # A gradient that overflows shows it in its values.
             with np.errstate(all="ignore"):
                 np.divide(total, divisor, out=total)
-        step = rule.step_for(key, count=stored.steps + 1, num_update=clock)
-        out = None if landed.wide is None else landed.buffer.view(stored.dtype)
-        self._backend.update(rule, weight, total, stored.state, step, out=out, offset=max(start, 0))
+            landed.divided = True
+        return total, stored.state
+
+    def skip(self, key: Key, start: int, version: Version, slot: Slot | None) -> None:
+        """Let the current value be `version` too, and free the sum that was to make another one."""
+        if slot is not None:
+            self.free(slot)
+        self.keep(key, start, version)
+
+    def retire(self, key: Key, start: int, versions: Sequence[Version]) -> None:
+        """Forget values before the current one."""
+        stored = self._chunks[key, start]
+        for version in versions:
+            self._retire(stored.earlier.pop(version))
 
     def apply_rows(
         self, key: Key, start: int, version: Version, slots: list[Slot], rule: Optimizer, clock: int, divisor: int

@@ -378,6 +378,39 @@ class Error(Message):
     details: dict[str, Any]
 
 
+# --- between servers ---
+
+
+class AttachServer(Message):
+    """A server says who it is. Answered `Done` once the other one has a view in which it is that."""
+
+    index: int
+    name: str
+    incarnation: int
+    epoch: int
+    timeout: float
+
+
+class Sums(Message):
+    """Sums of squares of the chunk of a key that begins at `start`, to the key's home: the server of its element 0.
+
+    They are those of `phase` before the update that makes `version`; none: they could not be computed. Answered
+    `Totals` when the sums of all chunks are there.
+    """
+
+    key: str | int
+    start: int
+    version: int
+    phase: int
+    sums: tuple[float, ...]
+
+
+class Totals(Message):
+    """The sums of all chunks of a key, added in the order of the chunks."""
+
+    totals: tuple[float, ...]
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -411,6 +444,9 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     49: Value,
     50: Error,
     51: Bundled,
+    64: AttachServer,
+    65: Sums,
+    66: Totals,
 }
 """Frame type number -> the class of its control message."""
 

@@ -88,7 +88,9 @@ class Server:
     Worker r is peer 10 + r. A slot holds the number that was pushed; it is used once, or the rig fails.
     """
 
-    def __init__(self, workers: int = 3, policy: str = "bsp", *, attach: bool = True) -> None:
+    def __init__(
+        self, workers: int = 3, policy: str = "bsp", *, attach: bool = True, servers: int = 1, chunk_bytes: int = 2**19
+    ) -> None:
         joiner = Joiner(
             role=Role.SERVER, name="server-0", incarnation=1, scheduler=ADDRESS, advertised=("127.0.0.1", 9000)
         )
@@ -98,11 +100,16 @@ class Server:
         self.epoch = 0
         self.names = [f"worker-{rank}" for rank in range(workers)]
         self.states: dict[Rank, tuple[str, str]] = {}
+        self.servers: dict[int, tuple[str, str]] = dict.fromkeys(range(servers), ("alive", ""))
+        self.chunk_bytes = chunk_bytes
+        """Also what a tensor has to have at least to be cut over all servers."""
         self.effects: list[ef.Effect] = []
         self.asked: dict[tuple[Peer, int], Asked] = {}
         self.slots: dict[Slot, Any] = {}
         """A number, or rows with a number each."""
         self.values: dict[tuple[Key, int], dict[Version, Any]] = {}
+        self.kept: dict[tuple[Key, int], list[Version]] = {}
+        """Versions before the current one that the store has to keep."""
         self.hold = False
         """With `hold`, updates take until `finish` is called."""
         self.applying: list[ef.Apply] = []
@@ -136,8 +143,12 @@ class Server:
     def publish(self, epoch: int | None = None) -> list[ef.Effect]:
         """Let the scheduler send the next view."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
-        server = m.ServerEntry(0, "server-0", 1, "127.0.0.1", 9000)
-        view = m.View(self.epoch, views_entries(self.names, self.states), (server,), 2.0, 2**19, 2**16, 10.0)
+        servers = tuple(
+            m.ServerEntry(index, f"server-{index}", 1, "127.0.0.1", 9000 + index, *state)
+            for index, state in self.servers.items()
+        )
+        workers = views_entries(self.names, self.states)
+        view = m.View(self.epoch, workers, servers, 2.0, self.chunk_bytes, self.chunk_bytes, 10.0)
         return self.handle(st.Received(SCHEDULER, 0, view))
 
     def lose(self, rank: Rank, reason: str = "connection closed") -> list[ef.Effect]:
@@ -260,6 +271,10 @@ class Server:
         total = np.float32(0) if apply.slot is None else self.slots.pop(apply.slot)
         assert apply.version == max(versions) + 1
         versions[apply.version] = versions[apply.version - 1] + total
+        kept = self.kept.setdefault((apply.key, apply.start), [])
+        if apply.read is not None:
+            assert apply.read in (*kept, apply.version - 1), "the store has it no longer"
+            kept.append(apply.version - 1)
         return self.handle(st.Applied(apply.key, apply.start, apply.version))
 
     def _finish_rows(self, update: ef.Apply) -> list[ef.Effect]:
@@ -284,7 +299,7 @@ class Server:
 
     def _perform(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Send(peer, request) | ef.Refuse(peer, request) if peer != SCHEDULER:
+            case ef.Send(peer, request) | ef.Refuse(peer, request) if peer > SCHEDULER:
                 asked = self.asked[peer, request]
                 asked.take(effect)
                 if isinstance(asked.payload, ef.StoredChunk):
@@ -293,8 +308,9 @@ class Server:
                     asked.payload = self._read_rows(asked.payload)
                 elif isinstance(asked.payload, ef.StoredChunks):
                     asked.payload = [self._read(chunk) for chunk in asked.payload.chunks]
-            case ef.Install(key, start, _, _, slot):
+            case ef.Install(key, start, _, size, slot, pieces):
                 assert (key, start) not in self.values
+                assert sum(piece.size for piece in pieces) == size
                 self.values[key, start] = {0: np.float32(0) if slot is None else self.slots.pop(slot)}
             case ef.Fold(target, source):
                 assert target not in self._applied_slots(), "the sum is being applied"
@@ -312,6 +328,22 @@ class Server:
             case ef.Divide(key, start, chunks):
                 versions = self.values.pop((key, start))
                 self.values |= {(name, 0): dict(versions) for name, _ in chunks}
+                kept = self.kept.pop((key, start), [])
+                self.kept |= {(name, 0): list(kept) for name, _ in chunks}
+            case _:
+                self._perform_rare(effect)
+
+    def _perform_rare(self, effect: ef.Effect) -> None:
+        match effect:
+            case ef.Norms(slot=slot):
+                assert slot is None or slot in self.slots
+            case ef.Skip(key, start, version, slot):
+                if slot is not None:
+                    del self.slots[slot]
+                self.values[key, start][version] = self.values[key, start][version - 1]
+            case ef.Retire(key, start, retired):
+                for version in retired:
+                    self.kept[key, start].remove(version)
             case _:
                 self._perform_rows(effect)
 

@@ -11,6 +11,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.rounds import MAX_OPEN_UPDATES
 from aiokv.errors import ProtocolError, RoundTimeoutError
+from aiokv.types import Piece
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def test_tensor_without_elements_takes_part_in_rounds(server: Server, like: type
     assert [push.answer for push in pushes] == [None, None]
     pushes.append(server.push(0, shape=(0, 5), stop=0))
     assert [push.answer for push in pushes] == [m.Done(1)] * 3
-    assert server.seen(ef.Install) == [ef.Install("w", 0, "float32", 0, None)]
+    assert server.seen(ef.Install) == [ef.Install("w", 0, "float32", 0, None, [Piece("w", 0, 0, 5)])]
     assert server.seen(ef.Apply) == [like(ef.Apply, slot=None, ranks=[0, 1, 2])]
     assert server.pull(0, shape=(0, 5), stop=0).answer == m.Value(1)
 

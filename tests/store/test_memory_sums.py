@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from aiokv.core.effects import Apply, Combine
+from aiokv.core.stimuli import Applied
 from aiokv.errors import SumOverflowError, UpdateRefusedError
 from aiokv.kernels import get_backend
 from aiokv.optim import SGD, Assign, OwnRule
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform
-
-if TYPE_CHECKING:
-    from aiokv.core.stimuli import Applied
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def update(store: ParameterStore, contributions: list[Any], dtype: Any, rule: An
     for source in slots[1:]:
         store.fold(slots[0], source, name)
     applied = perform(store, Apply("w", 0, 1, slots[0], [], [], 1, rule or Assign(), divisor))
-    assert applied is not None
+    assert isinstance(applied, Applied)
     assert store.open_slots == 0
     return applied
 

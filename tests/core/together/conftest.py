@@ -26,7 +26,7 @@ from aiokv.core.row_parts import cut_rows
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError
 from aiokv.store.table import span_of
-from aiokv.types import Key, Peer, Role, TensorSpec
+from aiokv.types import Key, Peer, Piece, Role, TensorSpec
 from aiokv.wire import messages as m
 
 Array = npt.NDArray[np.float32]
@@ -55,12 +55,15 @@ class Node:
 
 
 class Store:
-    """A server's memory, with the rule w += sum."""
+    """A server's memory, with the rule w += sum; times the squares of the weight's norm where the rule has norms."""
 
     def __init__(self) -> None:
         self.slots: dict[int, Array] = {}
         self.chunks: dict[tuple[Key, int], dict[int, Array]] = {}
         self.tables: dict[tuple[Key, int], dict[int, Rows]] = {}
+        self.pieces: dict[tuple[Key, int], list[Piece]] = {}
+        self.totals: dict[tuple[Key, int], list[list[ef.Sums]]] = {}
+        """The norms of every update, by key and version, from each chunk."""
         self._numbers = itertools.count()
 
     def land(self, payload: bytes) -> int:
@@ -92,8 +95,26 @@ class Store:
     def apply(self, effect: ef.Apply) -> st.Applied:
         """Make the next version."""
         versions = self.chunks[effect.key, effect.start]
-        versions[effect.version] = versions[effect.version - 1] + self.take(effect.slot)
+        total = self.take(effect.slot)
+        if effect.norms:
+            pieces = self.pieces[effect.key, effect.start]
+            for i, piece in enumerate(pieces):
+                self.totals.setdefault((piece.key, effect.version), []).append([[phase[i]] for phase in effect.norms])
+            squares = [sum(phase[i][0] for phase in effect.norms) for i in range(len(pieces))]
+            total = total * np.repeat(np.array(squares, np.float32), [piece.size for piece in pieces])
+        versions[effect.version] = versions[effect.version - 1] + total
         return st.Applied(effect.key, effect.start, effect.version)
+
+    def norms(self, effect: ef.Norms) -> st.Normed:
+        """Return the sums of squares of each key in a chunk: of the weight, however many the rule wants."""
+        versions = self.chunks[effect.key, effect.start]
+        sums, offset = [], 0
+        for piece in self.pieces[effect.key, effect.start]:
+            weight = versions[effect.version - 1][offset : offset + piece.size]
+            squares = float(np.sum(np.float64(weight) ** 2))
+            sums.append((squares,) * effect.rule.norm_counts[effect.phase])
+            offset += piece.size
+        return st.Normed(effect.key, effect.start, effect.version, effect.phase, sums)
 
 
 class Cluster:
@@ -111,6 +132,8 @@ class Cluster:
         self.random = random.Random(seed)
         self.now = 0.0
         self.ready: dict[tuple[str, Peer], deque[tuple[Node, st.Stimulus | None, bytes | None]]] = {}
+        self.later: list[tuple[float, Node, Peer, str]] = []
+        """Connections to be opened: when, from where, under which number, and to whom."""
         self.stores: dict[str, Store] = {}
         self.calls: dict[tuple[str, int], list[Array]] = {}
         self.waiting: dict[str, int] = {}
@@ -175,6 +198,9 @@ class Cluster:
 
     def step(self) -> None:
         """Let one thing happen: a delivery, or time to pass to the next deadline."""
+        for connection in [each for each in self.later if each[0] <= self.now]:
+            self.later.remove(connection)
+            self.connect(*connection[1:])
         queues = [queue for queue in self.ready.values() if queue]
         if queues:
             node, stimulus, payload = self.random.choice(queues).popleft()
@@ -183,7 +209,7 @@ class Cluster:
             return
         deadlines = {node.name: node.machine.deadline() for node in self.nodes.values() if node.alive}
         due = {name: time for name, time in deadlines.items() if time is not None}
-        self.now = max(self.now, min(due.values()))
+        self.now = max(self.now, min([*due.values(), *(each[0] for each in self.later)]))
         for name, time in due.items():
             if time <= self.now and self.nodes[name].alive:
                 self.feed(self.nodes[name], st.Tick())
@@ -235,8 +261,9 @@ class Cluster:
     def perform(self, node: Node, effect: ef.Effect) -> None:
         """Perform one effect."""
         match effect:
-            case ef.Connect(peer, _, port):
-                self.connect(node, peer, "scheduler" if port == 9091 else f"server-{port - 9000}")
+            case ef.Connect(peer, _, port, delay):
+                name = "scheduler" if port == 9091 else f"server-{port - 9000}"
+                self.later.append((self.now + delay, node, peer, name))
             case ef.Send(peer, request, message, payload):
                 self.send(node, peer, st.Received(-9, request, message), self.bytes_of(node, payload))
             case ef.Refuse(peer, request, error):
@@ -259,8 +286,9 @@ class Cluster:
     def perform_store(self, node: Node, store: Store, effect: ef.Effect) -> None:
         """Perform an effect on a server's memory."""
         match effect:
-            case ef.Install(key, start, _, _, slot):
+            case ef.Install(key, start, _, _, slot, lying):
                 store.chunks[key, start] = {0: store.take(slot)}
+                store.pieces[key, start] = lying
             case ef.Fold(target, source):
                 store.slots[target] += store.slots.pop(source)
             case ef.Free(slot):
@@ -287,6 +315,20 @@ class Cluster:
             case ef.Divide(key, start, parts):
                 self.divide(store, key, start, parts)
             case _:
+                self.perform_rule(node, store, effect)
+
+    def perform_rule(self, node: Node, store: Store, effect: ef.Effect) -> None:
+        """Perform an effect that only some update rules need."""
+        match effect:
+            case ef.Skip(key, start, version, slot):
+                store.take(slot)
+                store.chunks[key, start][version] = store.chunks[key, start][version - 1]
+            case ef.Norms():
+                normed = store.norms(effect)
+                self.ready.setdefault((node.name, -100 - effect.start), deque()).append((node, normed, None))
+            case ef.Configure():
+                pass
+            case _:
                 raise AssertionError(effect)
 
     def divide(self, store: Store, key: Key, start: int, parts: list[tuple[Key, int]]) -> None:
@@ -297,6 +339,7 @@ class Cluster:
         for name, size in parts:
             assert (name, 0) not in store.chunks
             store.chunks[name, 0] = {newest: versions[newest][offset : offset + size].copy()}
+            store.pieces[name, 0] = [Piece(name, 0, size)]
             offset += size
         assert offset == versions[newest].size
 
@@ -325,8 +368,12 @@ class Cluster:
                 return None
 
     def connect(self, node: Node, peer: Peer, name: str) -> None:
-        """Open a connection."""
+        """Open a connection, unless the other side is dead."""
         other = self.nodes[name]
+        if not other.alive:
+            failed = st.ConnectFailed(peer, "connection refused")
+            self.ready.setdefault((node.name, peer), deque()).append((node, failed, None))
+            return
         there = next(other.numbers)
         node.links[peer], other.links[there] = (other, there), (node, peer)
         self.ready.setdefault((node.name, peer), deque()).append((node, st.Connected(peer), None))
@@ -418,6 +465,10 @@ class User:
         tensors: list[tuple[Key, TensorSpec]] = [("table", spec)]
         what, sent = st.Operation(operation), [st.Rows(counts, wanted)]
         return self._feed(lambda call: st.Transfer(call, what, tensors, timeout, rows=sent), [array])
+
+    def optimizer(self, name: str) -> int:
+        """Begin to set the update rule."""
+        return self._feed(lambda call: st.ConfigureOptimizer(call, name, {}, 10.0))
 
     def barrier(self) -> int:
         """Arrive at a barrier."""

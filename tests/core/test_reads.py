@@ -1,0 +1,151 @@
+"""Rules that look at the weight a worker had read: which versions are kept for them, and which are dropped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.reads import MAX_ANSWERS, Reads
+from aiokv.errors import UpdateRefusedError
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Server
+
+
+@pytest.fixture
+def delayed(make_server: type[Server]) -> Server:
+    """Two workers under asp, the rule dcasgd, and one key."""
+    server = make_server(workers=2, policy="asp")
+    server.init()
+    server.ask(0, m.SetOptimizer("dcasgd", {}, "sum", 5.0))
+    return server
+
+
+def pushpull(server: Server, rank: int, read: int) -> None:
+    answer = server.push(rank, read_version=read, want_value=True).answer
+    assert isinstance(answer, m.Value)
+
+
+def reads(server: Server) -> list[int | None]:
+    """Return what each update is told its contributor had read."""
+    return [apply.read for apply in server.seen(ef.Apply)]
+
+
+def test_update_is_told_what_its_contributor_had_read(delayed: Server) -> None:
+    for read in range(3):
+        pushpull(delayed, 0, read)
+    pushpull(delayed, 1, 0)
+    assert reads(delayed) == [0, 1, 2, 0]
+
+
+def test_versions_are_kept_while_a_rank_may_refer_to_them(delayed: Server) -> None:
+    for read in range(5):
+        pushpull(delayed, 0, read)
+    # Rank 0 has read 4 and was sent 5; rank 1 has what was there at first.
+    assert delayed.kept["w", 0] == [0, 4]
+    pushpull(delayed, 1, 0)
+    delayed.pull(1)
+    pushpull(delayed, 1, 6)
+    pushpull(delayed, 0, 5)
+    assert delayed.kept["w", 0] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("end", ["leave", "lose"])
+def test_nothing_is_kept_for_a_rank_that_is_gone(delayed: Server, end: str) -> None:
+    for read in range(3):
+        pushpull(delayed, 0, read)
+    assert delayed.kept["w", 0] == [0, 2]
+    getattr(delayed, end)(1)
+    assert delayed.kept["w", 0] == [2]
+
+
+def test_rank_that_only_pulls_does_not_fill_the_memory(delayed: Server) -> None:
+    for read in range(3 * MAX_ANSWERS):
+        pushpull(delayed, 0, read)
+        delayed.pull(1)
+    assert len(delayed.kept["w", 0]) < MAX_ANSWERS + 2
+
+
+def test_sync_keeps_nothing(make_server: type[Server]) -> None:
+    server = make_server(workers=2)
+    server.init()
+    server.ask(0, m.SetOptimizer("dcasgd", {}, "sum", 5.0))
+    for read in range(3):
+        for rank in range(2):
+            server.push(rank, read_version=read)
+    assert reads(server) == [None] * 3
+    assert server.kept["w", 0] == []
+
+
+def test_update_under_way_when_the_rule_is_set_keeps_nothing(make_server: type[Server]) -> None:
+    server = make_server(workers=2, policy="asp")
+    server.init()
+    server.hold = True
+    server.push(0)
+    server.push(0)
+    server.ask(0, m.SetOptimizer("dcasgd", {}, "sum", 5.0))
+    server.push(1)
+    server.push(0)
+    for _ in range(4):
+        server.finish()
+    # Version 0 is gone, so who has read it is taken to have read the next one.
+    assert reads(server) == [None, 1, 1, 1]
+
+
+def test_update_that_was_not_made_gives_its_number_to_the_value_before(delayed: Server) -> None:
+    pushpull(delayed, 0, 0)
+    delayed.hold = True
+    for rank in range(2):
+        delayed.push(rank, read_version=1 - rank)
+    (apply,) = delayed.applying
+    delayed.applying.clear()
+    assert apply.slot is not None
+    del delayed.slots[apply.slot]
+    delayed.values["w", 0][2] = delayed.values["w", 0][1]
+    delayed.handle(st.Applied("w", 0, 2, UpdateRefusedError("too large", key="w", round=2)))
+    delayed.finish()
+    pushpull_later: Any = delayed.push(0, read_version=1)
+    delayed.finish()
+    assert not pushpull_later.pending
+    assert reads(delayed) == [0, 1, 0, 2], "version 1 is called 2 now"
+
+
+def test_waiting_push_refers_to_the_value_under_its_new_number(delayed: Server) -> None:
+    pushpull(delayed, 0, 0)
+    delayed.hold = True
+    for _ in range(2):
+        delayed.push(0, read_version=1)
+    apply = delayed.applying.pop()
+    assert apply.slot is not None
+    del delayed.slots[apply.slot]
+    delayed.values["w", 0][2] = delayed.values["w", 0][1]
+    delayed.handle(st.Applied("w", 0, 2, UpdateRefusedError("too large", key="w", round=2)))
+    assert reads(delayed) == [0, 1, 2]
+
+
+def test_bundle_that_is_divided_keeps_what_it_has_kept(make_server: type[Server]) -> None:
+    server = make_server(workers=2, policy="asp")
+    server.ask(0, m.SetOptimizer("dcasgd", {}, "sum", 5.0))
+    server.bundle_size = 2
+    init = m.InitBundle(("a", "b"), ((1,), (1,)), "float32", "asp", 5.0, (), (b"a", b"b"))
+    assert server.ask(0, init, 0.0).answer == m.Bundled(0)
+    for number in (1, 2):
+        server.ask(0, m.PushBundle(0, number, number - 1, True, 5.0), 1.0)
+    # One of its keys alone, and the bundle's smallest version is what the others are told.
+    server.push(0, key="a", sequence=3, read_version=2)
+    server.ask(0, m.PullBundle(0, 2, 5.0))
+    server.push(0, key="a", sequence=4, read_version=2)
+    server.push(1, key="a", sequence=1, read_version=0)
+    assert reads(server) == [0, 1, 2, 3, 0], "version 3 of the key is what was sent as 2"
+
+
+def test_reading_never_goes_back() -> None:
+    record = Reads(0)
+    for version in (1, 2, 3):
+        record.answered(0, version, version)
+        record.answered(0, version, version)
+    assert [record.read(0, named) for named in (2, 1, 3)] == [2, 2, 3]
