@@ -403,3 +403,18 @@ def test_key_that_is_deleted_while_one_of_its_chunks_gives_up(make_server: type[
     server.publish()
     assert deleted.answer == m.Done()
     assert [type(pushed.answer) for pushed in pushes] == [ServerLostError, KeyDeletedError]
+
+
+def test_server_that_has_no_part_of_the_key_may_be_lost(make_server: type[Server]) -> None:
+    """Two elements lie on two of three servers."""
+    server = make_server(workers=1, servers=3, chunk_bytes=4)
+    server.ask(0, m.SetOptimizer("lars", {}, "sum", 5.0))
+    key = next(key for key in "abcdefgh" if home_of(key, 3) == 0)
+    server.init(key, shape=(2,))
+    pushed = server.push(0, key=key, shape=(2,))
+    norm(server, 1.0, 1.0)
+    server.servers[2] = ("lost", "gone")
+    server.publish()
+    attach(server)
+    assert sums(server, 2.0, 2.0, key=key, start=1).answer == m.Totals((3.0, 3.0))
+    assert pushed.answer == m.Done(1)

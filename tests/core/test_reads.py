@@ -149,3 +149,13 @@ def test_reading_never_goes_back() -> None:
         record.answered(0, version, version)
         record.answered(0, version, version)
     assert [record.read(0, named) for named in (2, 1, 3)] == [2, 2, 3]
+
+
+def test_value_that_was_not_replaced_has_another_number_for_all_who_have_it() -> None:
+    record = Reads(1)
+    record.answered(0, 1, 1)
+    record.answered(1, 2, 2)
+    record.replaced(1, 3)
+    assert [record.read(rank, 1) for rank in (0, 1, 2)] == [3, 3, 3]
+    record.replaced(2, 4)
+    assert record.read(1, 2) == 4
