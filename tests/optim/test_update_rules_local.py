@@ -56,3 +56,19 @@ def test_a_parameter_that_a_key_can_not_hold_is_refused_before_any_update() -> N
         kv.init("w", np.zeros(1, np.float32))
         with pytest.raises(OptimizerError, match=r"beta2 must be a number in .* rounded to float32"):
             kv.set_optimizer("adam", beta2=0.99999999)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb", "lans", "groupadagrad", "dcasgd", "sgld"])
+def test_rules_that_look_beyond_single_elements(name: str) -> None:
+    """Every key is updated as if it were alone, in whatever call it was initialised."""
+    values = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(4)}
+    got = []
+    for groups in ([values], [{"a": values["a"]}, {"b": values["b"]}]):
+        with aiokv.create("local") as kv:
+            for group in groups:
+                kv.init(group)
+            kv.set_optimizer(name, learning_rate=0.5)
+            kv.push(values)
+            got.append(np.concatenate([value.reshape(-1) for value in kv.pushpull(values)]))
+    np.testing.assert_array_equal(got[0], got[1])
+    assert not np.array_equal(got[0], np.concatenate([value.reshape(-1) for value in values.values()]))

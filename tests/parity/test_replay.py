@@ -41,15 +41,16 @@ def joiner(log: Log, role: Role, scheduler: aiokv.Scheduler) -> Joiner:
     )
 
 
-@pytest.mark.parametrize("policy", ["bsp", "asp"])
-async def test_a_live_run_replayed_into_fresh_machines_gives_the_same_effects(policy: str) -> None:
-    scheduler_log, server_log, worker_logs = Log(), Log(), [Log(), Log()]
+@pytest.mark.parametrize(("policy", "rule"), [("bsp", "sgd"), ("asp", "sgd"), ("bsp", "lamb")])
+async def test_a_live_run_replayed_into_fresh_machines_gives_the_same_effects(policy: str, rule: str) -> None:
+    """With lamb the servers talk to each other."""
+    scheduler_log, server_logs, worker_logs = Log(), [Log(), Log()], [Log(), Log()]
 
     async def work(scheduler: aiokv.Scheduler, rank: int) -> None:
         client = aiokv.connect(scheduler.address, name=f"w{rank}", policy=policy, log=worker_logs[rank])
         async with client as kv:
             await kv.init({"w": np.zeros((300, 700), np.float32), "b": np.zeros((), np.float64)})
-            await kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+            await kv.set_optimizer(rule, learning_rate=0.1)
             for step in range(5):
                 await kv.pushpull({"w": np.full((300, 700), step, np.float32), "b": np.float64(rank)})
                 with pytest.raises(AiokvError):
@@ -58,8 +59,9 @@ async def test_a_live_run_replayed_into_fresh_machines_gives_the_same_effects(po
             await kv.pull("w")
 
     async with (
-        aiokv.Scheduler(num_workers=2, bind_port=0, chunk_bytes=65536, log=scheduler_log) as scheduler,
-        aiokv.Server(scheduler=scheduler.address, log=server_log),
+        aiokv.Scheduler(num_workers=2, num_servers=2, bind_port=0, chunk_bytes=65536, log=scheduler_log) as scheduler,
+        aiokv.Server(scheduler=scheduler.address, log=server_logs[0]),
+        aiokv.Server(scheduler=scheduler.address, log=server_logs[1]),
     ):
         await asyncio.gather(work(scheduler, 0), work(scheduler, 1))
         await scheduler.wait_stopped()
@@ -75,7 +77,7 @@ async def test_a_live_run_replayed_into_fresh_machines_gives_the_same_effects(po
     )
     replays: list[tuple[Log, Any]] = [
         (scheduler_log, Membership(plan)),
-        (server_log, Coordinator(joiner(server_log, Role.SERVER, scheduler))),
+        *((log, Coordinator(joiner(log, Role.SERVER, scheduler))) for log in server_logs),
         *((log, Session(joiner(log, Role.WORKER, scheduler), policy=policy)) for log in worker_logs),
     ]
     for log, machine in replays:

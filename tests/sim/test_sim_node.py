@@ -9,7 +9,7 @@ import simpy
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
-from aiokv.optim import Assign
+from aiokv.optim import LAMB, Assign
 from sim.compute import Constant
 from sim.ledger import Ledger
 from sim.network import Network
@@ -77,6 +77,13 @@ def test_an_update_is_applied_when_the_arithmetic_before_it_is_done() -> None:
     _, record = run(script, ServerSection(fold=0.5, apply=2.0))
     assert script.seen[1:] == [(2.5, "Applied")]
     assert [(update.time, update.tokens) for update in record.updates] == [(2.5, [("worker-0", 1), ("worker-1", 1)])]
+
+
+@pytest.mark.parametrize(("fold", "then"), [(0.5, 0.5), (0.0, 0.0)])
+def test_norms_take_a_pass_over_the_memory(fold: float, then: float) -> None:
+    script = Script([], [fx.Norms(*CHUNK, 1, 1, 0, [], 1, LAMB(), 1)])
+    run(script, ServerSection(fold=fold))
+    assert script.seen[1:] == [(then, "Normed")]
 
 
 def test_a_log_line_is_written_down_with_its_time_and_node() -> None:
