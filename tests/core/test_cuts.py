@@ -23,6 +23,7 @@ SPEC = TensorSpec((4, 3), "float32")
         (SGD(), 0, 5, "asp"),
         (GroupAdaGrad(), 0, 12, "asp"),
         (GroupAdaGrad(), 3, 9, "bsp"),
+        (GroupAdaGrad(), 0, 5, "sum"),
     ],
 )
 def test_rules_that_can_do_with_a_part(rule: Optimizer, start: int, stop: int, policy: str) -> None:
