@@ -17,7 +17,7 @@ from aiokv.errors import AiokvError
 
 if TYPE_CHECKING:
     from aiokv.config import Config, load_config
-    from aiokv.kvstore import KVStore, create
+    from aiokv.kvstore import KVStore, create, register_store
     from aiokv.local import LocalStore
     from aiokv.net import blocking
     from aiokv.net.scheduler import Scheduler
@@ -43,6 +43,7 @@ __all__ = [
     "connect",
     "create",
     "load_config",
+    "register_store",
 ]
 
 # Loaded when they are used: a program that only wants `create("local")` should not pay for the network.
@@ -59,6 +60,7 @@ _HOMES = {
     "connect": "aiokv.net.worker",
     "create": "aiokv.kvstore",
     "load_config": "aiokv.config",
+    "register_store": "aiokv.kvstore",
 }
 
 

@@ -11,16 +11,18 @@ import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.errors import KeyUseError, SpecMismatchError
+from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
+from aiokv.optim import PRECISIONS
 from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:
     from aiokv.core.stimuli import Rows
+    from aiokv.kernels import Backend
 
 Array = NDArray[Any]
 
-Keys = Key | Mapping[Any, Any]
-"""One key, or a dict of keys and arrays. (`Mapping` is invariant in its keys, hence Any.)"""
+Keys = Key | list[Any] | tuple[Any, ...] | Mapping[Any, Any]
+"""One key, a list of keys, or a dict of keys and arrays. (`Mapping` is invariant in its keys, hence Any.)"""
 
 
 MAX_SPECS = 10_000
@@ -31,18 +33,21 @@ _SPECS: dict[tuple[tuple[int, ...], np.dtype[Any]], TensorSpec] = {}
 class Arguments:
     """The arrays of a call, in the order of its keys.
 
-    `sources` are sent. `targets` are received into; where one is not the caller's own array, `finish` copies it there.
+    `sources` are sent. Where the caller gave several arrays for a key, those are in `lists`, by the index of the key,
+    and the source is the first of them until `merge` has put their sum in its place. `targets` are received into; where
+    one is not the caller's own array, `finish` copies it there: an element of `outs` is an array or a list of them.
     """
 
     keys: list[Key]
     sources: list[Array]
     targets: list[Array]
-    outs: list[Array]
+    outs: list[Any]
     single: bool
     specs: list[TensorSpec] | None = None
     """Shape and dtype of each tensor, where the arrays do not say it."""
     rows: list[Rows] = field(default_factory=list)
     """Which rows the last arrays have: those of row-sparse keys; see `aiokv.sparse`."""
+    lists: dict[int, list[Array]] = field(default_factory=dict)
 
     @property
     def tensors(self) -> list[tuple[Key, TensorSpec]]:
@@ -52,11 +57,32 @@ class Arguments:
         arrays = self.sources or self.targets
         return [(key, spec_of(array)) for key, array in zip(self.keys, arrays, strict=True)]
 
+    @property
+    def listed_nbytes(self) -> int:
+        """How many bytes `merge` has to add."""
+        return sum(array.nbytes for arrays in self.lists.values() for array in arrays)
+
+    def merge(self, backend: Backend) -> None:
+        """Put the sum of each list in the place of its first array, which stays as it is.
+
+        Raises:
+            SumOverflowError: a sum of whole numbers is out of range.
+        """
+        for index, arrays in self.lists.items():
+            try:
+                self.sources[index] = _sum_of(arrays, backend)
+            except SumOverflowError as error:
+                key = self.keys[index]
+                raise SumOverflowError(f"key {key!r}: {error.message}", key=key) from None
+        self.lists = {}
+
     def finish(self) -> Any:
-        """Return what the caller gets: the array of a single key, else the list of arrays."""
+        """Return what the caller gets: the array or list of a single key, else the list of those."""
         for target, out in zip(self.targets, self.outs, strict=True):
             if target is not out:
-                out[...] = target
+                for array in out if isinstance(out, list) else [out]:
+                    if target is not array:
+                        array[...] = target
         return self.outs[0] if self.single else self.outs
 
 
@@ -96,72 +122,145 @@ def scatter(buffer: memoryview, arrays: Sequence[Array]) -> None:
         offset = end
 
 
-def sending(key: Keys, value: Any) -> Arguments:
+def sending(key: Keys, value: Any, *, lists: bool = True) -> Arguments:
     """Read the arguments of a call that sends.
 
+    Args:
+        key: one key, a list of keys, or a dict of keys and arrays.
+        value: the array of the one key, or the list of theirs; for each key an array, or a list of arrays.
+        lists: whether a key may have a list of arrays.
+
     Raises:
-        KeyUseError: a value is missing, or both a dict and a value are given.
+        KeyUseError: a value is missing, there are too many, both a dict and values are given, or a list of arrays where
+            none can be.
+        SpecMismatchError: the arrays of a list differ in shape or dtype.
     """
     keys, values = named(key, value)
-    for name, array in zip(keys, values, strict=True):
-        if array is None:
-            raise KeyUseError(f"key {name!r}: a value is missing", key=name)
-    return Arguments(keys, [_source(array) for array in values], [], [], not isinstance(key, Mapping))
+    arguments = Arguments(keys, [], [], [], isinstance(key, str | int))
+    if set(map(type, values)) == {np.ndarray}:
+        # Most calls are like this, and may have very many keys.
+        arguments.sources = [_source(array) for array in values]
+        return arguments
+    for index, array in enumerate(values):
+        if not _is_list(keys[index], array):
+            if array is None:
+                raise KeyUseError(f"key {keys[index]!r}: a value is missing", key=keys[index])
+            arguments.sources.append(_source(array))
+        elif not lists:
+            text = f"key {keys[index]!r}: expected one array, got a list of {len(array)}"
+            raise KeyUseError(text, key=keys[index], expected="an array", got="list")
+        else:
+            arrays = [_source(part) for part in array]
+            _check_alike(keys[index], arrays)
+            arguments.sources.append(arrays[0])
+            if len(arrays) > 1:
+                arguments.lists[index] = arrays
+    return arguments
 
 
 def receiving(key: Keys, out: Any, spec: Callable[[Key], TensorSpec | None]) -> Arguments:
     """Read the arguments of a call that receives.
 
     Args:
-        key: one key, or a dict of keys and arrays.
-        out: the array of the one key, or None for a new one.
+        key: one key, a list of keys, or a dict of keys and arrays.
+        out: the array of the one key, or the list of theirs; for each key an array, a list of arrays which all get the
+            value, or None for a new array.
         spec: what is known of a key, to make new arrays.
 
     Raises:
-        KeyUseError: an array is missing and the key's shape is not known.
-        SpecMismatchError: an array can't be written.
+        KeyUseError: an array is missing and the key's shape is not known, or there are too many.
+        SpecMismatchError: an array can't be written, or those of a list differ.
     """
     keys, given = named(key, out)
     outs = []
     for name, array in zip(keys, given, strict=True):
         outs.append(_new_out(name, spec(name)) if array is None else checked_out(name, array))
-    return Arguments(keys, [], _targets(outs), outs, not isinstance(key, Mapping))
+    return Arguments(keys, [], _targets(outs), outs, isinstance(key, str | int))
 
 
-def exchanging(key: Keys, value: Any, out: Any) -> Arguments:
+def exchanging(key: Keys, value: Any, out: Any, *, lists: bool = True) -> Arguments:
     """Read the arguments of a call that sends and receives; new arrays when `out` is None.
 
     Raises:
         KeyUseError: values or outs are missing, or the keys differ.
         SpecMismatchError: an out has another spec than the value, or can't be written.
     """
-    arguments = sending(key, value)
+    arguments = sending(key, value, lists=lists)
     keys, sources = arguments.keys, arguments.sources
     if out is None:
         arguments.outs = [np.empty(source.shape, source.dtype) for source in sources]
     else:
         arguments.outs = [checked_out(name, array) for name, array in zip(keys, _matching(keys, key, out), strict=True)]
-    for name, source, target in zip(keys, sources, arguments.outs, strict=True):
+    arguments.targets = _targets(arguments.outs)
+    for name, source, target in zip(keys, sources, arguments.targets, strict=True):
         expected, got = spec_of(source), spec_of(target)
         if expected != got:
             raise SpecMismatchError(
                 f"key {name!r}: pushed {expected}, but out has {got}", key=name, expected=str(expected), got=str(got)
             )
-    arguments.targets = _targets(arguments.outs)
     return arguments
 
 
 def named(key: Keys, value: Any) -> tuple[list[Key], list[Any]]:
-    """Return keys and values of a call, given as one of each or as a dict.
+    """Return keys and values of a call, given as one of each, as two lists or as a dict.
 
     Raises:
-        KeyUseError: both a dict and a value are given.
+        KeyUseError: both a dict and a value are given, a key stands twice, or the lists differ in length.
     """
-    if not isinstance(key, Mapping):
-        return [key], [value]
-    if value is not None:
-        raise KeyUseError("give either a dict of keys and arrays, or one key and its array, not both")
-    return list(key), list(key.values())
+    if isinstance(key, Mapping):
+        if value is not None:
+            raise KeyUseError("give either a dict of keys and arrays, or one key and its array, not both")
+        return list(key), list(key.values())
+    if isinstance(key, list | tuple):
+        return list(key), _one_each(list(key), value)
+    return [key], [value]
+
+
+def _one_each(keys: list[Key], values: Any) -> list[Any]:
+    """Return the values of a list of keys."""
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        text = f"key {twice!r} stands twice in the list; for several arrays of one key give a list of them"
+        raise KeyUseError(text, key=twice)
+    if values is None:
+        return [None] * len(keys)
+    if not isinstance(values, list | tuple) or len(values) != len(keys):
+        got = f"{len(values)}" if isinstance(values, list | tuple) else type(values).__name__
+        text = f"{len(keys)} keys need a list of {len(keys)} arrays, one for each, got {got}"
+        raise KeyUseError(text, expected=len(keys), got=got)
+    return list(values)
+
+
+def _is_list(key: Key, value: object) -> bool:
+    """Say whether this is a list of arrays. A list of numbers is an array, as everywhere in NumPy."""
+    if not isinstance(value, list | tuple):
+        return False
+    arrays = sum(hasattr(part, "__array__") and not isinstance(part, np.generic) for part in value)
+    if arrays not in {0, len(value)}:
+        got = ", ".join(type(part).__name__ for part in value)
+        raise KeyUseError(f"key {key!r}: a list is one of arrays or one of numbers, got {got}", key=key, got=got)
+    return arrays > 0
+
+
+def _check_alike(key: Key, arrays: Sequence[Array]) -> None:
+    expected = spec_of(arrays[0])
+    for number, array in enumerate(arrays):
+        got = spec_of(array)
+        if got != expected:
+            text = f"key {key!r}: the first array of its list is {expected}, number {number} is {got}"
+            raise SpecMismatchError(text, key=key, expected=str(expected), got=str(got))
+
+
+def _sum_of(arrays: Sequence[Array], backend: Backend) -> Array:
+    """Add arrays in their order, low precisions in float32, and round once, at the end."""
+    first = arrays[0]
+    total = first.astype(PRECISIONS.get(first.dtype.name, first.dtype))
+    flat = total.reshape(-1)
+    for array in arrays[1:]:
+        backend.accumulate(flat, array.reshape(-1))
+    # A sum that is too large for the dtype shows it in its values.
+    with np.errstate(over="ignore"):
+        return total.astype(first.dtype, copy=False)
 
 
 def _source(value: object) -> Array:
@@ -176,13 +275,17 @@ def _new_out(key: Key, spec: TensorSpec | None) -> Array:
     return np.empty(spec.shape, spec.dtype)
 
 
-def checked_out(key: Key, out: object) -> Array:
-    """Return an array that can be received into.
+def checked_out(key: Key, out: Any) -> Any:
+    """Return an array, or a list of them, that can be received into.
 
     Raises:
         SpecMismatchError: it can't.
     """
     if not isinstance(out, np.ndarray):
+        if isinstance(out, list | tuple) and out and all(isinstance(part, np.ndarray) for part in out):
+            arrays = [checked_out(key, part) for part in out]
+            _check_alike(key, arrays)
+            return out if isinstance(out, list) else arrays
         got = type(out).__name__
         raise SpecMismatchError(f"key {key!r}: out must be a NumPy array, got {got}", key=key, got=got)
     if not out.flags.writeable or not out.dtype.isnative:
@@ -191,13 +294,20 @@ def checked_out(key: Key, out: object) -> Array:
     return out
 
 
-def _targets(outs: list[Array]) -> list[Array]:
-    """Receive straight into contiguous arrays, into new ones otherwise."""
-    return [out if out.flags.c_contiguous else np.empty(out.shape, out.dtype) for out in outs]
+def _targets(outs: list[Any]) -> list[Array]:
+    """Receive straight into contiguous arrays, into new ones otherwise; of a list, into its first array."""
+    return [out if type(out) is np.ndarray and out.flags.c_contiguous else _target(out) for out in outs]
+
+
+def _target(out: Any) -> Array:
+    first: Array = out[0] if isinstance(out, list) else out
+    return first if first.flags.c_contiguous else np.empty(first.shape, first.dtype)
 
 
 def _matching(keys: list[Key], key: Keys, out: Any) -> list[Any]:
     """Return the outs in the order of the keys."""
+    if isinstance(key, list | tuple):
+        return _one_each(keys, out)
     if not isinstance(key, Mapping):
         return [out]
     if not isinstance(out, Mapping) or set(out) != set(keys):

@@ -160,6 +160,13 @@ ADVERTISE = click.option(
     "--advertise", "advertise_host", metavar="HOST", help="Address under which the others reach this node."
 )
 NAME = click.option("--name", metavar="NAME", help="Name of this node.")
+PLUGINS = click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="MODULE",
+    help="Module that the servers import for the rules and commands it registers; may be given several times.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON with the real address when ready.")
 
 TOKEN_NOTE = (
@@ -208,12 +215,13 @@ def scheduler(*, as_json: bool, **settings: Any) -> None:
     click.option(
         "--backend", metavar="NAME", help="What computes the updates: auto, reference, cpu or cuda.  [default: auto]"
     ),
+    PLUGINS,
     NAME,
     CLUSTER,
     CONFIG,
     JSON,
 )
-def server(*, as_json: bool, **settings: Any) -> None:
+def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     """Run one server of a cluster.
 
     It holds a part of the parameters, and ends when the scheduler says that the job is over.
@@ -222,7 +230,10 @@ def server(*, as_json: bool, **settings: Any) -> None:
     from aiokv.net.server import Server
     from aiokv.types import Role
 
-    config = load_config(role=Role.SERVER, **settings)
+    config = load_config(role=Role.SERVER, plugins=plugins or None, **settings)
+    if config.plugins and "" not in sys.path:
+        # Modules in the current folder are found, as `python -m` finds them.
+        sys.path.insert(0, "")
     waiting = f"scheduler at {format_address(config.scheduler_host, config.scheduler_port)}"
     _run_node(Server(config), config, waiting, as_json=as_json)
 
@@ -237,12 +248,15 @@ def server(*, as_json: bool, **settings: Any) -> None:
         "--port", type=PORT, default=0, metavar="PORT", help="Port of the scheduler; 0: any free one.  [default: 0]"
     ),
     click.option("--name-prefix", default="", metavar="TEXT", help="Put this in front of the names of all nodes."),
+    PLUGINS,
     click.option("--cluster", metavar="ID", help="Name of the cluster.  [default: a new one]"),
     CONFIG,
     click.option("--json", "as_json", is_flag=True, help="Print everything as lines of JSON, one event each."),
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(*, command: tuple[str, ...], timeout: float | None, as_json: bool, **settings: Any) -> None:
+def run(
+    *, command: tuple[str, ...], timeout: float | None, plugins: tuple[str, ...], as_json: bool, **settings: Any
+) -> None:
     """Run a training job on this machine.
 
     Starts a scheduler, the servers, and COMMAND once for each worker, with a fresh token. Every node finds its place in
@@ -271,7 +285,8 @@ def run(*, command: tuple[str, ...], timeout: float | None, as_json: bool, **set
 
     port, prefix, cluster = settings.pop("port"), settings.pop("name_prefix"), settings.pop("cluster")
     environ = _environment()
-    config = load_config(environ=environ, **settings)
+    config = load_config(environ=environ, plugins=plugins or None, **settings)
+    environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
     if settings["config"] is not None:
         environ["AIOKV_CONFIG"] = os.path.abspath(settings["config"])
     job = Job(

@@ -135,6 +135,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="one of auto, uvloop, asyncio"),
         says("The event loop. auto: uvloop where it is installed."),
     ] = "auto"
+    plugins: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")], ...],
+        Meta(description="a list of modules' names"),
+        says(
+            "Modules that a server imports, for the update rules and commands that they register. In the environment: "
+            "names with commas between them."
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         """Check what no value can say alone."""

@@ -2,6 +2,7 @@
 
     AiokvError
     ├── ConfigError                 settings that cannot work, or contradict each other
+    │   └── StoreNameError          a store's name is no text (also TypeError)
     ├── MissingExtraError           an optional package is not installed (also ImportError)
     ├── BindError                   the listening address is taken or not ours (also OSError)
     ├── ClosedError                 the client, server or scheduler is closed
@@ -26,7 +27,8 @@
     ├── OptimizerError              unknown rule, wrong parameter, or another rule is set
     ├── UpdateRefusedError          the update that a push belongs to was not made
     │   └── SumOverflowError        a sum of whole numbers does not fit the key's dtype
-    └── PolicyError                 unknown policy, wrong option, or another policy is set
+    ├── PolicyError                 unknown policy, wrong option, or another policy is set
+    └── CommandError                unknown command, wrong parameter, or it failed on a server
 
 A driver turns a peer's mistake into a frame with the code, the text and the details; the caller's side turns it back
 into the same class.
@@ -62,6 +64,12 @@ class ConfigError(AiokvError):
     """Settings that cannot work or contradict each other."""
 
     code = 2
+
+
+class StoreNameError(ConfigError, TypeError):
+    """The name of a store is no text."""
+
+    code = 6
 
 
 class MissingExtraError(AiokvError, ImportError):
@@ -219,6 +227,12 @@ class PolicyError(AiokvError):
     """Unknown policy, wrong option, or the key has another policy."""
 
     code = 51
+
+
+class CommandError(AiokvError):
+    """Unknown command, wrong parameter, or it failed on a server; `details`: expected, got, server, path."""
+
+    code = 55
 
 
 def _all_subclasses(cls: type[AiokvError]) -> list[type[AiokvError]]:

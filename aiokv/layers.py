@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -116,13 +116,16 @@ def file_layers(path: Any, origin: str) -> tuple[Layer, Layer]:
 
 
 def convert(name: str, value: Any, kind: Any, origin: str, *, strict: bool) -> Any:
-    """Return a value in the type of its setting; not `strict`: it may be a text.
+    """Return a value in the type of its setting; not `strict`: it may be a text, with commas in a list.
 
     Raises:
         ConfigError: it can't be.
     """
+    given = value
+    if not strict and isinstance(value, str) and get_origin(get_args(kind)[0]) is tuple:
+        given = [part.strip() for part in value.split(",")]
     try:
-        return msgspec.convert(value, kind, strict=strict)
+        return msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError:
         expected, got = allowed(kind), shown(name, value)
         raise ConfigError(

@@ -7,21 +7,26 @@ errors and results are the same, and a program tried with `local` runs on a clus
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from aiokv.arrays import Arguments, bytes_of, gather, scatter
+from aiokv.commands import ServerInfo, run
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
-from aiokv.errors import ClosedError
+from aiokv.errors import ClosedError, OptimizerError
 from aiokv.kernels import get_backend
-from aiokv.kvstore import KVStore
+from aiokv.kvstore import KVStore, Updater
 from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span
+from aiokv.telemetry import Counters, Profile
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
 
@@ -73,6 +78,10 @@ class LocalStore(KVStore):
             return result
         raise AssertionError("a local call has waited")
 
+    def set_updater(self, updater: Updater) -> None:
+        """Let a function make the updates. See `KVStore.set_updater`."""
+        self._worker.set_updater(updater)
+
     def close(self, *, timeout: float | None = None) -> None:
         """Forget all values. Can be called twice."""
         self._worker.closed = True
@@ -83,7 +92,12 @@ class _LocalWorker(Operations):
 
     def __init__(self, backend: str) -> None:
         self.closed = False
-        self._store = ParameterStore(get_backend(backend))
+        self._adder = get_backend(backend)
+        self._store = ParameterStore(self._adder)
+        self._updater: Updater | None = None
+        self._has_rule = False
+        self._counters = Counters()
+        self._profile = Profile()
         self._session = Session(_joiner(Role.WORKER, "worker"), policy="bsp")
         self._coordinator = Coordinator(_joiner(Role.SERVER, "server"))
         self._now = 0.0
@@ -97,16 +111,45 @@ class _LocalWorker(Operations):
     def _seconds(self, timeout: float | None) -> float:
         return CALL_SECONDS
 
+    def set_updater(self, updater: Updater) -> None:
+        if self._has_rule:
+            raise OptimizerError("a store has an update rule or an updater, and this one has a rule already")
+        self._updater = updater
+
+    async def _transfer(
+        self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
+    ) -> None:
+        if self._updater is not None and arguments.rows:
+            raise OptimizerError("an updater makes updates of whole arrays: set a rule for row-sparse keys")
+        if self._updater is not None and arguments.sources:
+            arguments.merge(self._adder)
+            # Without a rule the store takes what is pushed as the new value.
+            arguments.sources = [
+                await self._updated(key, source) for key, source in zip(arguments.keys, arguments.sources, strict=True)
+            ]
+        await super()._transfer(operation, arguments, timeout, priority)
+
+    async def _updated(self, key: Any, received: Any) -> Any:
+        """Return the new value that the user's function makes of a key's own one; it may write into what it gets."""
+        assert self._updater is not None, "somebody set it"
+        stored = await self.pull(key, np.empty_like(received))
+        self._updater(key, received.copy(), stored)
+        return stored
+
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
         if self.closed:
             raise ClosedError("this store is closed")
         number = next(self._calls)
         if arguments is not None:
             self._arguments = arguments
-        self._move(make(number))
+        stimulus = make(number)
+        if self._updater is not None and isinstance(stimulus, st.ConfigureOptimizer):
+            raise OptimizerError("a store has an update rule or an updater, and this one has an updater already")
+        self._move(stimulus)
         end = self._wait(number)
         if isinstance(end, ef.Fail):
             raise end.error
+        self._has_rule = self._has_rule or isinstance(stimulus, st.ConfigureOptimizer)
         return end.result
 
     def _move(self, stimulus: st.Stimulus) -> None:
@@ -114,8 +157,11 @@ class _LocalWorker(Operations):
         self._queue.append((self._session, stimulus))
         while self._queue:
             machine, stimulus = self._queue.popleft()
+            begin = time.perf_counter() if self._profile.running and machine is self._coordinator else 0.0
             for effect in machine.handle(stimulus, now=self._now):
                 self._perform(machine, effect)
+            if begin:
+                self._profile.add(stimulus, begin, time.perf_counter())
 
     def _wait(self, number: int) -> ef.Complete | ef.Fail:
         """Return the end of a call; what does not end by itself, as there is nobody else, ends by its deadline."""
@@ -137,11 +183,16 @@ class _LocalWorker(Operations):
                 self._queue.append((machine, st.Connected(peer)))
             case ef.Complete(call) | ef.Fail(call):
                 self._ended[call] = effect
+            case ef.Execute(peer, request, command, index):
+                counters, staleness = dict(self._counters), dict(self._store.staleness)
+                info = ServerInfo("server", index, counters, staleness, self._profile)
+                self._queue.append((self._coordinator, st.Executed(peer, request, run(command, info))))
             case ef.Release() | ef.Log():
                 pass
             case _:
                 done = perform(self._store, effect)
                 if done is not None:
+                    self._counters["updates"] += isinstance(done, st.Applied)
                     self._queue.append((self._coordinator, done))
 
     def _deliver(self, sender: Session | Coordinator, send: ef.Send) -> None:

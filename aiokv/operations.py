@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
+from aiokv.commands import plain
+from aiokv.commands.registry import check_name
 from aiokv.core import stimuli as st
 from aiokv.core.keys import check_same_spec
 from aiokv.core.rows import check_sparse
+from aiokv.errors import CommandError, ConfigError
 from aiokv.groups import Group
 from aiokv.sparse import RowSparse, aligned, is_sparse, pulling, pulling_rows, refuse_sparse, sending_rows
 from aiokv.types import TensorSpec
@@ -19,17 +22,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from aiokv.core.session import Session
+    from aiokv.kernels import Backend
     from aiokv.types import Key
 
 T = TypeVar("T")
+
+CAPABILITIES = {"optimizer": True}
+"""What a store may be asked about -> whether all stores of this package can do it."""
+
+PROFILE_ACTIONS = ("start", "stop", "resume", "dump")
 
 
 class Operations(ABC):
     """What a worker can do.
 
-    Every call takes one key with its array, or a dict of them, and `timeout` in seconds (default:
-    `Config.call_timeout`). Many calls may be in flight at once. A call that is cancelled or times out gives its arrays
-    back at once; what it pushed still counts. Do not change an array while a call uses it.
+    Every call takes one key with its array, a list of keys with a list of arrays, or a dict of them, and `timeout` in
+    seconds (default: `Config.call_timeout`). Where a key has one array it may have a list of them, one for each device:
+    what is pushed is their sum, made in the order of the list, low precisions in float32; what is received goes to all
+    of them. Many calls may be in flight at once. A call that is cancelled or times out gives its arrays back at once;
+    what it pushed still counts. Do not change an array while a call uses it.
 
     All methods raise:
         ClosedError: the client is not connected.
@@ -38,6 +49,8 @@ class Operations(ABC):
     """
 
     _session: Session
+    _adder: Backend
+    """Sums the arrays that a call gives for one key."""
 
     @abstractmethod
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
@@ -77,6 +90,17 @@ class Operations(ABC):
         """
         return Group(self, tuple(sorted(ranks)))
 
+    def is_capable(self, name: str) -> bool:
+        """Say whether this store can do something; "optimizer": update by a rule.
+
+        Raises:
+            ConfigError: there is no such capability.
+        """
+        if name not in CAPABILITIES:
+            known = ", ".join(CAPABILITIES)
+            raise ConfigError(f"unknown capability {name!r}; known: {known}", expected=known, got=repr(name))
+        return CAPABILITIES[name]
+
     # --- values ---
 
     async def init(
@@ -93,8 +117,8 @@ class Operations(ABC):
         The root is the group's first rank. The same value a second time is no error, and changes nothing.
 
         Args:
-            key: one key, or a dict of keys and arrays, or row-sparse values (see `init_rows`).
-            value: the array of the one key.
+            key: one key, a list of keys, or a dict of keys and arrays, or row-sparse values (see `init_rows`).
+            value: the array of the one key, or the list of theirs.
             policy: how pushes become updates: "bsp", "asp", or "sum" for rounds as of bsp whose value is the sum of
                 the pushes, whatever update rule is set; the worker's own when not given.
             group: the ranks whose pushes make a round; all when not given. Other ranks can only read the keys.
@@ -106,7 +130,8 @@ class Operations(ABC):
             PolicyError: unknown policy, or the root's is another one.
             MembershipError: this worker is not in the group, or the root's group is another one.
         """
-        await self._init(self._sending(key, value), st.KeyOptions(policy or "", tuple(group)), timeout)
+        options = st.KeyOptions(policy or "", tuple(group))
+        await self._init(self._sending(key, value, lists=False), options, timeout)
 
     async def init_rows(
         self,
@@ -148,11 +173,11 @@ class Operations(ABC):
         options = st.KeyOptions(policy or "", tuple(group), lazy=lazy, initializer=initializer or {})
         await self._init(self._sending(key, value), options, timeout)
 
-    def _sending(self, key: Keys, value: Any) -> Arguments:
+    def _sending(self, key: Keys, value: Any, *, lists: bool = True) -> Arguments:
         keys, values = named(key, value)
         if any(is_sparse(each) for each in values):
             return sending_rows(keys, values, self._session.row_bounds)
-        return sending(key, value)
+        return sending(key, value, lists=lists)
 
     async def _init(self, arguments: Arguments, options: st.KeyOptions, timeout: float | None) -> None:
         if self.rank == min(options.group, default=0):
@@ -169,17 +194,17 @@ class Operations(ABC):
         """Create keys, and receive the root's values. The arguments and errors are those of `init` and `pull`.
 
         Args:
-            key: one key, or a dict of keys and arrays.
-            value: the array of the one key.
-            out: the array to receive into, or a dict of them with the same keys; new arrays when not given.
+            key: one key, a list of keys, or a dict of keys and arrays.
+            value: the array of the one key, or the list of theirs.
+            out: the array to receive into, or a list or dict of them as the keys are; new arrays when not given.
             priority: as in `push`.
             timeout: seconds, for each of both.
 
         Returns:
-            The array, or a list of the arrays in the order of the dict.
+            The array, or a list of the arrays in the order of the keys.
         """
         refuse_sparse("broadcast", *named(key, value))
-        arguments = exchanging(key, value, out)
+        arguments = exchanging(key, value, out, lists=False)
         await self.init(key, value, timeout=timeout)
         arguments.sources = []
         await self._transfer(st.Operation.PULL, arguments, timeout, priority)
@@ -207,9 +232,9 @@ class Operations(ABC):
         In sync it returns when the round is closed, in async when the update is applied.
 
         Args:
-            key: one key, or a dict of keys and arrays.
-            value: the array of the one key. For a row-sparse key a `RowSparse` or a SciPy CSR matrix; one without rows
-                takes part in the round too.
+            key: one key, a list of keys, or a dict of keys and arrays.
+            value: the array of the one key, or the list of theirs. For a row-sparse key a `RowSparse` or a SciPy CSR
+                matrix; one without rows takes part in the round too.
             priority: calls of a higher one go first; the bytes of lower ones go on behind them.
             timeout: seconds.
 
@@ -223,13 +248,13 @@ class Operations(ABC):
         """Read the keys, at a round at least as new as this worker's last push of each.
 
         Args:
-            key: one key, or a dict of keys and the arrays to receive into.
-            out: the array of the one key; a new one when not given.
+            key: one key, a list of keys, or a dict of keys and the arrays to receive into.
+            out: the array of the one key, or the list of theirs; new ones when not given.
             priority: as in `push`.
             timeout: seconds.
 
         Returns:
-            The array, or a list of the arrays in the order of the dict.
+            The array, or a list of the arrays in the order of the keys.
 
         Raises:
             UnknownKeyError: the key is not initialised.
@@ -289,15 +314,15 @@ class Operations(ABC):
         """Push, and receive the value that the update makes, in one round trip.
 
         Args:
-            key: one key, or a dict of keys and arrays.
-            value: the array of the one key.
-            out: the array to receive into, or a dict of them with the same keys; may be the pushed ones. New arrays
-                when not given.
+            key: one key, a list of keys, or a dict of keys and arrays.
+            value: the array of the one key, or the list of theirs.
+            out: the array to receive into, or a list or dict of them as the keys are; may be the pushed ones. New
+                arrays when not given.
             priority: as in `push`.
             timeout: seconds.
 
         Returns:
-            The array, or a list of the arrays in the order of the dict.
+            The array, or a list of the arrays in the order of the keys.
 
         Raises:
             UnknownKeyError: a key is not initialised.
@@ -385,11 +410,61 @@ class Operations(ABC):
         """Change the learning rate, from one round on, the same on all servers. See `change_optimizer`."""
         return await self.change_optimizer(since=since, timeout=timeout, learning_rate=learning_rate)
 
+    # --- the servers themselves ---
+
+    async def send_command_to_servers(
+        self, name: str, params: Any = None, *, timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Let every server run a command. See `aiokv.commands`.
+
+        It is sent behind the pushes that were made before, and not repeated: what a command does is done once.
+
+        Args:
+            name: of the command, such as "statistics".
+            params: its parameters: a dict, a `msgspec.Struct`, or nothing.
+            timeout: seconds.
+
+        Returns:
+            What it has returned, by the servers' numbers.
+
+        Raises:
+            CommandError: unknown command, wrong parameter, or it failed on a server.
+        """
+        check_name(name)
+        data = {} if params is None else plain(name, params)
+        seconds = self._seconds(timeout)
+        answers = await self._call(lambda call: st.SendCommand(call, name, data, seconds))
+        return [answers[index] for index in sorted(answers)]
+
+    async def profile_servers(
+        self, action: str, *, path: str = "profile.json", timeout: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Let the servers record what they do, and write it down as traces for Chrome's viewer.
+
+        Args:
+            action: "start" a recording, "stop" it for a while, "resume" it, or "dump" it.
+            path: for "dump": where on the servers' machines; server 0 writes "server0_profile.json" beside it.
+            timeout: seconds.
+
+        Returns:
+            For each server what it says, such as the path of its file.
+
+        Raises:
+            CommandError: unknown action, or a file can't be written.
+        """
+        if action not in PROFILE_ACTIONS:
+            known = ", ".join(PROFILE_ACTIONS)
+            raise CommandError(f"unknown action {action!r}; known: {known}", expected=known, got=repr(action))
+        params = {"path": path} if action == "dump" else {}
+        return await self.send_command_to_servers(f"profiler.{action}", params, timeout=timeout)
+
     # --- inside ---
 
     async def _transfer(
         self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
     ) -> None:
         seconds = self._seconds(timeout)
+        if arguments.lists:
+            await self._compute(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
         transfer = operation, arguments.tensors, seconds, priority
         await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)

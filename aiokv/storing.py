@@ -83,6 +83,7 @@ def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None) ->
     key, start, version = update.key, update.start, update.version
     how = (update.rule, update.clock, update.divisor)
     error: AiokvError | None = None
+    store.count_staleness(update.staleness)
     try:
         if slots is None:
             store.apply(key, start, version, update.slot, *how, update.norms, update.read)

@@ -1,10 +1,10 @@
-"""What a node records of itself: counters and the event log. No I/O."""
+"""What a node records of itself: counters, the event log and a profile. No I/O and no clock."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -31,3 +31,44 @@ class EventLog(Generic[S, E]):
     def add(self, now: float, stimulus: S, effects: list[E]) -> None:
         """Append one step."""
         self.events.append(Event(now, stimulus, effects))
+
+
+MAX_STEPS = 200_000
+
+
+@dataclass(slots=True)
+class Profile:
+    """What a node did and how long each step took. Its driver adds every step while it is `running`.
+
+    At most `MAX_STEPS` are kept; later ones are counted as `dropped`.
+    """
+
+    running: bool = False
+    steps: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """Name of what came in, its key or "", and begin and end in seconds of some clock."""
+    dropped: int = 0
+
+    def start(self) -> None:
+        """Forget all steps, and keep those that come."""
+        self.steps, self.dropped, self.running = [], 0, True
+
+    def add(self, stimulus: object, begin: float, end: float) -> None:
+        """Keep one step."""
+        if len(self.steps) >= MAX_STEPS:
+            self.dropped += 1
+            return
+        what = getattr(stimulus, "message", stimulus)
+        self.steps.append((type(what).__name__, str(getattr(what, "key", "")), begin, end))
+
+    def trace(self, name: str, number: int) -> dict[str, Any]:
+        """Return the steps as JSON for Chrome's trace viewer: times in microseconds, one process for each node.
+
+        The format is that of the Trace Event Format of the Chromium project: complete events, and the process's name.
+        """
+        events: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}
+        ]
+        for what, key, begin, end in list(self.steps):
+            event = {"name": what, "ph": "X", "pid": number, "tid": 0, "ts": begin * 1e6, "dur": (end - begin) * 1e6}
+            events.append(event | {"args": {"key": key}} if key else event)
+        return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -215,8 +215,8 @@ class Node:
                 self.stop(reason)
             case fx.Split(slot, parts):
                 self.ledger.split(slot, [part for part, _ in parts])
-            case fx.Release() | fx.Configure() | fx.Divide() | fx.Forget() | fx.Retire():
-                # There is no memory to give back, and no arithmetic to set up.
+            case fx.Release() | fx.Configure() | fx.Divide() | fx.Forget() | fx.Retire() | fx.Execute():
+                # There is no memory to give back, no arithmetic to set up, and nobody sends commands.
                 pass
             case _:
                 assert_never(effect)

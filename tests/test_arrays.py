@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from aiokv.arrays import exchanging, receiving, sending
-from aiokv.errors import KeyUseError, SpecMismatchError
+from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
+from aiokv.kernels import get_backend
 from aiokv.types import Key, TensorSpec
 
 
@@ -60,3 +61,83 @@ def test_a_strided_out_gets_the_values_in_the_end() -> None:
     arguments.targets[0][...] = W
     assert arguments.finish() is out
     np.testing.assert_array_equal(out, W)
+
+
+# --- lists ---
+
+
+def merged(key: Any, value: Any) -> list[Any]:
+    """Return what is sent."""
+    arguments = sending(key, value)
+    arguments.merge(get_backend("reference"))
+    return arguments.sources
+
+
+def test_arrays_of_one_key_are_summed_and_stay_as_they_are() -> None:
+    first, second = W.copy(), np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(merged("w", [first, second])[0], W + 1)
+    np.testing.assert_array_equal(first, W)
+    np.testing.assert_array_equal(merged({"w": (first, second, second)}, None)[0], W + 2)
+
+
+def test_a_list_of_one_array_is_that_array() -> None:
+    assert merged("w", [W])[0] is W
+
+
+def test_low_precisions_are_summed_in_float32() -> None:
+    """2048 + 1 + 1 is 2050; a float16 has only even numbers there, so each 1 alone would be lost."""
+    parts = [np.full(2, value, np.float16) for value in (2048, 1, 1)]
+    (total,) = merged("w", parts)
+    assert (total.dtype.name, total.tolist()) == ("float16", [2050, 2050])
+
+
+def test_a_sum_that_a_low_precision_cannot_hold_is_infinite() -> None:
+    assert merged("w", [np.full(1, 60_000, np.float16)] * 2)[0].tolist() == [np.inf]
+
+
+def test_a_sum_of_whole_numbers_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(SumOverflowError, match="key 'n': a sum of uint8 is out of range"):
+        merged("n", [np.full(1, 200, np.uint8)] * 2)
+
+
+def test_a_list_of_numbers_is_an_array() -> None:
+    assert sending("w", [[1.0, 2.0], [3.0, 4.0]]).sources[0].shape == (2, 2)
+    assert sending("w", [np.float32(1), np.float32(2)]).sources[0].shape == (2,)
+
+
+def test_a_list_of_keys_has_a_list_of_values() -> None:
+    arguments = sending(["a", "b"], [W, [W, W]])
+    assert (arguments.keys, arguments.single, list(arguments.lists)) == (["a", "b"], False, [1])
+    assert receiving(["a"], None, lambda _: TensorSpec((1,), "float32")).finish()[0].shape == (1,)
+
+
+def test_every_array_of_an_out_receives_the_value() -> None:
+    outs = [np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32).T]
+    arguments = exchanging("w", W, outs)
+    arguments.targets[0][...] = W
+    assert arguments.finish() is outs
+    for out in outs:
+        np.testing.assert_array_equal(out, W)
+    into = receiving(["w"], [tuple(outs)], unknown)
+    into.targets[0][...] = 1
+    assert into.finish()[0][1] is outs[1]
+    np.testing.assert_array_equal(outs[1], np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: sending("w", [W, 1.0]), KeyUseError, "'w': a list is one of arrays or .* got ndarray, float"),
+        (lambda: sending("w", [W, W.T]), SpecMismatchError, r"'w': .* float32\[2, 3\], number 1 is float32\[3, 2\]"),
+        (lambda: sending("w", [W, W], lists=False), KeyUseError, "'w': expected one array, got a list of 2"),
+        (lambda: sending(["a", "b"], [W]), KeyUseError, "2 keys need a list of 2 arrays, one for each, got 1"),
+        (lambda: sending(["a", "b"], W), KeyUseError, "2 keys need a list of 2 arrays, one for each, got ndarray"),
+        (lambda: sending([1, 2, 1], [W, W, W]), KeyUseError, "key 1 stands twice in the list"),
+        (lambda: sending(["a"], None), KeyUseError, "'a': a value is missing"),
+        (lambda: exchanging("w", W, [W.copy(), W.T.copy()]), SpecMismatchError, "'w': the first"),
+        (lambda: receiving("w", [], unknown), SpecMismatchError, "'w': out must be a NumPy array, got list"),
+    ],
+)
+def test_lists_that_cannot_be_are_refused(call: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()

@@ -325,3 +325,14 @@ def test_import_ignores_the_environment() -> None:
     environ = os.environ | {"AIOKV_ROLE": "nonsense", "DMLC_ROLE": "server", "AIOKV_UNKNOWN": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("quiet\n", "")
+
+
+@pytest.mark.parametrize("given", [{"environ": {"AIOKV_PLUGINS": "one, two.three"}}, {"plugins": ("one", "two.three")}])
+def test_plugins_are_names_of_modules(given: dict[str, Any]) -> None:
+    assert load_config(**({"environ": {}} | given)).plugins == ("one", "two.three")
+
+
+@pytest.mark.parametrize("text", ["one two", "one,,two", "../one", "one.py;", "1"])
+def test_what_is_no_name_of_a_module_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="plugins must be a list of modules' names"):
+        load_config(environ={"AIOKV_PLUGINS": text})

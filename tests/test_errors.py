@@ -17,6 +17,7 @@ CODES = {
     "MissingExtraError": 3,
     "BindError": 4,
     "ClosedError": 5,
+    "StoreNameError": 6,
     "ProtocolError": 10,
     "LimitError": 11,
     "HandshakeError": 12,
@@ -39,6 +40,7 @@ CODES = {
     "SumOverflowError": 53,
     "DataError": 60,
     "PolicyError": 51,
+    "CommandError": 55,
 }
 """A part of the protocol: numbers never change their meaning."""
 

@@ -25,6 +25,7 @@ PUBLIC = [
     "connect",
     "create",
     "load_config",
+    "register_store",
 ]
 
 

@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 
 import aiokv
+from aiokv import kernels, kvstore
 from aiokv.errors import (
+    AiokvError,
     AlreadyInitializedError,
     ClosedError,
     ConfigError,
     KeyUseError,
+    MissingExtraError,
+    OptimizerError,
     SpecMismatchError,
+    StoreNameError,
     UnknownKeyError,
 )
 
@@ -23,8 +28,120 @@ def full(shape: tuple[int, ...], value: float) -> Any:
 
 
 def test_an_unknown_store_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown store 'dist_snyc'; known: local, dist, dist_sync, dist_async"):
+    with pytest.raises(
+        ConfigError, match=r"unknown store 'dist_snyc'; known: local, dist, dist_sync, dist_async, device, "
+    ):
         aiokv.create("dist_snyc")
+
+
+@pytest.mark.parametrize("name", [3, None, b"local"])
+def test_the_name_of_a_store_is_a_text(name: Any) -> None:
+    with pytest.raises(StoreNameError, match="the name of a store is a text, got"):
+        aiokv.create(name)
+    assert issubclass(StoreNameError, TypeError)
+
+
+@pytest.mark.parametrize("name", ["LOCAL", "Device", "device"])
+def test_case_does_not_matter(name: str) -> None:
+    assert aiokv.create(name, device="cpu").type == name.lower()
+
+
+@pytest.mark.parametrize("name", list(kvstore.ON_DEVICE))
+@pytest.mark.parametrize("error", [MissingExtraError("no package"), ConfigError("no driver")])
+def test_without_a_gpu_the_device_stores_say_what_to_do(
+    name: str, error: AiokvError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: str) -> None:
+        raise error
+
+    monkeypatch.setattr(kernels, "backend_for", refuse)
+    with pytest.raises(type(error), match=rf"'{name}' .*{error.message}.*aiokv\[cuda\].*device=\"cpu\""):
+        aiokv.create(name)
+
+
+def test_an_unknown_device_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown device 'tpu'; known: cpu, cuda"):
+        aiokv.create("local", device="tpu")
+
+
+def test_a_store_of_ones_own_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvstore, "_factories", dict(kvstore._factories))
+
+    @aiokv.register_store("Mine")
+    class Mine(aiokv.LocalStore):
+        type = "mine"
+
+    assert isinstance(aiokv.create("MINE", backend="reference"), Mine)
+    with pytest.raises(ConfigError, match=r"unknown store 'nope'; known: .*device, .*mine"):
+        aiokv.create("nope")
+    for taken in ("mine", "LOCAL"):
+        with pytest.raises(ConfigError, match=f"there is a store '{taken.lower()}' already"):
+            aiokv.register_store(taken, Mine)
+    aiokv.register_store("local", Mine, replace=True)
+    assert isinstance(aiokv.create(), Mine)
+    with pytest.raises(StoreNameError):
+        aiokv.register_store(3, Mine)  # type: ignore[arg-type]
+
+
+def test_what_a_store_can_do() -> None:
+    kv = aiokv.create("local")
+    assert kv.is_capable("optimizer")
+    with pytest.raises(ConfigError, match="unknown capability 'fly'; known: optimizer"):
+        kv.is_capable("fly")
+
+
+def add(key: Any, received: Any, stored: Any) -> None:
+    stored += received
+
+
+def test_an_updater_sees_shapes_and_makes_what_pushpull_returns() -> None:
+    kv = aiokv.create("local")
+    kv.init({"a": full((2, 3), 1), "n": np.zeros(2, "int32")})
+
+    def updater(key: Any, received: Any, stored: Any) -> None:
+        assert received.shape == stored.shape
+        stored *= 10
+        stored += received
+        received[...] = 0
+
+    kv.set_updater(updater)
+    pushed = full((2, 3), 2)
+    np.testing.assert_array_equal(kv.pushpull("a", pushed), full((2, 3), 12))
+    np.testing.assert_array_equal(pushed, full((2, 3), 2))
+    np.testing.assert_array_equal(kv.pushpull("n", np.ones(2, "int32")), [1, 1])
+
+
+def test_an_updater_that_fails_changes_nothing() -> None:
+    kv = aiokv.create("local")
+    kv.init("w", full((2,), 1))
+
+    def updater(key: Any, received: Any, stored: Any) -> None:
+        stored += 1
+        raise ValueError(key)
+
+    kv.set_updater(updater)
+    with pytest.raises(ValueError, match="w"):
+        kv.push("w", full((2,), 1))
+    np.testing.assert_array_equal(kv.pull("w"), full((2,), 1))
+
+
+def test_a_store_has_a_rule_or_an_updater() -> None:
+    first, second = aiokv.create("local"), aiokv.create("local")
+    first.set_updater(add)
+    with pytest.raises(OptimizerError, match="an updater already"):
+        first.set_optimizer("sgd")
+    second.set_optimizer("sgd")
+    with pytest.raises(OptimizerError, match="a rule already"):
+        second.set_updater(add)
+    first.init_rows("rows", (4, 2))
+    with pytest.raises(OptimizerError, match="whole arrays"):
+        first.push("rows", aiokv.RowSparse.empty((4, 2), "float32"))
+
+
+def test_a_store_on_a_cluster_takes_no_updater() -> None:
+    kv = aiokv.blocking.connect("127.0.0.1:1")
+    with pytest.raises(OptimizerError, match=r"a function can't travel .*aiokv\.optim\.own"):
+        kv.set_updater(add)
 
 
 def test_local_is_one_worker() -> None:

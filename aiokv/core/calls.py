@@ -235,6 +235,8 @@ class Calls:
         if expected != nbytes:
             text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
             return self.fail(call, ProtocolError(text))
+        if isinstance(message, m.CommandResult) and isinstance(call.result, dict):
+            call.result[peer] = message.result
         if part is not None and isinstance(message, m.Value):
             self._directory.received(part, message.version)
         return [] if call.open else self._complete(call)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiokv.commands import make_command
 from aiokv.core.bundle import Bundle, divide
 from aiokv.core.catalog import Catalog
 from aiokv.core.creation import Creation
 from aiokv.core.cuts import check_cut
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
-from aiokv.core.effects import Configure, Disconnect, Effect, Forget, Log, Refuse, Send, Stop, freed
+from aiokv.core.effects import Configure, Disconnect, Effect, Execute, Forget, Log, Refuse, Send, Stop, freed
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
 from aiokv.core.neighbours import Neighbours
 from aiokv.core.norms import Norms, Outcome
@@ -18,7 +19,18 @@ from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.rows import Tables
 from aiokv.core.rules import Rules, check_reduction
-from aiokv.core.stimuli import Applied, Connected, ConnectFailed, Join, Normed, PeerLost, Received, Stimulus, Tick
+from aiokv.core.stimuli import (
+    Applied,
+    Connected,
+    ConnectFailed,
+    Executed,
+    Join,
+    Normed,
+    PeerLost,
+    Received,
+    Stimulus,
+    Tick,
+)
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
@@ -82,6 +94,8 @@ class Coordinator:
                 return self._applied(self._catalog.chunks[key, start], stimulus, now)
             case Normed(key, start):
                 return self._go_on(self._norms.measured(self._catalog.chunks[key, start], stimulus, now), now)
+            case Executed(peer, request, outcome):
+                return [_answer_command(peer, request, outcome)]
             case Tick():
                 return self._tick(now)
             case PeerLost(peer, reason):
@@ -151,6 +165,8 @@ class Coordinator:
                 return self._set_optimizer(peer, request, message)
             case m.ChangeOptimizer(since, params):
                 return self._change_optimizer(peer, request, since, params)
+            case m.Command(name, params):
+                return self._execute(peer, request, name, params)
             case m.Attach() | m.AttachServer():
                 return self._attach(peer, request, message, now)
             case m.Sums():
@@ -313,6 +329,15 @@ class Coordinator:
             self._rules.check_dtype(key, dtype, rule)
         self._rules.change(since, params, rule)
         return [Send(peer, request, m.Done())]
+
+    # --- commands ---
+
+    def _execute(self, peer: Peer, request: int, name: str, params: dict[str, Any]) -> list[Effect]:
+        self._rank_of(peer)
+        view = self._joiner.view
+        assert view is not None, "workers are known from the view only"
+        (index,) = [entry.index for entry in view.servers if entry.name == self._joiner.name]
+        return [Execute(peer, request, make_command(name, params), index)]
 
     # --- push and pull ---
 
@@ -481,3 +506,9 @@ class Coordinator:
         named |= set(self._creation) | set(self._early) | set(self._attaching)
         assert all(name in self._deadlines for name in named)
         assert len(named) == len(self._deadlines)
+
+
+def _answer_command(peer: Peer, request: int, outcome: dict[str, Any] | AiokvError) -> Effect:
+    if isinstance(outcome, AiokvError):
+        return Refuse(peer, request, outcome)
+    return Send(peer, request, m.CommandResult(outcome))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aiokv.commands import Command
     from aiokv.errors import AiokvError
     from aiokv.initializers import Initializer
     from aiokv.optim import Optimizer
@@ -330,6 +331,16 @@ class Configure:
     optimizer: Optimizer
 
 
+@dataclass(slots=True)
+class Execute:
+    """Run a command, which may take its time, as server number `index`; ends in `Executed`."""
+
+    peer: Peer
+    request: int
+    command: Command
+    index: int
+
+
 Effect = (
     Connect
     | Send
@@ -355,6 +366,7 @@ Effect = (
     | Forget
     | Free
     | Configure
+    | Execute
 )
 
 

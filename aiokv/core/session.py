@@ -157,16 +157,25 @@ class Session:
                 return self._ask_scheduler(Call(call, "finish", timeout), m.Finish(), now)
             case st.DeleteKeys():
                 return self._delete(stimulus, now)
-            case st.ConfigureOptimizer():
-                return self._set_optimizer(stimulus, now)
-            case st.AdjustOptimizer():
-                return self._change_optimizer(stimulus, now)
+            case st.ConfigureOptimizer() | st.AdjustOptimizer() | st.SendCommand():
+                return self._for_servers(stimulus, now)
             case st.Cancel(call):
                 return self._calls.cancel(call)
             case st.Depart(call, timeout):
                 return self._depart(call, timeout, now)
             case _:
                 return self._link_event(stimulus, now)
+
+    def _for_servers(
+        self, stimulus: st.ConfigureOptimizer | st.AdjustOptimizer | st.SendCommand, now: float
+    ) -> list[Effect]:
+        match stimulus:
+            case st.ConfigureOptimizer():
+                return self._set_optimizer(stimulus, now)
+            case st.AdjustOptimizer():
+                return self._change_optimizer(stimulus, now)
+            case _:
+                return self._command(stimulus, now)
 
     def _link_event(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -309,6 +318,16 @@ class Session:
         # It says when it counts, so it may overtake; and no push of that round may overtake it.
         return self._ask_servers(call, message, URGENT, now)
 
+    def _command(self, stimulus: st.SendCommand, now: float) -> list[Effect]:
+        call = Call(stimulus.call, f"command {stimulus.name!r}", stimulus.timeout, result={})
+        try:
+            self._check_ready(call)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        message = m.Command(stimulus.name, dict(stimulus.params), answer_time(call.timeout))
+        # Like a push of no special priority, so that it is carried out after those that were made before.
+        return self._ask_servers(call, message, 0, now)
+
     def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
         """Send the same message to all servers."""
         self._calls.open(call, now)
@@ -335,7 +354,7 @@ class Session:
                 return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
 
     def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
-        if not isinstance(message, (m.Done, m.Bundled, m.Value, m.Error)):
+        if not isinstance(message, (m.Done, m.Bundled, m.Value, m.CommandResult, m.Error)):
             return self._cut(peer, f"unexpected {type(message).__name__}")
         try:
             if peer in self._servers and peer not in self._attached:

@@ -92,6 +92,15 @@ class Normed:
     error: AiokvError | None = None
 
 
+@dataclass(slots=True)
+class Executed:
+    """The command that an `Execute` effect asked for is over, with its answer or an error."""
+
+    peer: Peer
+    request: int
+    outcome: dict[str, Any] | AiokvError
+
+
 # --- for a node that joins: worker and server ---
 
 
@@ -208,6 +217,16 @@ class AdjustOptimizer:
 
 
 @dataclass(slots=True)
+class SendCommand:
+    """Let every server run a command. The result is a dict of their answers, by the servers' numbers."""
+
+    call: int
+    name: str
+    params: Mapping[str, Any]
+    timeout: float
+
+
+@dataclass(slots=True)
 class Cancel:
     """The caller stopped waiting. What was pushed is still delivered; what was to be received is dropped."""
 
@@ -230,6 +249,7 @@ Stimulus = (
     | Tick
     | Applied
     | Normed
+    | Executed
     | Join
     | Transfer
     | EnterBarrier
@@ -237,6 +257,7 @@ Stimulus = (
     | DeleteKeys
     | ConfigureOptimizer
     | AdjustOptimizer
+    | SendCommand
     | Cancel
     | Depart
 )

@@ -23,7 +23,7 @@ from aiokv.kernels.backend import Backend
 if TYPE_CHECKING:
     from aiokv.kernels.backend import Kernels
 
-__all__ = ["Backend", "get_backend"]
+__all__ = ["Backend", "backend_for", "get_backend"]
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
@@ -56,6 +56,26 @@ def get_backend(name: str = "auto") -> Backend:
         case _:
             known = ", ".join(BACKENDS)
             raise ConfigError(f"unknown backend {name!r}; known: {known}", expected=known, got=name)
+
+
+DEVICES = {"cpu": "reference", "cuda": "cuda"}
+"""Where a worker sums its arrays -> the backend that does it; NumPy's sums are as fast as memory."""
+
+
+def backend_for(device: str) -> Backend:
+    """Return the backend that sums a worker's arrays on a device.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Raises:
+        ConfigError: there is no such device, or this machine has none.
+        MissingExtraError: the device's packages are not installed.
+    """
+    if device not in DEVICES:
+        known = ", ".join(DEVICES)
+        raise ConfigError(f"unknown device {device!r}; known: {known}", expected=known, got=repr(device))
+    return get_backend(DEVICES[device])
 
 
 def _import_cpu() -> Kernels:

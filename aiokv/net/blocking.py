@@ -113,8 +113,13 @@ class BlockingClient(KVStore):
 
 
 def connect(
-    scheduler: str | None = None, *, policy: str = "bsp", config: Config | None = None, **settings: Any
+    scheduler: str | None = None,
+    *,
+    policy: str = "bsp",
+    device: str = "cpu",
+    config: Config | None = None,
+    **settings: Any,
 ) -> BlockingClient:
     """Return a client for ordinary code, to be used with `with`. The arguments are those of `aiokv.connect`."""
-    client = connect_async(config=config or load_config(scheduler=scheduler, **settings), policy=policy)
+    client = connect_async(config=config or load_config(scheduler=scheduler, **settings), policy=policy, device=device)
     return BlockingClient(client, type=policy)

@@ -17,7 +17,7 @@ from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net.memory import MemoryLink
 from aiokv.net.shared import Segments
 from aiokv.net.tcp import Link
-from aiokv.telemetry import Counters, EventLog
+from aiokv.telemetry import Counters, EventLog, Profile
 from aiokv.wire.messages import Error, Message
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Driver:
         self.counters: Counters = Counters()
         self.neighbours: dict[tuple[str, int], Driver] = {}
         """Nodes of this process and loop, by the address under which others reach them."""
+        self.profile = Profile()
+        """What this node records of its own work, while that is asked for."""
         self._log = log
         self._machine: Machine
         self._loop: asyncio.AbstractEventLoop
@@ -105,11 +107,15 @@ class Driver:
             while self._stimuli:
                 stimulus = self._stimuli.popleft()
                 now = self._loop.time()
+                # The loop's clock stands still while it runs a callback, and is coarse.
+                begin = time.perf_counter() if self.profile.running else 0.0
                 effects = self._machine.handle(stimulus, now=now)
                 if self._log is not None:
                     self._log.add(now, stimulus, effects)
                 for effect in effects:
                     self._perform(effect)
+                if begin and self.profile.running:
+                    self.profile.add(stimulus, begin, time.perf_counter())
         finally:
             self._pumping = False
         for link in self._dirty:

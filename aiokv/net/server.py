@@ -6,7 +6,9 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
+from aiokv import plugins
 from aiokv.arrays import bytes_of
+from aiokv.commands import ServerInfo, run
 from aiokv.config import Config, is_wildcard, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -43,15 +45,20 @@ class Server(Node):
         config: all settings; from the environment when not given.
         log: where stimuli and effects are recorded, if they are.
         settings: fields of `Config`, or `scheduler` as `host:port`; they win over the environment.
+
+    Raises:
+        ConfigError: settings that can't work, or a plug-in can't be imported.
     """
 
     def __init__(self, config: Config | None = None, *, log: Log | None = None, **settings: Any) -> None:
         super().__init__(config or load_config(role=Role.SERVER, **settings), log)
+        plugins.load(self.config.plugins)
         self.name = make_name(self.config, Role.SERVER)
         self.advertised = ("", 0)
         """Host and port under which the others reach this server, once it is started."""
         self._store = ParameterStore(get_backend(FIRST if self.config.backend == "auto" else self.config.backend))
         self._warming: asyncio.Task[None] | None = None
+        self._commands: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
         """Listen, and begin to join. See `Node.start`."""
@@ -131,7 +138,15 @@ class Server(Node):
         if self._warming is not None:
             # A thread can't be stopped; it takes a second or two at most.
             await asyncio.gather(self._warming, return_exceptions=True)
+        await asyncio.gather(*self._commands, return_exceptions=True)
         await super().close()
+
+    async def _execute(self, effect: ef.Execute) -> None:
+        """Run a command in a thread: it may take its time, and the server's loop may not."""
+        counters, staleness = dict(self.counters), dict(self._store.staleness)
+        info = ServerInfo(self.name, effect.index, counters, staleness, self.profile)
+        outcome = await asyncio.to_thread(run, effect.command, info)
+        self.feed(st.Executed(effect.peer, effect.request, outcome))
 
     def _copy(self, chunk: ef.StoredChunk) -> bytes:
         value = self._store.acquire(chunk.key, chunk.start, chunk.version)
@@ -144,6 +159,10 @@ class Server(Node):
             case ef.Configure(optimizer):
                 perform(self._store, effect)
                 self._warm_up(optimizer)
+            case ef.Execute():
+                task = self._loop.create_task(self._execute(effect))
+                self._commands[task] = None
+                task.add_done_callback(self._commands.pop)
             case ef.Stop():
                 self._stop(effect)
             case ef.Complete():

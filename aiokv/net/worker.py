@@ -17,6 +17,7 @@ from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError
+from aiokv.kernels import backend_for
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
@@ -36,8 +37,9 @@ T = TypeVar("T")
 class Client(Driver, Operations):
     """A worker of the cluster, for any asyncio program. Made by `aiokv.connect`; see `aiokv.operations.Operations`."""
 
-    def __init__(self, config: Config, *, policy: str, log: Log | None = None) -> None:
+    def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
         super().__init__(config, log)
+        self._adder = backend_for(device)
         self._name = make_name(config, Role.WORKER)
         self._shard: Server | None = None
         joiner = Joiner(
@@ -250,6 +252,7 @@ def connect(
     scheduler: str | None = None,
     *,
     policy: str = "bsp",
+    device: str = "cpu",
     config: Config | None = None,
     log: Log | None = None,
     **settings: Any,
@@ -259,12 +262,14 @@ def connect(
     Args:
         scheduler: address of the scheduler as `host:port`; from the environment when not given.
         policy: how pushes become updates: "bsp" (sync rounds) or "asp" (each push at once).
+        device: where arrays that a call gives for one key are summed: "cpu", or "cuda".
         config: all settings; when given, nothing is read from the environment.
         log: where stimuli and effects are recorded, if they are.
         settings: fields of `Config` that win over the environment, such as `token`, `name` or `call_timeout`.
 
     Raises:
-        ConfigError: settings that can't work.
+        ConfigError: settings that can't work, or this machine has no such device.
+        MissingExtraError: the device's packages are not installed.
         PolicyError: unknown policy.
     """
-    return Client(config or load_config(scheduler=scheduler, **settings), policy=policy, log=log)
+    return Client(config or load_config(scheduler=scheduler, **settings), policy=policy, device=device, log=log)

@@ -6,6 +6,7 @@ another buffer, and the old one is used again when its last reader is done.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ Array = NDArray[Any]
 
 LOW = frozenset(np.dtype(dtype) for dtype, precision in PRECISIONS.items() if dtype not in {precision, "float64"})
 """Dtypes whose sums are made in float32."""
+
+
+MAX_STALENESS = 1000
+"""What is staler is counted under this number, so that the histogram stays small."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +91,8 @@ class ParameterStore:
         self._next_slot: Slot = 0
         self._chunks: dict[tuple[Key, int], Stored] = {}
         self._tables: dict[tuple[Key, int], Table] = {}
+        self.staleness: Counter[int] = Counter()
+        """How many versions old a contribution was -> how many of those were applied, one for each chunk."""
 
     @property
     def open_slots(self) -> int:
@@ -388,6 +395,11 @@ class ParameterStore:
     def table(self, key: Key, start: int) -> Table:
         """Return the rows of a row-sparse chunk."""
         return self._tables[key, start]
+
+    def count_staleness(self, staleness: list[int]) -> None:
+        """Take the contributions of an update into the histogram."""
+        for versions in staleness:
+            self.staleness[min(versions, MAX_STALENESS)] += 1
 
     def keep(self, key: Key, start: int, version: Version) -> None:
         """Let the current value be `version` too, because an update could not be made."""

@@ -349,6 +349,14 @@ class PullRows(Message):
     priority: int
 
 
+class Command(Message):
+    """Run a registered command. Answered `CommandResult`."""
+
+    name: str
+    params: dict[str, Any]
+    timeout: float
+
+
 # --- answers, under the request id they answer ---
 
 
@@ -368,6 +376,12 @@ class Value(Message):
     """Payload: the elements at `version`; at that version or newer where keys of a bundle differ."""
 
     version: int
+
+
+class CommandResult(Message):
+    """What a command has returned."""
+
+    result: dict[str, Any]
 
 
 class Error(Message):
@@ -447,6 +461,8 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     64: AttachServer,
     65: Sums,
     66: Totals,
+    76: Command,
+    77: CommandResult,
 }
 """Frame type number -> the class of its control message."""
 

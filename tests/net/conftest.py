@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,3 +90,43 @@ def cluster() -> MakeCluster:
 def settings() -> dict[str, Any]:
     """Return the settings that all nodes of a test's cluster share."""
     return dict(SETTINGS)
+
+
+@contextlib.contextmanager
+def threaded_cluster(workers: int, servers: int = 1) -> Iterator[str]:
+    """Run scheduler and servers in a loop of another thread; yields the scheduler's address."""
+    started: Any = threading.Event()
+    address: list[str] = []
+    stop: list[Any] = []
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            scheduler = await stack.enter_async_context(
+                aiokv.Scheduler(num_workers=workers, num_servers=servers, bind_port=0)
+            )
+            for _ in range(servers):
+                await stack.enter_async_context(aiokv.Server(scheduler=scheduler.address))
+            ended = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            stop.append(lambda: loop.call_soon_threadsafe(ended.set))
+            address.append(scheduler.address)
+            started.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        assert started.wait(20)
+        yield address[0]
+    finally:
+        stop[0]()
+        thread.join()
+
+
+ClusterInAThread = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture
+def cluster_in_a_thread() -> ClusterInAThread:
+    """Return what runs scheduler and servers for blocking clients: `with cluster_in_a_thread(2, 1) as address`."""
+    return threaded_cluster

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 import textwrap
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -18,42 +16,11 @@ import aiokv
 from aiokv.errors import ClosedError, RoundTimeoutError, UnknownKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@contextlib.contextmanager
-def cluster_in_a_thread(workers: int, servers: int = 1) -> Iterator[str]:
-    """Run scheduler and servers in a loop of another thread; yields the scheduler's address."""
-    started: Any = threading.Event()
-    address: list[str] = []
-    stop: list[Any] = []
-
-    async def main() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            scheduler = await stack.enter_async_context(
-                aiokv.Scheduler(num_workers=workers, num_servers=servers, bind_port=0)
-            )
-            for _ in range(servers):
-                await stack.enter_async_context(aiokv.Server(scheduler=scheduler.address))
-            ended = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-            address.append(scheduler.address)
-            started.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    try:
-        assert started.wait(20)
-        yield address[0]
-    finally:
-        stop[0]()
-        thread.join()
+    from tests.net.conftest import ClusterInAThread
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "auto"])
-def test_blocking_workers_train(loop: str) -> None:
+def test_blocking_workers_train(loop: str, cluster_in_a_thread: ClusterInAThread) -> None:
     def work(address: str, rank: int) -> Any:
         with aiokv.blocking.connect(address, name=f"worker-{rank}", loop=loop) as kv:
             assert (kv.rank, kv.num_workers) == (rank, 2)
@@ -69,7 +36,7 @@ def test_blocking_workers_train(loop: str) -> None:
             np.testing.assert_array_equal(pushed, np.full(3, -2.5))
 
 
-def test_errors_reach_the_caller_and_the_client_lives_on() -> None:
+def test_errors_reach_the_caller_and_the_client_lives_on(cluster_in_a_thread: ClusterInAThread) -> None:
     with cluster_in_a_thread(2) as address, ThreadPoolExecutor(1) as pool:
         second = aiokv.blocking.connect(address, name="worker-1")
         joining = pool.submit(second.start)
