@@ -98,10 +98,15 @@ class Coordinator:
                 return [_answer_command(peer, request, outcome)]
             case Tick():
                 return self._tick(now)
-            case PeerLost(peer, reason):
-                return self._peer_lost(peer, reason, now)
             case Join(call, timeout):
                 return self._joiner.join(call, timeout, now)
+            case _:
+                return self._link_event(stimulus, now)
+
+    def _link_event(self, stimulus: Stimulus, now: float) -> list[Effect]:
+        match stimulus:
+            case PeerLost(peer, reason):
+                return self._peer_lost(peer, reason, now)
             case Connected(peer) if peer == SCHEDULER:
                 return self._joiner.on_connected(now)
             case ConnectFailed(peer, reason, error) if peer == SCHEDULER:
@@ -161,16 +166,23 @@ class Coordinator:
                 return self._exchange_rows(received, message, now)
             case m.Delete():
                 return self._delete(received, message, now)
+            case m.Attach() | m.AttachServer():
+                return self._attach(peer, request, message, now)
+            case m.Sums():
+                return self._go_on(self._norms.asked(peer, request, message), now)
+            case _:
+                return self._control(received, now)
+
+    def _control(self, received: Received, now: float) -> list[Effect]:
+        """Do what a worker asks of the server, not of its keys."""
+        peer, request, message = received.peer, received.request, received.message
+        match message:
             case m.SetOptimizer():
                 return self._set_optimizer(peer, request, message)
             case m.ChangeOptimizer(since, params):
                 return self._change_optimizer(peer, request, since, params)
             case m.Command(name, params):
                 return self._execute(peer, request, name, params)
-            case m.Attach() | m.AttachServer():
-                return self._attach(peer, request, message, now)
-            case m.Sums():
-                return self._go_on(self._norms.asked(peer, request, message), now)
             case _:
                 reason = f"unexpected {type(message).__name__} from a worker"
                 return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
