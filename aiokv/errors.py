@@ -24,6 +24,8 @@
     │   ├── KeyDeletedError         it was deleted while the call was pending
     │   └── SpecMismatchError       another shape or dtype than the key has
     ├── DataError                   a file is damaged, or of another format
+    ├── CodecError                  unknown codec, wrong parameter, or another one is set
+    ├── NotFiniteError              a NaN or an infinity where a codec needs numbers
     ├── OptimizerError              unknown rule, wrong parameter, or another rule is set
     ├── UpdateRefusedError          the update that a push belongs to was not made
     │   └── SumOverflowError        a sum of whole numbers does not fit the key's dtype
@@ -202,6 +204,22 @@ class DataError(AiokvError):
     """A file is damaged or of another format; `details`: path, and offset, expected and got where they are known."""
 
     code = 60
+
+
+class CodecError(AiokvError):
+    """Unknown codec of gradients, wrong parameter, or other workers have set another one."""
+
+    code = 70
+
+
+class NotFiniteError(AiokvError):
+    """An array has a NaN or an infinity, which no codec can send; `details`: key, expected, got.
+
+    From a push it comes before anything is sent, from a server when it is a value that was asked for.
+    """
+
+    code = 71
+    counted = True
 
 
 class OptimizerError(AiokvError):

@@ -131,6 +131,9 @@ class KVStore(ABC):
     set_learning_rate = _waiting(Operations.set_learning_rate)
     send_command_to_servers = _waiting(Operations.send_command_to_servers)
     profile_servers = _waiting(Operations.profile_servers)
+    set_gradient_compression = _waiting(Operations.set_gradient_compression)
+    compression_state = _waiting(Operations.compression_state)
+    restore_compression_state = _waiting(Operations.restore_compression_state)
 
 
 def _local(name: str, *, device: str | None = None, **settings: Any) -> KVStore:

@@ -15,12 +15,13 @@ import numpy as np
 
 from aiokv.arrays import Arguments, bytes_of, gather, scatter
 from aiokv.commands import ServerInfo, run
+from aiokv.compressing import Compressor
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
-from aiokv.errors import ClosedError, OptimizerError
+from aiokv.errors import ClosedError, NotFiniteError, OptimizerError
 from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, Updater
 from aiokv.operations import Operations
@@ -105,6 +106,7 @@ class _LocalWorker(Operations):
         self._calls = itertools.count()
         self._ended: dict[int, ef.Complete | ef.Fail] = {}
         self._arguments = Arguments([], [], [], [], single=False)
+        self._compressor = Compressor("reference" if backend == "reference" else "auto")
         self._queue.append((self._coordinator, st.Received(SCHEDULER, 0, VIEW)))
         self._move(st.Join(next(self._calls), CALL_SECONDS))
 
@@ -183,12 +185,27 @@ class _LocalWorker(Operations):
                 self._queue.append((machine, st.Connected(peer)))
             case ef.Complete(call) | ef.Fail(call):
                 self._ended[call] = effect
+            case ef.Encode():
+                job = self._compressor.begin(effect, self._arguments.sources, self.rank)
+                job.run()
+                self._queue.append((self._session, self._compressor.finish(job)))
+            case ef.Settle():
+                self._compressor.settle(effect)
+            case ef.ForgetResiduals(keys):
+                self._compressor.forget(keys)
+            case ef.Release() | ef.Log():
+                pass
+            case _:
+                self._perform_stored(effect)
+
+    def _perform_stored(self, effect: ef.Effect) -> None:
+        match effect:
             case ef.Execute(peer, request, command, index):
                 counters, staleness = dict(self._counters), dict(self._store.staleness)
                 info = ServerInfo("server", index, counters, staleness, self._profile)
                 self._queue.append((self._coordinator, st.Executed(peer, request, run(command, info))))
-            case ef.Release() | ef.Log():
-                pass
+            case ef.Prepare(codec):
+                self._store.prepare(codec, self._compressor.backend)
             case _:
                 done = perform(self._store, effect)
                 if done is not None:
@@ -212,8 +229,16 @@ class _LocalWorker(Operations):
             received = st.Received(SERVER, send.request, send.message, slot, payload.nbytes, rows)
             self._queue.append((self._coordinator, received))
             return
-        payload = self._stored(send.payload)
-        self._receive(self._session.landing(send.request, payload.nbytes), payload)
+        try:
+            payload = self._stored(send.payload)
+        except NotFiniteError as error:
+            self._perform(sender, ef.Refuse(send.peer, send.request, error))
+            return
+        memory = self._session.landing(send.request, payload.nbytes)
+        if isinstance(memory, ef.Replica) and isinstance(send.message, m.Value):
+            self._compressor.receive(memory, send.message.codec, payload, self._arguments.targets)
+        else:
+            self._receive(memory, payload)
         self._queue.append((self._session, st.Received(SERVER, send.request, send.message, None, payload.nbytes)))
 
     def _sent(self, payload: ef.Payload | None) -> memoryview:
@@ -223,6 +248,8 @@ class _LocalWorker(Operations):
                 return bytes_of(sources[tensor])[start:stop]
             case ef.CallTensors(_, tensors):
                 return gather([sources[tensor] for tensor in tensors])
+            case ef.EncodedParts():
+                return self._compressor.memory(payload)
             case _:
                 return memoryview(b"")
 
@@ -234,12 +261,14 @@ class _LocalWorker(Operations):
                 return value.buffer.data
             case ef.StoredRows(key, start, version, rows):
                 return bytes_of(self._store.get_rows(key, start, version, rows))
+            case ef.StoredDifference(key, start, version, _, peer, codec):
+                return self._store.difference(key, start, version, peer, codec)
             case ef.StoredChunks(chunks):
                 return memoryview(b"".join(self._stored(chunk) for chunk in chunks))
             case _:
                 return memoryview(b"")
 
-    def _receive(self, memory: ef.CallMemory | ef.CallTensors | None, payload: memoryview) -> None:
+    def _receive(self, memory: ef.CallMemory | ef.CallTensors | ef.Replica | None, payload: memoryview) -> None:
         targets = self._arguments.targets
         match memory:
             case ef.CallMemory(_, tensor, start, stop):

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
+from aiokv.codec.formats import warm_up
 from aiokv.commands import plain
 from aiokv.commands.registry import check_name
 from aiokv.core import stimuli as st
+from aiokv.core.compression import make_compression
 from aiokv.core.keys import check_same_spec
 from aiokv.core.rows import check_sparse
-from aiokv.errors import CommandError, ConfigError
+from aiokv.errors import CodecError, CommandError, ConfigError
 from aiokv.groups import Group
 from aiokv.sparse import RowSparse, aligned, is_sparse, pulling, pulling_rows, refuse_sparse, sending_rows
 from aiokv.types import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
+    from aiokv.compressing import Compressor
     from aiokv.core.session import Session
     from aiokv.kernels import Backend
     from aiokv.types import Key
@@ -31,6 +36,12 @@ CAPABILITIES = {"optimizer": True}
 """What a store may be asked about -> whether all stores of this package can do it."""
 
 PROFILE_ACTIONS = ("start", "stop", "resume", "dump")
+
+Codec = str | Mapping[str, Any] | None
+"""A codec by its name, or as a dict of `type` and parameters; None: none."""
+
+SLOW: Final = 1 << 30
+"""Stands for the bytes of a computation that takes seconds."""
 
 
 class Operations(ABC):
@@ -51,6 +62,7 @@ class Operations(ABC):
     _session: Session
     _adder: Backend
     """Sums the arrays that a call gives for one key."""
+    _compressor: Compressor
 
     @abstractmethod
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
@@ -458,6 +470,56 @@ class Operations(ABC):
         params = {"path": path} if action == "dump" else {}
         return await self.send_command_to_servers(f"profiler.{action}", params, timeout=timeout)
 
+    # --- compression ---
+
+    async def set_gradient_compression(
+        self, compression: Codec, /, *, pull_compression: Codec = None, timeout: float | None = None, **params: Any
+    ) -> None:
+        """Compress what this worker pushes from now on. Every worker calls it with the same arguments.
+
+        Every key of floats is compressed, whatever its size; others are sent as they are. What a push did not say is
+        added to the next push of that key; after turning compression off too. Workers do not wait for each other:
+        compressed pushes and plain ones may make one round.
+
+        Args:
+            compression: a codec's name, such as "2bit", or `{"type": "2bit", "threshold": 0.5}`; None: none. See
+                `aiokv.codec`.
+            pull_compression: the same for what is pulled: it is sent as compressed difference to what this worker
+                has. A value is exact only when it has not changed for a number of pulls. Takes a copy of the model on
+                the worker, and one for each worker on the servers.
+            timeout: seconds.
+            params: the codec's parameters, besides those in the dict.
+
+        Raises:
+            CodecError: unknown codec, wrong parameter, or another worker has set another one.
+        """
+        push = _read_codec(compression, params)
+        pull = _read_codec(pull_compression, {})
+        made = make_compression(*push, *pull)
+        for codec in (made.push, made.pull):
+            if codec is not None:
+                await self._compute(functools.partial(warm_up, codec, backend=self._compressor.backend), SLOW)
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.ConfigureCompression(call, *push, *pull, seconds))
+
+    async def compression_state(self) -> dict[Key, dict[str, Any]]:
+        """Return what a checkpoint needs of this worker's compression: for each key, residual, step and codec.
+
+        Arrays are copies; all else is None, int, float, str or dict. Wait for the pushes before.
+        """
+        return self._compressor.state()
+
+    async def restore_compression_state(self, state: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Go on as the worker of this rank would have that the state is from. Wait for all pushes before.
+
+        Without compression, what is left goes with the next push of each key.
+
+        Raises:
+            SpecMismatchError, CodecError: the state is none. Nothing has changed.
+        """
+        self._compressor.restore(state, self.rank)
+        await self._call(lambda call: st.RestoreResiduals(call, list(state), self._seconds(None)))
+
     # --- inside ---
 
     async def _transfer(
@@ -468,3 +530,19 @@ class Operations(ABC):
             await self._compute(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
         transfer = operation, arguments.tensors, seconds, priority
         await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
+
+
+def _read_codec(given: Codec, params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return a codec's name, empty for none, and its parameters.
+
+    Raises:
+        CodecError: it is neither a name, nor a dict with one, nor None.
+    """
+    named: dict[str, Any] = {"type": given} if isinstance(given, str) else {}
+    if isinstance(given, Mapping):
+        named = dict(given)
+    name = named.pop("type", "")
+    expected = 'a name, or a dict with one under "type", or None'
+    if not isinstance(name, str) or (bool(name) != (given is not None)) or (not name and params):
+        raise CodecError(f"compression must be {expected}, got {given!r} and {dict(params)}", expected=expected)
+    return name, named | dict(params)

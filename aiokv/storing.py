@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiokv.core import effects as ef
-from aiokv.core.stimuli import Applied, Normed
-from aiokv.errors import AiokvError, UpdateRefusedError
+from aiokv.core.stimuli import Applied, Decoded, Normed
+from aiokv.errors import AiokvError, ProtocolError, UpdateRefusedError
 from aiokv.store.table import span_of
 from aiokv.types import ROW_ID_BYTES
 from aiokv.wire import messages as m
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiokv")
 
 
-def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | None:
-    """Carry out one effect; the stimulus that it ends in, if it is an `Apply` or `Norms`.
+def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | Decoded | None:
+    """Carry out one effect; return the stimulus that it ends in, if it ends in one.
 
     Raises:
         TypeError: the effect has nothing to do with the store.
@@ -34,6 +34,15 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | None
             return _apply(store, update, slots)
         case ef.Norms():
             return _norms(store, effect)
+        case ef.Decode():
+            return _decode(store, effect)
+        case _:
+            _perform_on_chunks(store, effect)
+    return None
+
+
+def _perform_on_chunks(store: ParameterStore, effect: ef.Effect) -> None:
+    match effect:
         case ef.Skip(key, start, version, slot):
             store.skip(key, start, version, slot)
         case ef.Retire(key, start, versions):
@@ -48,9 +57,18 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | None
             store.forget(key, start)
         case ef.Configure():
             store.reset_states()
+        case ef.ForgetReplicas(peer):
+            store.replicas.forget_peer(peer)
         case _:
             _perform_on_slots(store, effect)
-    return None
+
+
+def _decode(store: ParameterStore, effect: ef.Decode) -> Decoded:
+    try:
+        store.decode(effect.slot, effect.target, effect.codec, effect.dtype, effect.sizes)
+    except ProtocolError as error:
+        return Decoded(effect.target, error)
+    return Decoded(effect.target)
 
 
 def _perform_on_slots(store: ParameterStore, effect: ef.Effect) -> None:
@@ -59,6 +77,8 @@ def _perform_on_slots(store: ParameterStore, effect: ef.Effect) -> None:
             store.fold(target, source, dtype)
         case ef.Combine(target, sources, dtype, reduction):
             store.combine(target, sources, dtype, reduction)
+        case ef.Prepare(codec):
+            store.prepare(codec, "reference")
         case ef.Split(slot, parts):
             store.split(slot, parts)
         case ef.JoinRows(slot, parts, row_bytes):

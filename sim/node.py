@@ -68,7 +68,8 @@ def _nbytes(payload: fx.Payload | None) -> int:
             return stop - start
         case fx.StoredChunk(nbytes=nbytes) | fx.StoredRows(nbytes=nbytes):
             return nbytes
-        case None:
+        case None | fx.EncodedParts() | fx.StoredDifference():
+            # Nothing is compressed in a simulation.
             return 0
 
 
@@ -218,6 +219,8 @@ class Node:
             case fx.Release() | fx.Configure() | fx.Divide() | fx.Forget() | fx.Retire() | fx.Execute():
                 # There is no memory to give back, no arithmetic to set up, and nobody sends commands.
                 pass
+            case fx.Encode() | fx.Settle() | fx.ForgetResiduals() | fx.Prepare() | fx.Decode() | fx.ForgetReplicas():
+                raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
             case _:
                 assert_never(effect)
 

@@ -39,6 +39,8 @@ CODES = {
     "UpdateRefusedError": 52,
     "SumOverflowError": 53,
     "DataError": 60,
+    "CodecError": 70,
+    "NotFiniteError": 71,
     "PolicyError": 51,
     "CommandError": 55,
 }

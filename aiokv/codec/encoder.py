@@ -11,7 +11,7 @@ import numpy as np
 from aiokv.codec.formats import make_format
 from aiokv.codec.records import MAX_COUNT, PRECISIONS, QSGD, RandomK
 from aiokv.codec.reference import FLOAT32_MAX
-from aiokv.errors import ConfigError, SpecMismatchError
+from aiokv.errors import NotFiniteError, SpecMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,13 +85,25 @@ class Encoder:
 
         Raises:
             SpecMismatchError: the gradient has another size or dtype, or the cuts do not cover the tensor.
-            ConfigError: the gradient has a NaN or an infinity, or is, with the residual, too large for float32.
+            NotFiniteError: the gradient has a NaN or an infinity, or is, with the residual, too large for float32.
+        """
+        return self.encode_checked(self.check(gradient), self._check_cuts(cuts))
+
+    def check(self, gradient: Array) -> Array:
+        """Return a gradient as `encode_checked` takes it: for who must know first that several can be encoded.
+
+        Raises:
+            SpecMismatchError, NotFiniteError: as `encode`.
         """
         flat = self._check_gradient(gradient)
-        cuts = self._check_cuts(cuts)
         with np.errstate(all="ignore"):
             if not self._format.fits(flat, self._residual):
                 raise self._unusable(flat)
+        return flat
+
+    def encode_checked(self, flat: Array, cuts: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Compress what `check` has returned, if nothing was encoded or restored meanwhile. See `encode`."""
+        with np.errstate(all="ignore"):
             payloads, self._residual = self._format.encode(flat, self._residual, cuts, self._draw)
         self._step += 1
         return [payload.data.toreadonly() for payload in payloads]
@@ -106,6 +118,15 @@ class Encoder:
             return self._zeros()
         self._residual = self._zeros()
         return residual
+
+    def put_back(self, values: Array) -> None:
+        """Add values to the residual, which there is with error feedback alone: what was not sent after all.
+
+        Args:
+            values: one-dimensional, as many as the tensor has elements, in the precision of the residual.
+        """
+        assert self._residual is not None, "without error feedback nothing is kept"
+        self._residual += values
 
     def state(self) -> dict[str, Any]:
         """Return copies of what the next payloads depend on: `step`, and with error feedback `residual`."""
@@ -168,7 +189,7 @@ class Encoder:
     def _zeros(self) -> Array:
         return np.zeros(self._size, self._precision)
 
-    def _unusable(self, gradient: Array) -> ConfigError:
+    def _unusable(self, gradient: Array) -> NotFiniteError:
         outside = np.flatnonzero(~(np.abs(gradient) <= FLOAT32_MAX))
         if outside.size:
             got = f"{gradient[outside[0]]} at element {outside[0]}, and {outside.size - 1} more"
@@ -176,7 +197,7 @@ class Encoder:
         else:
             got = "a sum that is too large"
             what = f"the gradient of key {self._key!r} and its residual have {got}"
-        return ConfigError(
+        return NotFiniteError(
             f"{what}: codec {self._codec.name!r} needs finite numbers that float32 can hold. The residual is unchanged",
             key=self._key,
             expected="finite numbers",

@@ -16,7 +16,7 @@ from aiokv.codec.floats import CastFormat, Float8Format
 from aiokv.codec.levels import LevelFormat
 from aiokv.codec.records import QSGD, BFloat16, BitCodec, Codec, Float8, Float16, RandomK, TopK
 from aiokv.codec.sparse import RandomKFormat, TopKFormat
-from aiokv.errors import ConfigError
+from aiokv.errors import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,8 @@ def make_format(codec: Codec, backend: str) -> Format:
             others are computed by NumPy.
 
     Raises:
-        ConfigError: there is no such backend, or no format for the codec.
+        ConfigError: there is no such backend.
+        CodecError: there is no format for the codec.
         MissingExtraError: the backend's packages are not installed.
     """
     if isinstance(codec, BitCodec):
@@ -85,7 +86,7 @@ def _make_whole_format(codec: Codec) -> WholeFormat:
         case QSGD():
             return LevelFormat(codec)
         case _:
-            raise ConfigError(f"no format for {codec!r}", expected="a codec of aiokv.codec", got=repr(codec))
+            raise CodecError(f"no format for {codec!r}", expected="a codec of aiokv.codec", got=repr(codec))
 
 
 def warm_up(codec: Codec, dtype: str = "float32", backend: str = "auto") -> None:

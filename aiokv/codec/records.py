@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aiokv.errors import ConfigError, ProtocolError, SpecMismatchError
+from aiokv.errors import CodecError, ProtocolError, SpecMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +78,21 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if nbytes != exact:
             raise self.malformed(f"of {size} elements", f"{exact} bytes", f"{nbytes}")
 
+    def whole_nbytes(self, size: int) -> int:
+        """Return how long the payload of a whole tensor of `size` elements is, if it is not cut."""
+        return self.max_nbytes(size)
+
+    @property
+    def number(self) -> int:
+        """A number by which messages name this codec with its parameters; it fits in 63 bits, and is never 0."""
+        digest = hashlib.blake2b(msgspec.json.encode(self), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1 or 1
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """All parameters, as `make_codec` takes them."""
+        return msgspec.structs.asdict(self)
+
     def check_dtype(self, key: Key, dtype: str) -> None:
         """Refuse a key whose gradients can't be compressed.
 
@@ -92,10 +108,10 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 got=dtype,
             )
 
-    def wrong(self, param: str, expected: str) -> ConfigError:
+    def wrong(self, param: str, expected: str) -> CodecError:
         """Return the error that says what a parameter must be."""
         got = repr(getattr(self, param))
-        return ConfigError(f"codec {self.name!r}: {param} must be {expected}, got {got}", expected=expected, got=got)
+        return CodecError(f"codec {self.name!r}: {param} must be {expected}, got {got}", expected=expected, got=got)
 
     def malformed(self, what: str, expected: str, got: str) -> ProtocolError:
         """Return the error that says what is wrong with a payload."""
@@ -212,7 +228,7 @@ class SparseCodec(Codec, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.fraction is None) == (self.k is None):
-            raise ConfigError(
+            raise CodecError(
                 f"codec {self.name!r} takes one of fraction and k, got fraction {self.fraction!r}, k {self.k!r}",
                 expected="one of fraction, k",
                 got=f"{self.fraction!r}, {self.k!r}",
@@ -239,6 +255,10 @@ class SparseCodec(Codec, frozen=True):
     def max_nbytes(self, size: int) -> int:
         """Return how long a payload is at most: all values that are sent may be in one chunk."""
         return PAIR * (size if self.k is None else min(self.k, size))
+
+    def whole_nbytes(self, size: int) -> int:
+        """Return the bytes of all values that are sent of a tensor."""
+        return PAIR * self.count(size) if size else 0
 
     def check_nbytes(self, size: int, nbytes: int) -> None:
         """Refuse a length that is no number of pairs, or too large."""
@@ -318,17 +338,17 @@ def make_codec(name: str, params: Mapping[str, Any]) -> Codec:
     """Validate a codec's name and parameters.
 
     Raises:
-        ConfigError: unknown name, unknown parameter, wrong type or a value out of its range.
+        CodecError: unknown name, unknown parameter, wrong type or a value out of its range.
     """
     codec = CODECS.get(name)
     if codec is None:
         known = ", ".join(CODECS)
-        raise ConfigError(f"unknown codec {name!r}; known: {known}", expected=known, got=name)
+        raise CodecError(f"unknown codec {name!r}; known: {known}", expected=known, got=name)
     fields = [field.name for field in msgspec.structs.fields(codec)]
     for param in params:
         if param not in fields:
             known = ", ".join(fields)
-            raise ConfigError(
+            raise CodecError(
                 f"codec {name!r} has no parameter {param!r}; its parameters are: {known}", expected=known, got=param
             )
     return codec(**params)

@@ -8,8 +8,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiokv.core.bundle import name_keys
+from aiokv.core.compression import Compression
 from aiokv.core.deadlines import Deadlines
-from aiokv.core.effects import CallMemory, CallTensors, Complete, Effect, Fail, Release, Send
+from aiokv.core.effects import (
+    CallMemory,
+    CallTensors,
+    Complete,
+    Effect,
+    Encode,
+    EncodedParts,
+    Fail,
+    ForgetResiduals,
+    Release,
+    Replica,
+    Send,
+    Settle,
+)
+from aiokv.core.encoding import Encodings, ask_compressed, refer_to_encoded
 from aiokv.core.joiner import REGISTER_REQUEST, answer_time
 from aiokv.core.stimuli import Operation, Transfer
 from aiokv.errors import (
@@ -28,6 +43,8 @@ if TYPE_CHECKING:
 
 ErrorOf = Callable[[str], AiokvError]
 
+UNCOMPRESSED = Compression()
+
 NO_CALL = -1
 """Stands for the call of a request that the session makes for itself."""
 
@@ -37,7 +54,7 @@ class Call:
     """A user's call that is not answered yet.
 
     `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
-    the key that it names.
+    the key that it names. `encode` is set once its turn has come, if it is to be encoded first.
     """
 
     number: int
@@ -48,6 +65,8 @@ class Call:
     transfer: Transfer | None = None
     held: Key | None = None
     result: Any = None
+    compression: Compression = UNCOMPRESSED
+    encode: Encode | None = None
 
     @property
     def what(self) -> str:
@@ -84,6 +103,9 @@ class Calls:
         self._deadlines: Deadlines[int] = Deadlines()
         self._waiting: dict[Key, deque[Call]] = {}
         """Held calls in their order, under each of their keys."""
+        self._encodings = Encodings(directory)
+        self._encoding: dict[int, Call] = {}
+        """Calls that are being encoded. They are held, and are sent even when their caller waits no longer."""
 
     # --- read only ---
 
@@ -92,10 +114,23 @@ class Calls:
         """How many requests are not answered yet."""
         return len(self._requests)
 
-    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | None:
-        """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
+    def is_open(self, number: int) -> bool:
+        """Tell whether a call is not over."""
+        return number in self._calls
+
+    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | Replica | None:
+        """Return where the payload of an answer belongs; None when nobody waits for it any longer.
+
+        A replica is kept up to date all the same.
+        """
         pending = self._requests.get(request)
-        if pending is None or pending.part is None or pending.call not in self._calls:
+        if pending is None or pending.part is None:
+            return None
+        replica = pending.part.replica
+        if replica is not None:
+            replica.target = pending.part.receives if pending.call in self._calls else None
+            return replica
+        if pending.call not in self._calls:
             return None
         return pending.part.receives if pending.part.nbytes == nbytes else None
 
@@ -136,10 +171,45 @@ class Calls:
             return self._send(call, parts)
         call.held = self._obstacle(call)
         if call.held is None:
-            return self._exchange(call)
+            return self._begin(call)
         for key in dict.fromkeys(key for key, _ in call.tensors):
             self._waiting.setdefault(key, deque()).append(call)
         return []
+
+    def _begin(self, call: Call) -> list[Effect]:
+        """Send what a call sends, now that its turn has come, or have it encoded first."""
+        # Rows are sent as they are.
+        if _pushes(call) and call.transfer is not None and not call.transfer.rows:
+            call.encode = self._encodings.encode(call.number, call.tensors, call.compression.push)
+        if call.encode is None:
+            return self._exchange(call)
+        self._encoding[call.number] = call
+        call.held = call.tensors[0][0]
+        for key in dict.fromkeys(key for key, _ in call.tensors):
+            self._waiting.setdefault(key, deque()).appendleft(call)
+        return [call.encode]
+
+    def encoded(self, number: int, error: AiokvError | None) -> list[Effect]:
+        """Send what was encoded, whether its caller still waits for it or not; or end the call with an error."""
+        call = self._encoding.pop(number)
+        keys = self._unhold(call)
+        call.held = None
+        effects: list[Effect] = []
+        if error is None:
+            effects = self._exchange(call)
+        elif number in self._calls:
+            effects = self.fail(call, error)
+        return effects + self._resume(tuple(keys))
+
+    def forget_keys(self, keys: list[Key]) -> list[Effect]:
+        """Forget what is left of keys that are no more."""
+        self._encodings.forget(keys)
+        return [ForgetResiduals(keys)]
+
+    def owe(self, keys: list[Key]) -> None:
+        """Take note that something of keys is left that was not sent."""
+        for key in keys:
+            self._encodings.owe(key)
 
     def _obstacle(self, call: Call) -> Key | None:
         """Return a key because of which the call can't be sent yet."""
@@ -160,6 +230,10 @@ class Calls:
         parts = self._directory.exchange(
             call.number, transfer.operation, call.tensors, transfer.rows, wait, transfer.priority
         )
+        if call.encode is not None:
+            refer_to_encoded(parts, call.encode)
+        if call.compression.pull is not None:
+            ask_compressed(parts, call.tensors, call.compression.pull)
         return self._send(call, parts)
 
     def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
@@ -177,10 +251,12 @@ class Calls:
             if not waiting:
                 continue
             call = waiting[0]
+            if call.number in self._encoding:
+                continue
             call.held = self._obstacle(call)
             if call.held is None:
                 look += self._unhold(call)
-                effects += self._exchange(call)
+                effects += self._begin(call)
         return effects
 
     def _unhold(self, call: Call) -> list[Key]:
@@ -206,16 +282,26 @@ class Calls:
         effects: list[Effect] = []
         freed: tuple[Key, ...] = ()
         if part is not None:
-            if isinstance(message, m.Error) and part.push is not None and not is_counted(message.code):
+            counted = not isinstance(message, m.Error) or is_counted(message.code)
+            if part.push is not None and not counted:
                 self._directory.take_back(part)
+            effects += self._settle(part, counted=counted)
             freed = self._directory.answered(part)
             if part.bundle is not None and isinstance(message, m.Bundled):
                 self._directory.bundled(part.bundle, message.bundle)
         call = self._calls.get(pending.call)
         if call is not None:
             call.open.pop(request)
-            effects = self._advance(call, peer, part, message, nbytes)
+            effects += self._advance(call, peer, part, message, nbytes)
         return effects + self._resume(freed)
+
+    def _settle(self, part: Part, *, counted: bool) -> list[Effect]:
+        """Let go of what was encoded for a part."""
+        if not isinstance(part.sends, EncodedParts):
+            return []
+        if not counted:
+            self.owe([part.key] if part.bundle is None else list(part.bundle.keys))
+        return [Settle(part.sends, counted)]
 
     def take(self, peer: Peer, request: int) -> Request:
         """Take an answered request out.
@@ -232,7 +318,8 @@ class Calls:
         if isinstance(message, m.Error):
             return self.fail(call, from_code(message.code, message.message, message.details))
         expected = part.nbytes if part is not None else 0
-        if expected != nbytes:
+        # The length of a compressed difference is checked where it is decoded.
+        if expected != nbytes and not getattr(message, "codec", 0):
             text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
             return self.fail(call, ProtocolError(text))
         if isinstance(message, m.CommandResult) and isinstance(call.result, dict):
@@ -257,7 +344,7 @@ class Calls:
         pending = [(number, self._requests[number]) for number in call.open]
         receiving = [(request.peer, number) for number, request in pending if request.part and request.part.receives]
         effects: list[Effect] = [Release(call.number, receiving)]
-        if call.held is not None:
+        if call.held is not None and call.number not in self._encoding:
             effects += self._resume(tuple(self._unhold(call)))
         return effects
 
@@ -277,17 +364,19 @@ class Calls:
     def fail_requests_to(self, peer: Peer, error_of: ErrorOf) -> list[Effect]:
         """End the calls that wait for a peer which is gone."""
         concerned: dict[int, Call] = {}
+        effects: list[Effect] = []
         for number, request in list(self._requests.items()):
             if request.peer != peer:
                 continue
             del self._requests[number]
             if request.part is not None:
                 self._directory.answered(request.part)
+                effects += self._settle(request.part, counted=True)
             call = self._calls.get(request.call)
             if call is not None:
                 call.open.pop(number)
                 concerned[call.number] = call
-        return self._fail_each(list(concerned.values()), error_of)
+        return effects + self._fail_each(list(concerned.values()), error_of)
 
     def fail_held(self, error_of: ErrorOf) -> list[Effect]:
         """End the calls that wait for their turn."""
@@ -307,6 +396,8 @@ class Calls:
         return effects
 
     def _late(self, call: Call) -> CallTimeoutError:
+        if call.number in self._encoding:
+            return CallTimeoutError(f"{call.what}: not compressed within {call.timeout:.3g} s; it will count")
         if call.held is not None:
             text = (
                 f"{call.what}: not sent within {call.timeout:.3g} s, because {self._most} pushes of key {call.held!r} "
@@ -333,7 +424,9 @@ class Calls:
             assert call.held is None or all(call in self._waiting[key] for key, _ in call.tensors)
         for waiting in self._waiting.values():
             assert waiting
-            assert all(call.held is not None and self._calls[call.number] is call for call in waiting)
+            known = self._calls | self._encoding
+            assert all(call.held is not None and known[call.number] is call for call in waiting)
+            assert all(call.number not in self._encoding for call in list(waiting)[1:])
         assert len(self._calls) == len(self._deadlines)
         assert all(request < self._next_request for request in self._requests)
 

@@ -36,6 +36,7 @@ class Waiter:
     at_least: int = 0
     want_value: bool = True
     rows: bytes = b""
+    value_codec: int = 0
     updates: list[Update] = field(default_factory=list)
 
 

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from aiokv.commands import make_command
 from aiokv.core.bundle import Bundle, divide
 from aiokv.core.catalog import Catalog
+from aiokv.core.compression import Codecs, Decoding, check_length
 from aiokv.core.creation import Creation
 from aiokv.core.cuts import check_cut
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
-from aiokv.core.effects import Configure, Disconnect, Effect, Execute, Forget, Log, Refuse, Send, Stop, freed
+from aiokv.core.effects import (
+    Configure,
+    Decode,
+    Disconnect,
+    Effect,
+    Execute,
+    Forget,
+    Log,
+    Prepare,
+    Refuse,
+    Send,
+    Stop,
+    freed,
+)
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
 from aiokv.core.neighbours import Neighbours
 from aiokv.core.norms import Norms, Outcome
@@ -23,6 +39,7 @@ from aiokv.core.stimuli import (
     Applied,
     Connected,
     ConnectFailed,
+    Decoded,
     Executed,
     Join,
     Normed,
@@ -42,7 +59,7 @@ from aiokv.errors import (
     from_code,
 )
 from aiokv.optim import make_optimizer
-from aiokv.types import SCHEDULER, Key, Peer, Rank, Role
+from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -78,7 +95,9 @@ class Coordinator:
         self._early: Parked[Received] = Parked()
         self._neighbours: Neighbours[Chunk] = Neighbours(joiner)
         self._norms = Norms(self._catalog, self._neighbours)
-        self._rounds = Rounds(self._deadlines, self._rules, self._norms)
+        self._codecs = Codecs()
+        self._decoding = Decoding()
+        self._rounds = Rounds(self._deadlines, self._rules, self._norms, self._codecs)
         self._tables = Tables(self._catalog, self._creation, self._rounds)
         self._scheduler_lost = False
         self._stopped = False
@@ -88,10 +107,14 @@ class Coordinator:
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
         match stimulus:
+            case Received() | PeerLost() if self._decoding.hold(stimulus):
+                return []
             case Received():
                 return self._received(stimulus, now)
             case Applied(key, start):
                 return self._applied(self._catalog.chunks[key, start], stimulus, now)
+            case Decoded():
+                return self._decoded(stimulus, now)
             case Normed(key, start):
                 return self._go_on(self._norms.measured(self._catalog.chunks[key, start], stimulus, now), now)
             case Executed(peer, request, outcome):
@@ -156,6 +179,8 @@ class Coordinator:
         if isinstance(message, PARKABLE):
             check_timeout(message.timeout)
         match message:
+            case m.Push() | m.PushBundle() if message.codec:
+                return self._decode(received, message)
             case m.Push() | m.Pull():
                 return self._exchange(received, message, now)
             case m.PushBundle() | m.PullBundle():
@@ -181,6 +206,9 @@ class Coordinator:
                 return self._set_optimizer(peer, request, message)
             case m.ChangeOptimizer(since, params):
                 return self._change_optimizer(peer, request, since, params)
+            case m.SetCompression():
+                new = self._codecs.set(message, self._rank_of(peer), self._roster)
+                return [*map(Prepare, new), Send(peer, request, m.Done())]
             case m.Command(name, params):
                 return self._execute(peer, request, name, params)
             case _:
@@ -254,8 +282,8 @@ class Coordinator:
         self._creation.forget_peer(peer)
         for name, _ in self._early.take_peer(peer):
             self._deadlines.discard(name)
-        self._rounds.forget_peer(peer)
-        effects = self._tables.forget_peer(peer) + self._go_on(self._norms.forget_peer(peer, reason), now)
+        effects = self._rounds.forget_peer(peer) + self._tables.forget_peer(peer)
+        effects += self._go_on(self._norms.forget_peer(peer, reason), now)
         return effects + self._stop_when_alone()
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
@@ -351,6 +379,36 @@ class Coordinator:
         (index,) = [entry.index for entry in view.servers if entry.name == self._joiner.name]
         return [Execute(peer, request, make_command(name, params), index)]
 
+    # --- compressed pushes ---
+
+    def _decode(self, received: Received, message: m.Push | m.PushBundle) -> list[Effect]:
+        """Have a payload decoded; until that is done, what else comes over the connection waits."""
+        peer, request = received.peer, received.request
+        self._rank_of(peer)
+        codec = self._codecs.find(message.codec)
+        if isinstance(message, m.Push):
+            self._catalog.lookup(message)
+            key, dtype, sizes = message.key, message.dtype, [message.stop - message.start]
+        else:
+            bundle = self._catalog.bundle(message.bundle)
+            key, dtype, sizes = bundle.keys[0], bundle.specs[0].dtype, [spec.size for spec in bundle.specs]
+        codec.check_dtype(key, dtype)
+        check_length(codec, sizes, received.nbytes)
+        target = self._rounds.new_slot()
+        nbytes = TensorSpec((sum(sizes),), dtype).nbytes
+        self._decoding.begin(Received(peer, request, msgspec.structs.replace(message, codec=0), target, nbytes))
+        return [Decode(received.slot, target, codec, dtype, sizes)]
+
+    def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
+        push, behind = self._decoding.end(decoded.target)
+        if decoded.error is None:
+            effects = self._received(push, now)
+        else:
+            effects = [Refuse(push.peer, push.request, decoded.error)]
+        for stimulus in behind:
+            effects += self.handle(stimulus, now=now)
+        return effects
+
     # --- push and pull ---
 
     def _init(self, received: Received, message: m.Init | m.InitBundle, now: float) -> list[Effect]:
@@ -436,6 +494,9 @@ class Coordinator:
             return [*freed(received.slot), Refuse(received.peer, received.request, error)]
 
     def _divide(self, bundle: Bundle) -> list[Effect]:
+        whole = bundle.chunk
+        assert whole is not None, "a bundle is divided once"
+        self._rounds.replicas.forget_chunk(whole.key, whole.start)
         chunks, effects = divide(bundle, self._rounds.new_slot)
         self._catalog.replace(bundle, chunks)
         return effects

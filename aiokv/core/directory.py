@@ -329,6 +329,10 @@ class Directory:
             self._known[key].versions[0] = bundle.version
         self._plans.clear()
 
+    def cuts(self, key: Key, spec: TensorSpec) -> list[tuple[int, int]]:
+        """Return first element and end of each chunk of a key."""
+        return [(chunk.start, chunk.stop) for chunk in self._place(key, spec)]
+
     def _place(self, key: Key, spec: TensorSpec) -> list[Chunk]:
         chunks = self._places.get((key, spec))
         if chunks is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aiokv.codec import Codec
     from aiokv.commands import Command
     from aiokv.errors import AiokvError
     from aiokv.initializers import Initializer
@@ -36,6 +37,34 @@ class CallTensors:
 
 
 @dataclass(slots=True)
+class EncodedParts:
+    """Compressed parts of tensors of the user's call `call`, one after the other: for each, tensor and first element.
+
+    An `Encode` effect has made them. They are the driver's own memory, until `Settle`.
+    """
+
+    call: int
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Replica:
+    """What a worker keeps of a chunk, to which compressed values are differences: `size` elements of `dtype`.
+
+    An answer that is a difference has `codec`. When the replica is up to date it is copied to `target`, if there is
+    still somebody who waits for it.
+    """
+
+    server: Peer
+    key: Key
+    start: int
+    dtype: str
+    size: int
+    codec: Codec
+    target: CallMemory | CallTensors | None
+
+
+@dataclass(slots=True)
 class StoredChunk:
     """The chunk's immutable value at `version`; `nbytes` long."""
 
@@ -63,10 +92,25 @@ class StoredRows:
     nbytes: int
 
 
+@dataclass(slots=True)
+class StoredDifference:
+    """What the chunk's value at `version` differs by from the replica of a peer, compressed with `codec`.
+
+    The replica is then what the peer will make of it. Without a codec it is the whole value, and so is the replica.
+    """
+
+    key: Key
+    start: int
+    version: Version
+    nbytes: int
+    peer: Peer
+    codec: Codec | None
+
+
 URGENT = 1 << 30
 """Priority of what is not the user's: no call's priority is as high."""
 
-Payload = CallMemory | CallTensors | StoredChunk | StoredChunks | StoredRows
+Payload = CallMemory | CallTensors | EncodedParts | StoredChunk | StoredChunks | StoredDifference | StoredRows
 
 # --- effects of every machine ---
 
@@ -156,6 +200,37 @@ class Release:
     receiving: list[tuple[Peer, int]]
 
 
+# --- effects of a worker on what it compresses ---
+
+
+@dataclass(slots=True)
+class Encode:
+    """Compress tensors of the user's call `call`: for each, its number, key and the cuts; ends in `Encoded`.
+
+    What the tensors' earlier payloads did not say goes into these. Without a codec that is all: they are sent as they
+    are.
+    """
+
+    call: int
+    codec: Codec | None
+    tensors: list[tuple[int, Key, list[tuple[int, int]]]]
+
+
+@dataclass(slots=True)
+class Settle:
+    """The parts were answered, and are not needed any longer. Unless they are `counted`, what they say is due again."""
+
+    parts: EncodedParts
+    counted: bool
+
+
+@dataclass(slots=True)
+class ForgetResiduals:
+    """The keys are no more."""
+
+    keys: list[Key]
+
+
 # --- effects of a server on its store ---
 
 
@@ -173,6 +248,35 @@ class Install:
     size: int
     slot: Slot | None
     pieces: list[Piece]
+
+
+@dataclass(slots=True)
+class Prepare:
+    """Payloads of this codec are to be expected."""
+
+    codec: Codec
+
+
+@dataclass(slots=True)
+class Decode:
+    """Decode the payload in `slot` into `target`, a new slot; free `slot`; ends in `Decoded`.
+
+    It says `dtype` values of tensors with these `sizes`, one after the other; of a single one it may be a part. `slot`
+    is None for a payload without bytes.
+    """
+
+    slot: Slot | None
+    target: Slot
+    codec: Codec
+    dtype: str
+    sizes: list[int]
+
+
+@dataclass(slots=True)
+class ForgetReplicas:
+    """The peer is gone, and what it keeps with it."""
+
+    peer: Peer
 
 
 @dataclass(slots=True)
@@ -351,7 +455,13 @@ Effect = (
     | Complete
     | Fail
     | Release
+    | Encode
+    | Settle
+    | ForgetResiduals
     | Install
+    | Prepare
+    | Decode
+    | ForgetReplicas
     | Fold
     | Combine
     | Norms

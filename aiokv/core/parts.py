@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import URGENT, CallMemory, CallTensors
+from aiokv.core.effects import URGENT, CallMemory, CallTensors, EncodedParts, Replica
 
 if TYPE_CHECKING:
     from aiokv.types import Key, Peer, TensorSpec, Version
@@ -52,22 +52,23 @@ class Pushed:
 class Part:
     """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes.
 
-    `push` is set when it pushes.
+    `push` is set when it pushes, `replica` when the answer may be a compressed difference.
     """
 
     peer: Peer
     message: m.Message
-    sends: CallMemory | CallTensors | None
+    sends: CallMemory | CallTensors | EncodedParts | None
     receives: CallMemory | CallTensors | None
     key: Key
     start: int = 0
     bundle: KnownBundle | None = None
     push: Pushed | None = None
     priority: int = URGENT
+    replica: Replica | None = None
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the answer has."""
+        """How many bytes the answer has, unless it is a compressed difference."""
         if self.receives is None:
             return 0
         if isinstance(self.receives, CallTensors):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
+from aiokv.core.compression import Replicas, is_compressible
 from aiokv.core.effects import (
     Apply,
     Effect,
@@ -17,6 +19,7 @@ from aiokv.core.effects import (
     Skip,
     StoredChunk,
     StoredChunks,
+    StoredDifference,
     Sums,
 )
 from aiokv.core.reads import Reads
@@ -28,6 +31,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from aiokv.core.compression import Codecs
     from aiokv.core.deadlines import Deadlines
     from aiokv.core.effects import Payload
     from aiokv.core.norms import Norms as Gatherer
@@ -37,11 +41,26 @@ if TYPE_CHECKING:
     from aiokv.optim import Optimizer
     from aiokv.types import Peer, Rank, Slot, Version
 
+DIFFERENCE_PRIORITY = 0
+"""At which compressed values are sent, whatever priority they were asked for with."""
+
 AnyPush = m.Push | m.PushBundle | m.PushRows
 AnyPull = m.Pull | m.PullBundle | m.PullRows
 
 MAX_OPEN_UPDATES = 1024
 """How far a worker may push ahead of the rounds that are closed, per chunk."""
+
+
+@dataclass(slots=True)
+class Asker:
+    """Who gets a value, and how: some rows of it, or what it differs by in a codec; see `Value`."""
+
+    peer: Peer
+    request: int
+    rank: Rank
+    priority: int
+    rows: bytes
+    codec: int
 
 
 class Rounds:
@@ -51,14 +70,18 @@ class Rounds:
         deadlines: where parked requests are entered, under peer and request id.
         rules: which rule makes an update.
         norms: who gathers sums over whole tensors, for rules that need them.
+        codecs: which codecs values may be asked for in.
     """
 
-    def __init__(self, deadlines: Deadlines[RequestName], rules: Rules, norms: Gatherer) -> None:
+    def __init__(self, deadlines: Deadlines[RequestName], rules: Rules, norms: Gatherer, codecs: Codecs) -> None:
         self.roster = Roster()
         """The workers of the newest view; the owner puts it here."""
         self._deadlines = deadlines
         self._rules = rules
         self._norms = norms
+        self._codecs = codecs
+        self.replicas = Replicas()
+        """What peers keep of values that they got compressed."""
         self._waiters: dict[RequestName, Waiter] = {}
         self._last_slot: Slot = 0
 
@@ -78,7 +101,9 @@ class Rounds:
         Raises:
             ProtocolError: a wrong length, sequence or version; nothing is taken.
             MembershipError: the round has gone on without the rank.
+            CodecError: the value is wanted in an unknown codec.
         """
+        self._check_codec(message)
         nbytes = sum(chunk.nbytes_of(message) for chunk in chunks)
         if received.nbytes != nbytes:
             raise ProtocolError(f"{chunks[0].label}: expected {nbytes} bytes, got {received.nbytes}")
@@ -128,11 +153,17 @@ class Rounds:
         return version
 
     def pull(self, received: Received, message: AnyPull, rank: Rank, chunks: list[Chunk], now: float) -> list[Effect]:
-        """Answer with the values, or park the request until each holds the rank's push number `at_least`."""
+        """Answer with the values, or park the request until each holds the rank's push number `at_least`.
+
+        Raises:
+            CodecError: the value is wanted in an unknown codec.
+        """
+        self._check_codec(message)
         behind = [chunk for chunk in chunks if chunk.reflected.get(rank, 0) < message.at_least]
         rows = message.rows if isinstance(message, m.PullRows) else b""
         if not behind:
-            return [self._value(received.peer, received.request, rank, chunks, message.priority, rows)]
+            asker = Asker(received.peer, received.request, rank, message.priority, rows, message.value_codec)
+            return [self._value(asker, chunks)]
         waiter = self._park(received, rank, message, chunks, now)
         waiter.at_least, waiter.left, waiter.rows = message.at_least, len(behind), rows
         effects: list[Effect] = []
@@ -142,6 +173,10 @@ class Rounds:
             if update is not None and self.roster.lost:
                 effects += self._refuse_lost(chunk, update)
         return effects
+
+    def _check_codec(self, message: AnyPush | AnyPull) -> None:
+        if message.value_codec:
+            self._codecs.find(message.value_codec)
 
     # --- updates ---
 
@@ -304,6 +339,7 @@ class Rounds:
     ) -> Waiter:
         name = (received.peer, received.request)
         waiter = self._waiters[name] = Waiter(*name, rank, message.timeout, chunks, len(chunks), message.priority)
+        waiter.value_codec = message.value_codec
         self._deadlines.add(name, now + message.timeout)
         return waiter
 
@@ -322,10 +358,11 @@ class Rounds:
             if waiter in chunk.pulls:
                 chunk.pulls.remove(waiter)
 
-    def forget_peer(self, peer: Peer) -> None:
+    def forget_peer(self, peer: Peer) -> list[Effect]:
         """Nobody is there any longer to answer; what was pushed stays counted."""
         for waiter in [waiter for waiter in self._waiters.values() if waiter.peer == peer]:
             self._forget(waiter)
+        return self.replicas.forget_peer(peer)
 
     def expire(self, name: RequestName) -> Effect:
         """Refuse a parked request whose time has come, and say what was missing."""
@@ -339,18 +376,31 @@ class Rounds:
     def _answer(self, waiter: Waiter) -> Effect:
         self._unpark(waiter)
         if waiter.want_value:
-            return self._value(waiter.peer, waiter.request, waiter.rank, waiter.chunks, waiter.priority, waiter.rows)
+            named = waiter.peer, waiter.request, waiter.rank
+            asker = Asker(*named, waiter.priority, waiter.rows, waiter.value_codec)
+            return self._value(asker, waiter.chunks)
         return Send(waiter.peer, waiter.request, m.Done(min(chunk.version for chunk in waiter.chunks)))
 
-    def _value(self, peer: Peer, request: int, rank: Rank, chunks: list[Chunk], priority: int, rows: bytes) -> Effect:
-        payload: Payload = chunks[0].stored(rows)
+    def _value(self, asker: Asker, chunks: list[Chunk]) -> Effect:
+        payload: Payload = chunks[0].stored(asker.rows)
         if len(chunks) > 1:
             payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])
         named = min(chunk.version for chunk in chunks)
         for chunk in chunks:
             if chunk.reads is not None:
-                chunk.reads.answered(rank, named, chunk.version)
-        return Send(peer, request, m.Value(named), payload, priority)
+                chunk.reads.answered(asker.rank, named, chunk.version)
+        if asker.codec and len(chunks) == 1 and is_compressible(chunks[0].spec.dtype, chunks[0].size):
+            return self._difference(asker, chunks[0])
+        return Send(asker.peer, asker.request, m.Value(named), payload, asker.priority)
+
+    def _difference(self, asker: Asker, chunk: Chunk) -> Effect:
+        """Answer with what the value differs by from the peer's replica; the first time with the value itself."""
+        known = self.replicas.add(asker.peer, chunk.key, chunk.start)
+        codec = self._codecs.find(asker.codec) if known else None
+        payload = StoredDifference(chunk.key, chunk.start, chunk.version, chunk.nbytes, asker.peer, codec)
+        message = m.Value(chunk.version, asker.codec if known else 0)
+        # All at one priority: they are to be added up in the order in which they were made.
+        return Send(asker.peer, asker.request, message, payload, DIFFERENCE_PRIORITY)
 
     def _late(self, waiter: Waiter) -> RoundTimeoutError:
         awaited = [(chunk, chunk.awaited_update(waiter)) for chunk in waiter.chunks]
@@ -372,6 +422,7 @@ class Rounds:
 
     def remove(self, chunk: Chunk, error: AiokvError) -> list[Effect]:
         """Refuse all who wait for a chunk, and free what they have brought."""
+        self.replicas.forget_chunk(chunk.key, chunk.start)
         waiters = dict.fromkeys(waiter for update in chunk.updates.values() for waiter in update.waiters)
         waiters |= dict.fromkeys(chunk.pulls)
         effects = [self._refuse(waiter, error) for waiter in waiters]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiokv.core import stimuli as st
 from aiokv.core.bundle import name_keys
 from aiokv.core.calls import Call, Calls
+from aiokv.core.compression import Compression, make_compression
 from aiokv.core.deadlines import check_timeout, earliest
 from aiokv.core.directory import Directory
 from aiokv.core.effects import (
@@ -17,6 +18,7 @@ from aiokv.core.effects import (
     Effect,
     Fail,
     Log,
+    Replica,
     Send,
 )
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
@@ -27,6 +29,7 @@ from aiokv.core.rules import check_changes, check_reduction
 from aiokv.errors import (
     AiokvError,
     ClosedError,
+    CodecError,
     ConfigError,
     MembershipError,
     ProtocolError,
@@ -83,6 +86,11 @@ class Session:
         self._lost: dict[Peer, str] = {}
         self._directory = Directory(self.policy)
         self._calls = Calls(self._directory, self._label, max_open_pushes=max_open_pushes)
+        self._compression = Compression()
+        self._changes = 0
+        """How often it was changed."""
+        self._changing: tuple[int, Compression] | None = None
+        """The call that changes it, and to what."""
         self._finished = False
         self._closed = False
 
@@ -117,6 +125,11 @@ class Session:
         """Return shape and dtype of a key that this worker has initialised."""
         return self._directory.spec(key)
 
+    @property
+    def compression(self) -> Compression:
+        """How this worker compresses."""
+        return self._compression
+
     def is_sparse(self, key: Key) -> bool:
         """Return True when this worker has initialised the key as a row-sparse one."""
         return self._directory.is_sparse(key)
@@ -133,7 +146,7 @@ class Session:
         check_table(check_key(key), spec)
         return [chunk.start for chunk in self._directory.place_rows(check_key(key), spec)]
 
-    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | None:
+    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | Replica | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
         return self._calls.landing(request, nbytes)
 
@@ -157,25 +170,29 @@ class Session:
                 return self._ask_scheduler(Call(call, "finish", timeout), m.Finish(), now)
             case st.DeleteKeys():
                 return self._delete(stimulus, now)
-            case st.ConfigureOptimizer() | st.AdjustOptimizer() | st.SendCommand():
-                return self._for_servers(stimulus, now)
+            case st.Encoded(call, error):
+                return self._calls.encoded(call, error)
             case st.Cancel(call):
                 return self._calls.cancel(call)
             case st.Depart(call, timeout):
                 return self._depart(call, timeout, now)
             case _:
-                return self._link_event(stimulus, now)
+                return self._set(stimulus, now)
 
-    def _for_servers(
-        self, stimulus: st.ConfigureOptimizer | st.AdjustOptimizer | st.SendCommand, now: float
-    ) -> list[Effect]:
+    def _set(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
             case st.ConfigureOptimizer():
                 return self._set_optimizer(stimulus, now)
             case st.AdjustOptimizer():
                 return self._change_optimizer(stimulus, now)
-            case _:
+            case st.SendCommand():
                 return self._command(stimulus, now)
+            case st.ConfigureCompression():
+                return self._set_compression(stimulus, now)
+            case st.RestoreResiduals(call, keys, timeout):
+                return self._restore(Call(call, "restore of residuals", timeout), keys)
+            case _:
+                return self._link_event(stimulus, now)
 
     def _link_event(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -252,6 +269,7 @@ class Session:
             self._check_ready(call)
             check_priority(stimulus.priority)
             call.tensors = self._directory.check(stimulus.tensors, len(stimulus.rows))
+            call.compression = self._compression
             self._check_options(call, stimulus)
         except AiokvError as error:
             return [Fail(call.number, error)]
@@ -289,9 +307,11 @@ class Session:
         except AiokvError as error:
             return [Fail(call.number, error)]
         self._directory.forget(stimulus.keys)
+        effects = self._calls.forget_keys(stimulus.keys)
         if self._rank != 0:
-            return [Complete(call.number)]
-        return self._ask_servers(call, m.Delete(tuple(stimulus.keys), answer_time(call.timeout)), 0, now)
+            return [*effects, Complete(call.number)]
+        message = m.Delete(tuple(stimulus.keys), answer_time(call.timeout))
+        return effects + self._ask_servers(call, message, 0, now)
 
     def _set_optimizer(self, stimulus: st.ConfigureOptimizer, now: float) -> list[Effect]:
         name, params, reduction = stimulus.name, stimulus.params, stimulus.reduction
@@ -328,6 +348,38 @@ class Session:
         # Like a push of no special priority, so that it is carried out after those that were made before.
         return self._ask_servers(call, message, 0, now)
 
+    def _set_compression(self, stimulus: st.ConfigureCompression, now: float) -> list[Effect]:
+        call = Call(stimulus.call, f"compression with {stimulus.name or None!r}", stimulus.timeout)
+        try:
+            self._check_ready(call)
+            wanted = make_compression(stimulus.name, stimulus.params, stimulus.pull_name, stimulus.pull_params)
+            if self._changing is not None and self._calls.is_open(self._changing[0]):
+                raise CodecError(f"{call.what}: another change is under way")
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        if wanted == self._compression:
+            return [Complete(call.number)]
+        self._changing = (call.number, wanted)
+        push, pull = (("", {}) if codec is None else (codec.name, codec.params) for codec in (wanted.push, wanted.pull))
+        message = m.SetCompression(self._changes + 1, *push, *pull, answer_time(call.timeout))
+        return self._ask_servers(call, message, URGENT, now)
+
+    def _changed(self, effects: list[Effect]) -> list[Effect]:
+        """Compress as all servers know it by now, if that is so; what was called before goes as it was to go then."""
+        if self._changing is not None and Complete(self._changing[0]) in effects:
+            self._compression = self._changing[1]
+            self._changes += 1
+            self._changing = None
+        return effects
+
+    def _restore(self, call: Call, keys: list[Key]) -> list[Effect]:
+        try:
+            self._check_ready(call)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        self._calls.owe(keys)
+        return [Complete(call.number)]
+
     def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
         """Send the same message to all servers."""
         self._calls.open(call, now)
@@ -360,7 +412,7 @@ class Session:
             if peer in self._servers and peer not in self._attached:
                 self._calls.take(peer, request)
                 return self._attach_answered(peer, message)
-            return self._calls.answered(peer, request, message, nbytes)
+            return self._changed(self._calls.answered(peer, request, message, nbytes))
         except ProtocolError as error:
             return self._cut(peer, error.message)
 

@@ -81,6 +81,17 @@ class Applied:
 
 
 @dataclass(slots=True)
+class Decoded:
+    """What a `Decode` effect asked for is done: the values are in slot `target`.
+
+    With an `error` the payload was malformed, and there is no such slot.
+    """
+
+    target: Slot
+    error: AiokvError | None = None
+
+
+@dataclass(slots=True)
 class Normed:
     """The sums of squares that a `Norms` effect asked for, for each key in the chunk; none with an `error`."""
 
@@ -227,6 +238,35 @@ class SendCommand:
 
 
 @dataclass(slots=True)
+class ConfigureCompression:
+    """Compress what is pushed from now on, and what is received, with codecs; an empty name is none."""
+
+    call: int
+    name: str
+    params: Mapping[str, Any]
+    pull_name: str
+    pull_params: Mapping[str, Any]
+    timeout: float
+
+
+@dataclass(slots=True)
+class RestoreResiduals:
+    """The driver has put residuals of these keys in the place of those that it had."""
+
+    call: int
+    keys: list[Key]
+    timeout: float
+
+
+@dataclass(slots=True)
+class Encoded:
+    """What an `Encode` effect asked for is done; with an `error` nothing has become of it, and nothing has changed."""
+
+    call: int
+    error: AiokvError | None = None
+
+
+@dataclass(slots=True)
 class Cancel:
     """The caller stopped waiting. What was pushed is still delivered; what was to be received is dropped."""
 
@@ -250,6 +290,7 @@ Stimulus = (
     | Applied
     | Normed
     | Executed
+    | Decoded
     | Join
     | Transfer
     | EnterBarrier
@@ -258,6 +299,9 @@ Stimulus = (
     | ConfigureOptimizer
     | AdjustOptimizer
     | SendCommand
+    | ConfigureCompression
+    | RestoreResiduals
+    | Encoded
     | Cancel
     | Depart
 )

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiokv import plugins
 from aiokv.arrays import bytes_of
+from aiokv.codec.formats import warm_up
 from aiokv.commands import ServerInfo, run
 from aiokv.config import Config, is_wildcard, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.errors import AiokvError
+from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, get_backend
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.node import Node, local_host_towards
@@ -27,6 +28,7 @@ from aiokv.wire.receiver import Frame, Head, Landing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiokv.codec import Codec
     from aiokv.net.link import AnyLink
 
 JOIN_CALL = 0
@@ -59,6 +61,7 @@ class Server(Node):
         self._store = ParameterStore(get_backend(FIRST if self.config.backend == "auto" else self.config.backend))
         self._warming: asyncio.Task[None] | None = None
         self._commands: dict[asyncio.Task[None], None] = {}
+        self._preparing: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
         """Listen, and begin to join. See `Node.start`."""
@@ -113,6 +116,9 @@ class Server(Node):
         if isinstance(payload, ef.StoredRows):
             rows = self._store.get_rows(payload.key, payload.start, payload.version, payload.rows)
             return bytes_of(rows), None
+        if isinstance(payload, ef.StoredDifference):
+            named = payload.key, payload.start, payload.version
+            return self._store.difference(*named, payload.peer, payload.codec), None
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)
@@ -133,12 +139,27 @@ class Server(Node):
             return
         self._store.use(backend)
 
+    def _prepare(self, codec: Codec) -> None:
+        """Compile what the codec needs in a thread; meanwhile NumPy decodes it, with the same bits."""
+        if self.config.backend != "reference":
+            task = self._loop.create_task(self._decode_compiled(codec))
+            self._preparing[task] = None
+            task.add_done_callback(self._preparing.pop)
+
+    async def _decode_compiled(self, codec: Codec) -> None:
+        try:
+            await asyncio.to_thread(warm_up, codec, "float32", "cpu")
+        except AiokvError as error:
+            logger.info("%s decodes with NumPy: %s", self.name, error)
+            return
+        self._store.prepare(codec, "cpu")
+
     async def close(self) -> None:
         """Stop listening and close all connections. See `Node.close`."""
         if self._warming is not None:
             # A thread can't be stopped; it takes a second or two at most.
             await asyncio.gather(self._warming, return_exceptions=True)
-        await asyncio.gather(*self._commands, return_exceptions=True)
+        await asyncio.gather(*self._commands, *self._preparing, return_exceptions=True)
         await super().close()
 
     async def _execute(self, effect: ef.Execute) -> None:
@@ -157,12 +178,15 @@ class Server(Node):
     def _perform_own(self, effect: ef.Effect) -> None:
         match effect:
             case ef.Configure(optimizer):
-                perform(self._store, effect)
+                self._perform_stored(effect)
                 self._warm_up(optimizer)
             case ef.Execute():
                 task = self._loop.create_task(self._execute(effect))
                 self._commands[task] = None
                 task.add_done_callback(self._commands.pop)
+            case ef.Prepare(codec):
+                self._perform_stored(effect)
+                self._prepare(codec)
             case ef.Stop():
                 self._stop(effect)
             case ef.Complete():
@@ -171,9 +195,20 @@ class Server(Node):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:
                 self.counters["updates"] += isinstance(effect, ef.Apply | ef.ApplyRows)
-                stimulus = perform(self._store, effect)
-                if stimulus is not None:
-                    self.feed(stimulus)
+                self._perform_stored(effect)
+
+    def _perform_stored(self, effect: ef.Effect) -> None:
+        stimulus = perform(self._store, effect)
+        if stimulus is not None:
+            self.feed(stimulus)
+
+    def _perform(self, effect: ef.Effect) -> None:
+        try:
+            super()._perform(effect)
+        except NotFiniteError as error:
+            # The payload of a `Send` could not be made.
+            assert isinstance(effect, ef.Send), "only values that are sent are compressed"
+            super()._perform(ef.Refuse(effect.peer, effect.request, error))
 
 
 def _compiled(optimizer: Optimizer, dtypes: list[str]) -> Backend:

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from aiokv.arrays import Arguments, bytes_of, gather, scatter
+from aiokv.compressing import Compressor, Job
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
-from aiokv.errors import AiokvError, ClosedError
+from aiokv.errors import AiokvError, ClosedError, ProtocolError
 from aiokv.kernels import backend_for
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.operations import Operations
 from aiokv.types import Peer, Role
+from aiokv.wire.messages import Value
 from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
@@ -54,6 +56,9 @@ class Client(Driver, Operations):
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._arguments: dict[int, Arguments] = {}
         self._landed: dict[tuple[Peer, int], memoryview] = {}
+        self._compressor = Compressor("reference" if config.backend == "reference" else "auto")
+        self._encoding: dict[int, asyncio.Task[None]] = {}
+        """Tasks whose threads read a call's arrays."""
         self._open = False
 
     # --- life ---
@@ -104,6 +109,7 @@ class Client(Driver, Operations):
             logger.warning("left without a word to the scheduler: %s", error)
         finally:
             self._open = False
+            await self._encoded()
             await self._close_links()
             # The others may still need what lies here.
             await self._close_shard(wait=self.config.join_timeout)
@@ -136,6 +142,7 @@ class Client(Driver, Operations):
         self._open = False
         for call in list(self._futures):
             self._fail(call, ClosedError("the client was closed while the call was pending"))
+        await self._encoded()
         await self._close_links()
         await self._close_shard(wait=0.0)
 
@@ -174,7 +181,8 @@ class Client(Driver, Operations):
             self._arguments.pop(number, None)
 
     async def _settle(self, call: int) -> None:
-        """Wait until no connection reads from the call's arrays any longer; cut one whose peer has stopped to read."""
+        """Wait until nobody reads from the call's arrays any longer; cut a link whose peer has stopped to read."""
+        await self._encoded(call)
         for link in list(self._links.values()):
             try:
                 # Copying 100 MB at once would hold the loop for long.
@@ -189,6 +197,32 @@ class Client(Driver, Operations):
                         await link.drained()
                         continue
                 link.abort()
+
+    async def _encoded(self, *calls: int) -> None:
+        """Wait until no thread reads from the arrays of calls, of all if none is given. A thread can't be stopped."""
+        tasks = [task for call, task in self._encoding.items() if not calls or call in calls]
+        cancelled: asyncio.CancelledError | None = None
+        while any(not task.done() for task in tasks):
+            try:
+                await asyncio.wait(tasks)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def _encode(self, effect: ef.Encode) -> None:
+        job = self._compressor.begin(effect, self._arguments[effect.call].sources, self.rank)
+        if job.nbytes > TURN_BYTES:
+            task = self._encoding[effect.call] = self._loop.create_task(self._encode_aside(job))
+            task.add_done_callback(lambda _: self._encoding.pop(effect.call))
+            return
+        job.run()
+        self.feed(self._compressor.finish(job))
+
+    async def _encode_aside(self, job: Job) -> None:
+        """Encode in a thread: the loop must not wait for it."""
+        await asyncio.to_thread(job.run)
+        self.feed(self._compressor.finish(job))
 
     def _fail(self, call: int, error: AiokvError) -> None:
         future = self._futures.get(call)
@@ -216,7 +250,17 @@ class Client(Driver, Operations):
             if isinstance(memory, ef.CallTensors):
                 targets = self._arguments[memory.call].targets
                 scatter(buffer, [targets[tensor] for tensor in memory.tensors])
+            elif isinstance(memory, ef.Replica) and isinstance(frame.message, Value):
+                try:
+                    self._update(memory, frame.message.codec, buffer)
+                except ProtocolError as error:
+                    link.refuse(error)
+                    return
         super().frames_received(link, frames)
+
+    def _update(self, replica: ef.Replica, codec: int, payload: memoryview) -> None:
+        targets = [] if replica.target is None else self._arguments[replica.target.call].targets
+        self._compressor.receive(replica, codec, payload, targets)
 
     def link_down(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         """Forget what was only partly received."""
@@ -228,6 +272,8 @@ class Client(Driver, Operations):
         if isinstance(payload, ef.CallTensors):
             sources = self._arguments[payload.call].sources
             return gather([sources[tensor] for tensor in payload.tensors]), None
+        if isinstance(payload, ef.EncodedParts):
+            return self._compressor.memory(payload), None
         assert isinstance(payload, ef.CallMemory), "a worker sends what its user gave"
         source = self._arguments[payload.call].sources[payload.tensor]
         return bytes_of(source)[payload.start : payload.stop], None
@@ -240,6 +286,12 @@ class Client(Driver, Operations):
                     future.set_result(result)
             case ef.Fail(call, error):
                 self._fail(call, error)
+            case ef.Encode():
+                self._encode(effect)
+            case ef.Settle():
+                self._compressor.settle(effect)
+            case ef.ForgetResiduals(keys):
+                self._compressor.forget(keys)
             case ef.Release(call, receiving):
                 for peer, request in receiving:
                     if peer in self._links:

@@ -13,21 +13,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.codec.decoder import Decoder
 from aiokv.errors import AiokvError, SumOverflowError
 from aiokv.kernels.robust import combine
 from aiokv.optim import PRECISIONS, Assign
 from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.pool import Pool
+from aiokv.store.replicas import Replicas
 from aiokv.store.table import Table
 from aiokv.types import ROW_ID_BYTES, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.codec import Codec
     from aiokv.initializers import Initializer
     from aiokv.kernels import Backend
     from aiokv.optim import Norms, Optimizer
-    from aiokv.types import Key, Slot, TensorSpec, Version
+    from aiokv.types import Key, Peer, Slot, TensorSpec, Version
 
 Array = NDArray[Any]
 
@@ -93,6 +96,9 @@ class ParameterStore:
         self._tables: dict[tuple[Key, int], Table] = {}
         self.staleness: Counter[int] = Counter()
         """How many versions old a contribution was -> how many of those were applied, one for each chunk."""
+        self._decoders: dict[Codec, Decoder] = {}
+        self.replicas = Replicas()
+        """What peers have of values that they receive compressed."""
 
     @property
     def open_slots(self) -> int:
@@ -167,7 +173,7 @@ class ParameterStore:
         """
         total, added = self._slots[target], self._slots[source]
         try:
-            self._backend.accumulate(_widened(total, dtype), added.buffer.view(dtype))
+            self._backend.accumulate(_widened(total, dtype), _content(added, dtype))
         except SumOverflowError as error:
             total.error = error
         self.free(source)
@@ -175,7 +181,7 @@ class ParameterStore:
     def combine(self, target: Slot, sources: list[Slot], dtype: str, reduction: str) -> None:
         """Put what a reduction makes of several slots into the first of them, and free the others."""
         landed = self._slots[target]
-        arrays = [self._slots[slot].buffer.view(dtype) for slot in (target, *sources)]
+        arrays = [_content(self._slots[slot], dtype) for slot in (target, *sources)]
         combined = combine(arrays, reduction)
         if np.dtype(dtype) in LOW:
             landed.wide = combined
@@ -196,8 +202,57 @@ class ParameterStore:
             offset += nbytes
         self.free(slot)
 
+    def prepare(self, codec: Codec, backend: str) -> None:
+        """Decode a codec's payloads with a backend from now on; all give the same bits."""
+        self._decoders[codec] = Decoder(codec, backend=backend)
+        self.replicas.prepare(codec, backend)
+
+    def decode(self, slot: Slot | None, target: Slot, codec: Codec, dtype: str, sizes: list[int]) -> None:
+        """Make a slot of the values that a payload says, low precisions in float32, and free the payload's.
+
+        Args:
+            slot: the payload; None if it has no bytes.
+            target: the new slot.
+            codec: of the payload, prepared before.
+            dtype: of the values.
+            sizes: elements of each of the tensors that it says, one after the other; of a single one it may be a part.
+
+        Raises:
+            ProtocolError: the payload is malformed; there is no new slot.
+        """
+        payload = np.empty(0, np.uint8) if slot is None else self._slots[slot].buffer
+        decoder, kind = self._decoders[codec], np.dtype(dtype)
+        landed = Landed(self._pool.take(sum(sizes) * kind.itemsize))
+        values: Array = landed.buffer.view(kind)
+        if kind in LOW:
+            values = landed.wide = np.empty(values.size, np.float32)
+        lengths = [payload.nbytes] if len(sizes) == 1 else [codec.whole_nbytes(size) for size in sizes]
+        offset = first = 0
+        try:
+            for size, nbytes in zip(sizes, lengths, strict=True):
+                decoder.decode_into(payload[offset : offset + nbytes].data, values[first : first + size])
+                offset, first = offset + nbytes, first + size
+        except AiokvError:
+            self._pool.give(landed.buffer)
+            raise
+        finally:
+            if slot is not None:
+                self.free(slot)
+        self._slots[target] = landed
+
+    def difference(self, key: Key, start: int, version: Version, peer: Peer, codec: Codec | None) -> memoryview:
+        """Return what brings a peer's replica of a chunk up to date: see `aiokv.store.replicas`.
+
+        Raises:
+            NotFiniteError: the value has a NaN or an infinity.
+        """
+        stored = self._chunks[key, start]
+        assert stored.value.version == version, "a value is sent in the same breath in which it was decided"
+        return self.replicas.difference(key, start, peer, stored.value.buffer.view(stored.dtype), codec)
+
     def divide(self, key: Key, start: int, parts: list[tuple[Key, int]]) -> None:
         """Make chunks of the keys that lie in one, given with their numbers of elements; it is no more."""
+        self.replicas.forget_chunk(key, start)
         whole = self._chunks.pop((key, start))
         sizes = [size * whole.dtype.itemsize for _, size in parts]
         rows = {piece.key: piece.row_size for piece in whole.pieces}
@@ -227,6 +282,7 @@ class ParameterStore:
 
     def forget(self, key: Key, start: int) -> None:
         """Drop a chunk."""
+        self.replicas.forget_chunk(key, start)
         if self._tables.pop((key, start), None) is not None:
             return
         stored = self._chunks.pop((key, start))
@@ -428,6 +484,11 @@ class ParameterStore:
 
     def _take(self, slot: Slot | None, nbytes: int) -> Landed:
         return Landed(np.empty(nbytes, np.uint8)) if slot is None else self._slots.pop(slot)
+
+
+def _content(landed: Landed, dtype: Any) -> Array:
+    """Return what is in a slot, in the precision that it has."""
+    return landed.buffer.view(dtype) if landed.wide is None else landed.wide
 
 
 def _widened(landed: Landed, dtype: Any) -> Array:

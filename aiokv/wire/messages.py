@@ -191,11 +191,12 @@ class Init(Message):
 
 
 class Push(Message):
-    """Payload: elements [start, stop) of a contribution.
+    """Payload: elements [start, stop) of a contribution, compressed by the codec with number `codec` unless that is 0.
 
     `sequence` counts this worker's pushes of the key from 1. `read_version` is the version of the chunk that the
-    contribution was computed at. With `want_value` the answer is the new value instead of `Done`. `clock` is the most
-    pushes that this worker has made of any key, this one included.
+    contribution was computed at. With `want_value` the answer is the new value instead of `Done`; it may be compressed
+    by the codec with number `value_codec`, as in `Pull`. `clock` is the most pushes that this worker has made of any
+    key, this one included.
     """
 
     key: str | int
@@ -209,10 +210,15 @@ class Push(Message):
     timeout: float
     priority: int = 0
     clock: int = 0
+    codec: int = 0
+    value_codec: int = 0
 
 
 class Pull(Message):
-    """Answer with elements [start, stop), at a version that holds this worker's push number `at_least`."""
+    """Answer with elements [start, stop), at a version that holds this worker's push number `at_least`.
+
+    Unless `value_codec` is 0 the answer may be a compressed difference; see `Value`.
+    """
 
     key: str | int
     shape: tuple[int, ...]
@@ -222,6 +228,7 @@ class Pull(Message):
     at_least: int
     timeout: float
     priority: int = 0
+    value_codec: int = 0
 
 
 class InitBundle(Message):
@@ -248,7 +255,9 @@ class Delete(Message):
 
 
 class PushBundle(Message):
-    """Payload: a contribution to every key of a bundle, one after the other. The rest is as in `Push`."""
+    """Payload: a contribution to every key of a bundle, one after the other, each compressed alone. The rest is as in
+    `Push`.
+    """
 
     bundle: int
     sequence: int
@@ -257,6 +266,8 @@ class PushBundle(Message):
     timeout: float
     priority: int = 0
     clock: int = 0
+    codec: int = 0
+    value_codec: int = 0
 
 
 class PullBundle(Message):
@@ -266,6 +277,7 @@ class PullBundle(Message):
     at_least: int
     timeout: float
     priority: int = 0
+    value_codec: int = 0
 
 
 class SetOptimizer(Message):
@@ -330,6 +342,7 @@ class PushRows(Message):
     clock: int
 
     want_value: ClassVar[bool] = False
+    value_codec: ClassVar[int] = 0
 
 
 class PullRows(Message):
@@ -347,6 +360,22 @@ class PullRows(Message):
     at_least: int
     timeout: float
     priority: int
+
+    value_codec: ClassVar[int] = 0
+
+
+class SetCompression(Message):
+    """This worker compresses gradients so from now on, and wants values so. Answered `Done`; empty names: not at all.
+
+    `change` counts this worker's changes from 1: every worker's change of that number must be the same.
+    """
+
+    change: int
+    name: str
+    params: dict[str, Any]
+    pull_name: str
+    pull_params: dict[str, Any]
+    timeout: float
 
 
 class Command(Message):
@@ -373,9 +402,14 @@ class Bundled(Message):
 
 
 class Value(Message):
-    """Payload: the elements at `version`; at that version or newer where keys of a bundle differ."""
+    """Payload: the elements at `version`; at that version or newer where keys of a bundle differ.
+
+    A worker that asks for compressed values keeps a replica of each chunk. The first answer is the elements as they
+    are, and so becomes the replica; those with a `codec`, which is then not 0, say by what the elements differ from it.
+    """
 
     version: int
+    codec: int = 0
 
 
 class CommandResult(Message):
@@ -461,6 +495,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     64: AttachServer,
     65: Sums,
     66: Totals,
+    70: SetCompression,
     76: Command,
     77: CommandResult,
 }

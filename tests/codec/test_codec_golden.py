@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aiokv.codec import QSGD, BFloat16, Codec, Float8, Float16, OneBit, RandomK, TopK, TwoBit
 from aiokv.codec.decoder import Decoder
 from aiokv.codec.encoder import Encoder
-from aiokv.errors import ConfigError, SpecMismatchError
+from aiokv.errors import NotFiniteError, SpecMismatchError
 
 Array = NDArray[Any]
 
@@ -125,7 +125,7 @@ def test_scenario_46_nan_is_reported_and_the_residual_stays_clean(codec: Codec, 
     encoder = Encoder(codec, "layer1", 5, backend=backend)
     encoder.encode(float32(0.1, 0.2, -0.3, 0.4, -7))
     before = encoder.state()
-    with pytest.raises(ConfigError, match=r"key 'layer1' has -?(nan|inf) at element 3, and 0 more") as caught:
+    with pytest.raises(NotFiniteError, match=r"key 'layer1' has -?(nan|inf) at element 3, and 0 more") as caught:
         encoder.encode(float32(0, 0, 0, bad, 0))
     assert caught.value.details["key"] == "layer1"
     after = encoder.state()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aiokv.codec import CODECS, PRECISIONS, QSGD, Codec, OneBit, RandomK, TopK, TwoBit, make_codec
-from aiokv.errors import ConfigError, ProtocolError, SpecMismatchError
+from aiokv.errors import CodecError, ProtocolError, SpecMismatchError
 
 # Words of 4 bytes that MXNet needs for so many values.
 WORDS = {
@@ -40,9 +40,9 @@ def test_a_codec_travels_as_data() -> None:
 
 
 def test_an_unknown_codec_or_parameter_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown codec 'zip'; known: 1bit, 2bit, bf16, fp16, fp8, qsgd"):
+    with pytest.raises(CodecError, match=r"unknown codec 'zip'; known: 1bit, 2bit, bf16, fp16, fp8, qsgd"):
         make_codec("zip", {})
-    with pytest.raises(ConfigError, match=r"'2bit' has no parameter 'limit'.*: threshold, error_feedback"):
+    with pytest.raises(CodecError, match=r"'2bit' has no parameter 'limit'.*: threshold, error_feedback"):
         make_codec("2bit", {"limit": 1})
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_codec_or_parameter_is_named_with_the_known_ones() -> None:
     ],
 )
 def test_wrong_parameters_are_refused(name: str, params: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(CodecError, match=expected):
         make_codec(name, params)
 
 

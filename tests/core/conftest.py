@@ -113,6 +113,9 @@ class Server:
         self.hold = False
         """With `hold`, updates take until `finish` is called."""
         self.applying: list[ef.Apply] = []
+        self.hold_decoding = False
+        """With it, payloads are decoded when `decode` is called."""
+        self.decoding: list[tuple[Slot, np.float32]] = []
         self.applied_rows: dict[tuple[Key, int], list[Slot]] = {}
         """The slots of updates of row-sparse chunks that are in `applying`."""
         self.pushed: dict[tuple[Rank, Key], int] = {}
@@ -136,9 +139,18 @@ class Server:
             self._perform(effect)
         self.machine.validate()
         self._check_slots()
+        while self.decoding and not self.hold_decoding:
+            self.decode()
         while self.applying and not self.hold:
             self.finish()
         return effects
+
+    def decode(self, error: AiokvError | None = None) -> list[ef.Effect]:
+        """Carry out the oldest decoding, or find its payload malformed."""
+        target, number = self.decoding.pop(0)
+        if error is None:
+            self.slots[target] = number
+        return self.handle(st.Decoded(target, error))
 
     def publish(self, epoch: int | None = None) -> list[ef.Effect]:
         """Let the scheduler send the next view."""
@@ -176,14 +188,22 @@ class Server:
         }
         return self.ask(rank, m.Attach(**(fields | changes)), peer=peer)
 
-    def ask(self, rank: Rank, message: m.Message, value: float | None = None, *, peer: Peer | None = None) -> Asked:
-        """Send a message of a worker, with a payload when `value` is given."""
+    def ask(
+        self,
+        rank: Rank,
+        message: m.Message,
+        value: float | None = None,
+        *,
+        peer: Peer | None = None,
+        length: int | None = None,
+    ) -> Asked:
+        """Send a message of a worker, with a payload when `value` is given: that of float32, or of any length."""
         asked = Asked(10 + rank if peer is None else peer, next(self._numbers))
         self.asked[asked.peer, asked.request] = asked
         slot, nbytes = None, 0
         if value is not None:
             size = message.stop - message.start if isinstance(message, m.Init | m.Push) else self.bundle_size
-            slot, nbytes = next(self._numbers), 4 * size
+            slot, nbytes = next(self._numbers), 4 * size if length is None else length
             self.slots[slot] = np.float32(value)
         self.handle(st.Received(asked.peer, asked.request, message, slot, nbytes))
         return asked
@@ -355,6 +375,8 @@ class Server:
             case ef.ApplyRows(update, slots):
                 self.applying.append(update)
                 self.applied_rows[update.key, update.start] = slots
+            case ef.Decode(slot, target):
+                self.decoding.append((target, np.float32(0) if slot is None else self.slots.pop(slot)))
             case ef.JoinRows(slot, parts):
                 self.slots[slot] = {row: number for part in parts for row, number in self.slots.pop(part).items()}
             case _:
@@ -381,6 +403,8 @@ class Server:
             for update in chunk.updates.values():
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
             held += [received.slot for received in chunk.held]
+        for behind in self.machine._decoding._behind.values():
+            held += [one.slot for one in behind if isinstance(one, st.Received)]
         assert set(self.slots) == {slot for slot in held if slot is not None}
 
 

@@ -240,6 +240,7 @@ class Cluster:
         place = node.machine.landing(stimulus.request, len(payload))
         if place is None:
             return
+        assert not isinstance(place, ef.Replica), "nothing is compressed here"
         assert (node.name, place.call) not in self.released, "the caller has its memory back"
         arrays = self.calls[node.name, place.call]
         if isinstance(place, ef.CallMemory):

@@ -1,0 +1,274 @@
+"""A worker's effects on what it compresses, carried out: what the client and the store in this process share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
+import numpy as np
+
+from aiokv.arrays import Array, bytes_of, scatter
+from aiokv.codec import PRECISIONS, Codec, make_codec
+from aiokv.codec.decoder import Decoder
+from aiokv.codec.encoder import Encoder
+from aiokv.core import effects as ef
+from aiokv.core.stimuli import Encoded
+from aiokv.errors import AiokvError, SpecMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from aiokv.types import Key, Peer, Rank
+
+Cuts = list[tuple[int, int]]
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What is kept of one key: an encoder with its residual, and what is to be added to the next gradient besides."""
+
+    size: int
+    dtype: str
+    encoder: Encoder | None = None
+    left: Array | None = None
+
+    def add(self, values: Array, start: int = 0) -> None:
+        """Add values, from an element on, to what goes with the next gradient."""
+        if self.left is None:
+            self.left = np.zeros(self.size, PRECISIONS[self.dtype])
+        self.left[start : start + values.size] += values
+
+    def residual(self) -> Array:
+        """Return a copy of all that was pushed and not sent."""
+        residual = np.zeros(self.size, PRECISIONS[self.dtype])
+        if self.encoder is not None:
+            residual += self.encoder.state().get("residual", 0)
+        return residual if self.left is None else residual + self.left
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """An encoded part of a tensor; `values` are its bytes."""
+
+    kept: Kept
+    codec: Codec | None
+    start: int
+    stop: int
+    values: memoryview
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor that is to be encoded, and what becomes of it. `left` goes with it."""
+
+    number: int
+    cuts: Cuts
+    gradient: Array
+    kept: Kept
+    left: Array | None
+    pieces: list[memoryview] = field(default_factory=list)
+
+    def corrected(self) -> Array:
+        """Return the gradient with what is left, in the gradient's precision."""
+        if self.left is None:
+            return self.gradient
+        return (self.gradient.reshape(-1) + self.left).astype(self.gradient.dtype)
+
+    def copy(self) -> None:
+        """Cut the tensor as it is."""
+        values = self.corrected().reshape(-1)
+        self.pieces = [memoryview(values[start:stop].tobytes()) for start, stop in self.cuts]
+
+
+class Job:
+    """An `Encode` effect on its way. `run` may be called in any thread, all else belongs to the owner of the arrays."""
+
+    def __init__(self, effect: ef.Encode, tensors: list[Tensor]) -> None:
+        self.call = effect.call
+        self.codec = effect.codec
+        self.tensors = tensors
+        self.nbytes = sum(tensor.gradient.nbytes for tensor in tensors)
+        self.error: AiokvError | None = None
+
+    def run(self) -> None:
+        """Encode all of the tensors, or none: an error is kept for `Compressor.finish`."""
+        if self.codec is None:
+            for tensor in self.tensors:
+                tensor.copy()
+            return
+        checked = []
+        try:
+            for tensor in self.tensors:
+                encoder = tensor.kept.encoder
+                assert encoder is not None, "it was made when the job was"
+                if self.codec.error_feedback and tensor.left is not None:
+                    encoder.put_back(tensor.left)
+                    tensor.left = None
+                checked.append((tensor, encoder, encoder.check(tensor.corrected())))
+        except AiokvError as error:
+            self.error = error
+            return
+        for tensor, encoder, flat in checked:
+            tensor.pieces = encoder.encode_checked(flat, tensor.cuts)
+
+
+class Compressor:
+    """The residuals of one worker's gradients, what it has encoded, and its replicas of values.
+
+    Args:
+        backend: who computes `1bit` and `2bit`; see `aiokv.codec.formats.make_format`.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._kept: dict[Key, Kept] = {}
+        self._pieces: dict[tuple[int, int, int], Piece] = {}
+        self._decoders: dict[Codec, Decoder] = {}
+        self._replicas: dict[tuple[Peer, Key, int], Array] = {}
+
+    @property
+    def backend(self) -> str:
+        """Who computes `1bit` and `2bit`."""
+        return self._backend
+
+    # --- what is pushed ---
+
+    def begin(self, effect: ef.Encode, sources: Sequence[Array], rank: Rank) -> Job:
+        """Return a job; while it runs no other one may have the same keys."""
+        tensors = []
+        for number, key, cuts in effect.tensors:
+            gradient = sources[number]
+            kept = self._kept_of(key, gradient.size, gradient.dtype.name)
+            if kept.encoder is not None and kept.encoder.codec != effect.codec:
+                kept.add(kept.encoder.flush())
+                kept.encoder = None
+            if kept.encoder is None and effect.codec is not None:
+                dtype = gradient.dtype.name
+                kept.encoder = Encoder(effect.codec, key, gradient.size, dtype, rank=rank, backend=self._backend)
+            left, kept.left = kept.left, None
+            tensors.append(Tensor(number, cuts, gradient, kept, left))
+        return Job(effect, tensors)
+
+    def _kept_of(self, key: Key, size: int, dtype: str) -> Kept:
+        kept = self._kept.get(key)
+        if kept is None or (kept.size, kept.dtype) != (size, dtype):
+            kept = self._kept[key] = Kept(size, dtype)
+        return kept
+
+    def finish(self, job: Job) -> Encoded:
+        """Keep what a job has encoded until it is sent and answered; return the stimulus that its effect ends in."""
+        for tensor in job.tensors:
+            if job.error is not None:
+                if tensor.left is not None:
+                    tensor.kept.add(tensor.left)
+                continue
+            for (start, stop), values in zip(tensor.cuts, tensor.pieces, strict=True):
+                self._pieces[job.call, tensor.number, start] = Piece(tensor.kept, job.codec, start, stop, values)
+        return Encoded(job.call, job.error)
+
+    def memory(self, payload: ef.EncodedParts) -> memoryview:
+        """Return the bytes of encoded parts; nobody else writes them."""
+        views = [self._pieces[payload.call, *part].values for part in payload.parts]
+        return views[0] if len(views) == 1 else memoryview(b"".join(views))
+
+    def settle(self, effect: ef.Settle) -> None:
+        """Drop parts; where they were not counted, what they say goes with the next gradient.
+
+        Without error feedback nothing is kept of a gradient that was not counted, as when it is sent as it is.
+        """
+        for part in effect.parts.parts:
+            piece = self._pieces.pop((effect.parts.call, *part))
+            if effect.counted or (piece.codec is not None and not piece.codec.error_feedback):
+                continue
+            if piece.codec is None:
+                values = np.frombuffer(piece.values, piece.kept.dtype)
+            else:
+                values = self._decoder(piece.codec).decode(piece.values, piece.stop - piece.start)
+            piece.kept.add(values, piece.start)
+
+    def _decoder(self, codec: Codec) -> Decoder:
+        decoder = self._decoders.get(codec)
+        if decoder is None:
+            decoder = self._decoders[codec] = Decoder(codec, backend=self._backend)
+        return decoder
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Drop what is left of keys."""
+        for key in keys:
+            self._kept.pop(key, None)
+
+    # --- what is received ---
+
+    def receive(self, replica: ef.Replica, codec: int, payload: memoryview, targets: Sequence[Array]) -> None:
+        """Bring a replica up to date and copy it to where it is wanted.
+
+        Args:
+            replica: which one.
+            codec: number of the codec of the difference; 0: the payload is the value itself.
+            payload: what came.
+            targets: the arrays of the call that waits for it, if there is one.
+
+        Raises:
+            ProtocolError: the payload is malformed.
+        """
+        name = (replica.server, replica.key, replica.start)
+        kept = self._replicas.get(name)
+        if codec == 0 or kept is None:
+            kept = np.frombuffer(payload, replica.dtype).astype(PRECISIONS[replica.dtype])
+            self._replicas[name] = kept
+        else:
+            self._decoder(replica.codec).accumulate_into(payload, kept)
+        match replica.target:
+            case ef.CallMemory(_, tensor, start, stop):
+                target = targets[tensor].reshape(-1)
+                itemsize = target.itemsize
+                target[start // itemsize : stop // itemsize] = kept
+            case ef.CallTensors(_, tensors):
+                values = kept.astype(replica.dtype)
+                scatter(bytes_of(values), [targets[tensor] for tensor in tensors])
+
+    # --- checkpoints ---
+
+    def state(self) -> dict[Key, dict[str, Any]]:
+        """Return copies of what the next payloads of each key depend on."""
+        found: dict[Key, dict[str, Any]] = {}
+        for key, kept in self._kept.items():
+            state: dict[str, Any] = {"dtype": kept.dtype, "residual": kept.residual()}
+            if kept.encoder is not None:
+                codec = kept.encoder.codec
+                state |= {"codec": codec.name, "params": codec.params, "step": kept.encoder.step}
+            found[key] = state
+        return found
+
+    def restore(self, state: Mapping[Key, Mapping[str, Any]], rank: Rank) -> None:
+        """Go on as the worker of that rank would have that the state is from.
+
+        Raises:
+            SpecMismatchError, CodecError: the state is none. Nothing has changed.
+        """
+        restored = {key: self._restored(key, one, rank) for key, one in state.items()}
+        self._kept.update(restored)
+
+    def _restored(self, key: Key, state: Mapping[str, Any], rank: Rank) -> Kept:
+        dtype, residual = state.get("dtype"), state.get("residual")
+        if (
+            not isinstance(dtype, str)
+            or dtype not in PRECISIONS
+            or not isinstance(residual, np.ndarray)
+            or residual.ndim != 1
+        ):
+            expected = "a dtype of floats and a residual of one dimension"
+            raise SpecMismatchError(f"state of key {key!r} must have {expected}", key=key, expected=expected)
+        kept = Kept(residual.size, dtype)
+        if "codec" not in state:
+            kept.add(residual)
+            return kept
+        codec = make_codec(state["codec"], state.get("params", {}))
+        kept.encoder = Encoder(codec, key, residual.size, dtype, rank=rank, backend=self._backend)
+        if codec.error_feedback:
+            kept.encoder.restore({"step": state.get("step"), "residual": residual})
+        else:
+            kept.encoder.restore({"step": state.get("step")})
+            kept.add(residual)
+        return kept
