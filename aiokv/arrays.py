@@ -11,7 +11,7 @@ import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
+from aiokv.errors import KeyUseError, NotFiniteError, SpecMismatchError, SumOverflowError
 from aiokv.optim import PRECISIONS
 from aiokv.types import Key, TensorSpec
 
@@ -106,6 +106,22 @@ def bytes_of(array: Array) -> memoryview:
 def digest_of(array: Array) -> bytes:
     """Return 16 bytes that no other content has, whatever the shape."""
     return hashlib.blake2b(bytes_of(array), digest_size=16).digest()
+
+
+def check_finite(keys: Sequence[Key], arrays: Sequence[Array]) -> None:
+    """Refuse to send what is no number.
+
+    Raises:
+        NotFiniteError: names the key, the first such element and how many there are.
+    """
+    for key, array in zip(keys, arrays, strict=True):
+        if array.dtype.kind in "biu" or np.isfinite(array).all():
+            continue
+        flat = array.reshape(-1)
+        wrong = np.flatnonzero(~np.isfinite(flat))
+        got = f"{flat[wrong[0]]} at element {wrong[0]}, and {wrong.size - 1} more"
+        text = f"the gradient of key {key!r} has {got}; nothing of this call was pushed"
+        raise NotFiniteError(text, key=key, expected="finite numbers", got=got)
 
 
 def gather(arrays: Sequence[Array]) -> memoryview:

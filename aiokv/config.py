@@ -102,6 +102,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(ge=1 << 16, description="a whole number of at least 65536"),
         says("What may wait to be sent to a peer that does not read; nothing more is read from it meanwhile."),
     ] = 256 << 20
+    check_finite: Annotated[
+        Flag, says("A worker refuses to push NaN and infinities, which takes a look at every gradient.")
+    ] = False
     max_open_pushes: Annotated[
         int,
         Meta(ge=1, le=1024, description="a whole number from 1 to 1024"),

@@ -59,12 +59,14 @@ class LocalStore(KVStore):
 
     Args:
         backend: who does the arithmetic; see `aiokv.kernels.get_backend`.
+        check_finite: refuse to push NaN and infinities.
     """
 
     type = "local"
 
-    def __init__(self, *, backend: str = "reference") -> None:
+    def __init__(self, *, backend: str = "reference", check_finite: bool = False) -> None:
         self._worker = _LocalWorker(backend)
+        self._worker._checks_finite = check_finite
 
     @property
     def _operations(self) -> Operations:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
+from aiokv.arrays import Arguments, Keys, check_finite, digest_of, exchanging, named, receiving, sending
 from aiokv.codec.formats import warm_up
 from aiokv.commands import plain
 from aiokv.commands.registry import check_name
@@ -60,6 +60,8 @@ class Operations(ABC):
     """
 
     _session: Session
+    _checks_finite: bool = False
+    """Refuse to push what is no number."""
     _adder: Backend
     """Sums the arrays that a call gives for one key."""
     _compressor: Compressor
@@ -528,6 +530,9 @@ class Operations(ABC):
         seconds = self._seconds(timeout)
         if arguments.lists:
             await self._compute(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
+        if self._checks_finite and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
+            nbytes = sum(source.nbytes for source in arguments.sources)
+            await self._compute(lambda: check_finite(arguments.keys, arguments.sources), nbytes)
         transfer = operation, arguments.tensors, seconds, priority
         await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
 

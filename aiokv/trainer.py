@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from aiokv.codec import make_codec
 from aiokv.errors import ConfigError, OptimizerError
 from aiokv.gradients import (
     GradientSum,
@@ -55,6 +56,8 @@ class Trainer:
         update_on_kvstore: True: servers update and keep the state. False: they only sum, and every worker updates; the
             results have the same bits on all workers. None: on the servers, unless there are none, or a parameter has
             more than 16 Mi elements and the store is "local". Async stores always update on the servers.
+        compression_params: how gradients are compressed on their way to the servers, as
+            `{"type": "2bit", "threshold": 0.5}`; None: not at all. See `aiokv.codec`.
         grad_accumulation: so many steps are added up and make one update.
         clip_norm: scale this worker's gradients down when their norm is larger; see `step`.
         loss_scale: what the loss was multiplied by; gradients are divided by it. "dynamic": see `loss_scale`.
@@ -75,6 +78,7 @@ class Trainer:
         *,
         kvstore: KVStore | str | None = "local",
         update_on_kvstore: bool | None = None,
+        compression_params: Mapping[str, Any] | None = None,
         grad_accumulation: int = 1,
         clip_norm: float | None = None,
         loss_scale: float | str | None = None,
@@ -106,8 +110,11 @@ class Trainer:
             devices=len(next(iter(self._replicas.values()))),
             largest=max(weight.size for weight in self._weights.values()),
         )
+        self._compression = compression_params
         self._owned: KVStore | None = None
         self._store: KVStore | None = None
+        if compression_params is not None:
+            _check_compression(compression_params, self._place)
         if self._place is not Place.ALONE:
             self._store = self._connect(kvstore)
 
@@ -257,7 +264,10 @@ class Trainer:
             rule = self._rule_dividing_by(agreed)
             self._store.set_optimizer(rule.name, **rule_to_params(rule))
         if self._has_to_agree:
-            self._store.init(OVERFLOW, np.zeros(1, np.float32), policy="sum")
+            # An integer: no codec touches it.
+            self._store.init(OVERFLOW, np.zeros(1, np.int32), policy="sum")
+        if self._compression is not None:
+            self._store.set_gradient_compression(self._compression)
         return agreed
 
     def _scaled(self, factor: float, divisor: float) -> dict[str, Array]:
@@ -277,7 +287,7 @@ class Trainer:
         here = overflow = not are_finite(gradients.values())
         if self._has_to_agree:
             assert self._store is not None, "others are reached through a store"
-            overflow = bool(self._store.pushpull(OVERFLOW, np.full(1, here, np.float32))[0])
+            overflow = bool(self._store.pushpull(OVERFLOW, np.full(1, here, np.int32))[0])
             # Servers count the rounds of this key, so for a schedule this was a step.
             self._steps += overflow
         if overflow:
@@ -425,3 +435,16 @@ def _learning(rule: Optimizer) -> LearningRule:
 def _check_more_than_0(name: str, value: float) -> None:
     if not 0 < value < float("inf"):
         raise ConfigError(f"{name} must be more than 0, got {value!r}", key=name, expected="more than 0", got=value)
+
+
+def _check_compression(params: Mapping[str, Any], place: Place) -> None:
+    """Refuse a codec that can't be, or that would have nothing to do.
+
+    Raises:
+        ConfigError: there is no store that gradients are sent to.
+        CodecError: unknown codec, or a wrong parameter.
+    """
+    if place is Place.ALONE:
+        raise ConfigError("compression_params: this trainer is alone and sends no gradients", got=repr(dict(params)))
+    named = dict(params)
+    make_codec(named.pop("type", ""), named)

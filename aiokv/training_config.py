@@ -61,6 +61,11 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = {}
     batch_size: Annotated[Count, says("Samples in a worker's batch.")] = 32
     gradient_accumulation: Annotated[Count, says("So many batches are added up and make one update.")] = 1
+    compression: Annotated[
+        dict[str, Any],
+        Meta(description='a table such as {"type": "2bit"}; in the environment as JSON'),
+        says("How gradients are compressed on their way to the servers; not at all when empty."),
+    ] = {}
     clip_norm: Annotated[
         Positive | None,
         Meta(description="a number of more than 0"),
@@ -82,6 +87,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "optimizer_params": params,
             "kvstore": None if self.kvstore_type == "none" else self.kvstore_type,
             "update_on_kvstore": STRATEGIES[self.communication_strategy],
+            "compression_params": self.compression or None,
             "grad_accumulation": self.gradient_accumulation,
             "clip_norm": self.clip_norm,
             "loss_scale": self.loss_scale,
@@ -136,7 +142,7 @@ def trace_training_config(
 
 def _read(name: str, text: str) -> Any:
     """Return what a variable says: a table of parameters is written in JSON there."""
-    if name == "optimizer_params":
+    if name in {"compression", "optimizer_params"}:
         try:
             return json.loads(text)
         except ValueError:

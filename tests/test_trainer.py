@@ -14,6 +14,7 @@ import pytest
 import aiokv
 from aiokv.errors import (
     ClosedError,
+    CodecError,
     ConfigError,
     DataError,
     KeyUseError,
@@ -557,3 +558,37 @@ def test_rule_without_a_rate_has_none_to_change() -> None:
     trainer = aiokv.Trainer({"w": full(1)}, "accumulate", kvstore=None)
     with pytest.raises(OptimizerError, match="'accumulate' has no learning rate"):
         trainer.set_learning_rate(0.5)
+
+
+# --- compression ---
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_gradients_are_compressed_on_their_way_and_what_was_not_said_follows(update_on_kvstore: bool) -> None:
+    """2bit with threshold .5 (scenario 46): .4, .1, .2, .3 are said as 0, .5, 0, .5."""
+
+    def work(kv: aiokv.KVStore) -> Any:
+        weights = {"w": full(0.0)}
+        trainer = aiokv.Trainer(
+            weights,
+            "sgd",
+            RATE_1,
+            kvstore=kv,
+            update_on_kvstore=update_on_kvstore,
+            compression_params={"type": "2bit", "threshold": 0.5},
+            loss_scale=1.0,
+        )
+        seen = []
+        for gradient in (0.4, 0.1, 0.2, 0.3):
+            assert trainer.step(1, {"w": full(gradient)}), "the flag of an overflow is not compressed"
+            seen.append(float(weights["w"][0, 0]))
+        return seen
+
+    assert on_cluster(work, 2) == [[0.0, -1.0, -1.0, -2.0]] * 2
+
+
+def test_compression_that_can_not_be_is_refused() -> None:
+    with pytest.raises(CodecError, match="nope"):
+        aiokv.Trainer({"w": full(0.0)}, kvstore=aiokv.LocalStore(), compression_params={"type": "nope"})
+    with pytest.raises(ConfigError, match="is alone and sends no gradients"):
+        aiokv.Trainer({"w": full(0.0)}, kvstore=None, compression_params={"type": "2bit"})

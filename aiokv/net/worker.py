@@ -42,6 +42,7 @@ class Client(Driver, Operations):
     def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
         super().__init__(config, log)
         self._adder = backend_for(device)
+        self._checks_finite = config.check_finite
         self._name = make_name(config, Role.WORKER)
         self._shard: Server | None = None
         joiner = Joiner(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiokv.errors import AlreadyInitializedError, KeyDeletedError, MembershipError
+from aiokv.errors import AlreadyInitializedError, KeyDeletedError, MembershipError, NotFiniteError
 
 if TYPE_CHECKING:
     from tests.net.conftest import MakeCluster
@@ -129,6 +129,21 @@ async def test_scenario_57_one_that_is_far_off_does_no_harm(cluster: MakeCluster
         for value in values:
             for array in value:
                 np.testing.assert_array_equal(array, -1)
+
+
+async def test_scenario_57_nan_is_refused_to_its_worker_alone(cluster: MakeCluster) -> None:
+    async with cluster(workers=2, check_finite=True) as running:
+        await running.each(lambda kv: kv.init({"w": full(0), "big": full(0, 1_000_000)}))
+        first, second = running.workers
+        waiting = asyncio.create_task(second.pushpull("w", full(1)))
+        for value, key, size in ((np.nan, "w", 3), (-np.inf, "big", 1_000_000)):
+            spoilt = full(1, size)
+            spoilt[1] = value
+            with pytest.raises(NotFiniteError, match=f"{value} at element 1, and 0 more") as caught:
+                await first.push({"w": full(1), key: spoilt})
+            assert caught.value.details["key"] == key
+        np.testing.assert_array_equal(await first.pushpull("w", full(1)), full(2))
+        np.testing.assert_array_equal(await waiting, full(2))
 
 
 async def test_root_s_values_arrive_everywhere_by_broadcast(cluster: MakeCluster) -> None:
