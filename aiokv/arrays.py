@@ -48,6 +48,8 @@ class Arguments:
     rows: list[Rows] = field(default_factory=list)
     """Which rows the last arrays have: those of row-sparse keys; see `aiokv.sparse`."""
     lists: dict[int, list[Array]] = field(default_factory=dict)
+    buffers: dict[int, memoryview] = field(default_factory=dict)
+    """Answers of any length, by number."""
 
     @property
     def tensors(self) -> list[tuple[Key, TensorSpec]]:

@@ -134,6 +134,11 @@ class KVStore(ABC):
     set_gradient_compression = _waiting(Operations.set_gradient_compression)
     compression_state = _waiting(Operations.compression_state)
     restore_compression_state = _waiting(Operations.restore_compression_state)
+    save = _waiting(Operations.save)
+    load = _waiting(Operations.load)
+    save_optimizer_states = _waiting(Operations.save_optimizer_states)
+    load_optimizer_states = _waiting(Operations.load_optimizer_states)
+    update_counts = _waiting(Operations.update_counts)
 
 
 def _local(name: str, *, device: str | None = None, **settings: Any) -> KVStore:

@@ -26,7 +26,7 @@ from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, Updater
 from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
-from aiokv.storing import perform, span
+from aiokv.storing import perform, span, state_bytes
 from aiokv.telemetry import Counters, Profile
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
@@ -267,16 +267,22 @@ class _LocalWorker(Operations):
                 return self._store.difference(key, start, version, peer, codec)
             case ef.StoredChunks(chunks):
                 return memoryview(b"".join(self._stored(chunk) for chunk in chunks))
+            case ef.StoredState():
+                return memoryview(state_bytes(self._store, payload))
             case _:
                 return memoryview(b"")
 
-    def _receive(self, memory: ef.CallMemory | ef.CallTensors | ef.Replica | None, payload: memoryview) -> None:
+    def _receive(
+        self, memory: ef.CallMemory | ef.CallTensors | ef.CallBuffer | ef.Replica | None, payload: memoryview
+    ) -> None:
         targets = self._arguments.targets
         match memory:
             case ef.CallMemory(_, tensor, start, stop):
                 bytes_of(targets[tensor])[start:stop] = payload
             case ef.CallTensors(_, tensors):
                 scatter(payload, [targets[tensor] for tensor in tensors])
+            case ef.CallBuffer(_, number):
+                self._arguments.buffers[number] = payload
 
 
 def _joiner(role: Role, name: str) -> Joiner:

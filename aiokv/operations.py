@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from aiokv import saving, snapshot
 from aiokv.arrays import Arguments, Keys, check_finite, digest_of, exchanging, named, receiving, sending
 from aiokv.codec.formats import warm_up
 from aiokv.commands import plain
@@ -65,6 +67,9 @@ class Operations(ABC):
     _adder: Backend
     """Sums the arrays that a call gives for one key."""
     _compressor: Compressor
+
+    _most_bytes = sys.maxsize
+    """How long a message can be."""
 
     @abstractmethod
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
@@ -521,6 +526,75 @@ class Operations(ABC):
         """
         self._compressor.restore(state, self.rank)
         await self._call(lambda call: st.RestoreResiduals(call, list(state), self._seconds(None)))
+
+    # --- saving ---
+
+    async def save(self, url: str, *, timeout: float | None = None) -> None:
+        """Write weights, optimizer state and update rule to one file. Every worker calls it, and waits for the others.
+
+        Worker 0 does the work, with all keys that it has initialised; nobody pushes meanwhile. The file is written
+        aside and then gets its name, so that there is always a whole one. It is a safetensors file with a checksum.
+
+        Args:
+            url: a path, or an address that fsspec knows, such as "s3://bucket/name".
+            timeout: seconds, for each worker's wait for the others, and for each exchange with the servers.
+
+        Raises:
+            DataError: the file can't be written.
+            ConfigError: the scheduler's `chunk_bytes` makes chunks that are too large for a message with their state.
+            BarrierTimeoutError: names the ranks that did not come, or could not go on: rank 0 after an error.
+        """
+        await self._save(url, timeout, weights=True)
+
+    async def load(self, url: str, *, timeout: float | None = None) -> None:
+        """Go on with what `save` has written, in this cluster or another one, with any number of servers.
+
+        Every worker calls it, and waits for the others; worker 0 does the work. All keys in the file must be
+        initialised by then, others stay as they are. The update rule of the file is set too, with the changes of its
+        parameters, and schedules go on where they were. Values that were pulled before are those of before.
+
+        Args:
+            url: as for `save`.
+            timeout: as for `save`.
+
+        Raises:
+            DataError: the file is missing, damaged or not one of `save`; nothing has changed.
+            UnknownKeyError, SpecMismatchError: of a key in the file; nothing has changed.
+            OptimizerError: another update rule is set; nothing has changed.
+            ConfigError: as for `save`.
+            BarrierTimeoutError: names the ranks that did not come, or could not go on: rank 0 after an error.
+        """
+        seconds = self._seconds(timeout)
+        await self.barrier(f"aiokv: load {url}", timeout=timeout)
+        if self.rank == 0:
+            saved = await self._compute(lambda: saving.decode(saving.read(url), url), sys.maxsize)
+            snapshot.check(saved, self._session, url, self._most_bytes)
+            await snapshot.put(self, saved, seconds)
+        await self.barrier(f"aiokv: loaded {url}", timeout=timeout)
+        rule = await snapshot.newest_rule(self, seconds, own=False)
+        await self._call(lambda call: st.Resume(call, rule.clock))
+
+    async def save_optimizer_states(self, url: str, *, timeout: float | None = None) -> None:
+        """Write what `save` writes, without the weights."""
+        await self._save(url, timeout, weights=False)
+
+    async def load_optimizer_states(self, url: str, *, timeout: float | None = None) -> None:
+        """Go on with the optimizer state that `save_optimizer_states` has written; the weights stay. See `load`."""
+        await self.load(url, timeout=timeout)
+
+    async def update_counts(self, *, timeout: float | None = None) -> dict[Key, int]:
+        """Return how many updates each key has seen with its optimizer state: the t of Adam, for the last of them.
+
+        Of all keys that this worker has initialised.
+        """
+        return await snapshot.count_updates(self, self._seconds(timeout))
+
+    async def _save(self, url: str, timeout: float | None, *, weights: bool) -> None:
+        await self.barrier(f"aiokv: save {url}", timeout=timeout)
+        if self.rank == 0:
+            saved = await snapshot.collect(self, self._seconds(timeout), weights=weights)
+            await self._compute(lambda: saving.write(url, saving.encode(saved)), sys.maxsize)
+        await self.barrier(f"aiokv: saved {url}", timeout=timeout)
 
     # --- inside ---
 

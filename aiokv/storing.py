@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiokv.core import effects as ef
-from aiokv.core.stimuli import Applied, Decoded, Normed
-from aiokv.errors import AiokvError, ProtocolError, UpdateRefusedError
+from aiokv.core.stimuli import Applied, Decoded, Normed, Restored
+from aiokv.errors import AiokvError, DataError, ProtocolError, UpdateRefusedError
+from aiokv.saving import LEFT, STEPS, pack, unpack
 from aiokv.store.table import span_of
 from aiokv.types import ROW_ID_BYTES
 from aiokv.wire import messages as m
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aiokv")
 
 
-def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | Decoded | None:
+def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | Decoded | Restored | None:
     """Carry out one effect; return the stimulus that it ends in, if it ends in one.
 
     Raises:
@@ -36,6 +37,8 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | Deco
             return _norms(store, effect)
         case ef.Decode():
             return _decode(store, effect)
+        case ef.Restore():
+            return _restore(store, effect)
         case _:
             _perform_on_chunks(store, effect)
     return None
@@ -128,6 +131,26 @@ def _norms(store: ParameterStore, effect: ef.Norms) -> Normed:
         logger.exception(error.message)
         return Normed(key, start, effect.version, phase, [], error)
     return Normed(key, start, effect.version, phase, sums)
+
+
+def state_bytes(store: ParameterStore, payload: ef.StoredState) -> bytes:
+    """Return what is saved of a chunk, as it goes over the network."""
+    key, start = payload.chunk_key, payload.chunk_start
+    arrays, left = store.saved(key, start, payload.version, payload.key, payload.first) if payload.arrays else ({}, -1)
+    return pack(arrays, {STEPS: str(store.steps(key, start)), LEFT: str(left)})
+
+
+def _restore(store: ParameterStore, effect: ef.Restore) -> Restored:
+    error: AiokvError | None = None
+    try:
+        arrays, facts = unpack(store.content(effect.slot), f"key {effect.key!r}")
+        steps = int(facts[STEPS])
+        store.restore(effect.key, effect.start, effect.first, arrays, steps, effect.rule)
+    except AiokvError as refused:
+        error = refused
+    except (KeyError, ValueError) as failed:
+        error = DataError(f"key {effect.key!r}: expected the number of updates, got none: {failed}", key=effect.key)
+    return Restored(effect.peer, effect.request, error)
 
 
 def _refusal(effect: ef.Apply | ef.Norms, failed: Exception) -> UpdateRefusedError:

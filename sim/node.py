@@ -68,6 +68,8 @@ def _nbytes(payload: fx.Payload | None) -> int:
             return stop - start
         case fx.StoredChunk(nbytes=nbytes) | fx.StoredRows(nbytes=nbytes):
             return nbytes
+        case fx.StoredState():
+            raise NotImplementedError("the simulator's workloads save nothing")
         case None | fx.EncodedParts() | fx.StoredDifference():
             # Nothing is compressed in a simulation.
             return 0
@@ -197,6 +199,8 @@ class Node:
                 self._apply(effect)
             case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():
                 raise NotImplementedError("the simulator's workloads have no row-sparse keys")
+            case fx.Restore():
+                raise NotImplementedError("the simulator's workloads save nothing")
             case fx.Install(slot=slot) | fx.Free(slot=slot) | fx.Skip(slot=slot):
                 self.ledger.take(slot)
             case fx.Complete(call):

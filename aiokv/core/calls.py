@@ -11,6 +11,7 @@ from aiokv.core.bundle import name_keys
 from aiokv.core.compression import Compression
 from aiokv.core.deadlines import Deadlines
 from aiokv.core.effects import (
+    CallBuffer,
     CallMemory,
     CallTensors,
     Complete,
@@ -118,7 +119,7 @@ class Calls:
         """Tell whether a call is not over."""
         return number in self._calls
 
-    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | Replica | None:
+    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | CallBuffer | Replica | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer.
 
         A replica is kept up to date all the same.
@@ -128,11 +129,12 @@ class Calls:
             return None
         replica = pending.part.replica
         if replica is not None:
+            assert not isinstance(pending.part.receives, CallBuffer), "of a state there is no replica"
             replica.target = pending.part.receives if pending.call in self._calls else None
             return replica
         if pending.call not in self._calls:
             return None
-        return pending.part.receives if pending.part.nbytes == nbytes else None
+        return pending.part.receives if pending.part.fits(nbytes) else None
 
     def deadline(self) -> float | None:
         """Return the time at which a call has waited too long."""
@@ -140,7 +142,10 @@ class Calls:
 
     def next_clock(self) -> int:
         """Return the clock of the first push after all that the user has made so far."""
-        held = [self._directory.pushed(key) + sum(map(_pushes, calls)) for key, calls in self._waiting.items()]
+        held = [
+            self._directory.offset + self._directory.pushed(key) + sum(map(_pushes, calls))
+            for key, calls in self._waiting.items()
+        ]
         return max([self._directory.clock, *held]) + 1
 
     # --- asking ---
@@ -236,6 +241,11 @@ class Calls:
             ask_compressed(parts, call.tensors, call.compression.pull)
         return self._send(call, parts)
 
+    def send(self, call: Call, parts: list[Part], now: float) -> list[Effect]:
+        """Send what a call that is no transfer sends."""
+        self.open(call, now)
+        return self._send(call, parts)
+
     def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
         effects: list[Effect] = [
             Send(part.peer, self.ask(call, part.peer, part), part.message, part.sends, part.priority) for part in parts
@@ -317,9 +327,12 @@ class Calls:
     def _advance(self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int) -> list[Effect]:
         if isinstance(message, m.Error):
             return self.fail(call, from_code(message.code, message.message, message.details))
-        expected = part.nbytes if part is not None else 0
+        if isinstance(message, m.RulesState):
+            call.result = [*(call.result or []), message]
         # The length of a compressed difference is checked where it is decoded.
-        if expected != nbytes and not getattr(message, "codec", 0):
+        fits = not nbytes if part is None else part.fits(nbytes)
+        if not fits and not getattr(message, "codec", 0):
+            expected = 0 if part is None else part.nbytes
             text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
             return self.fail(call, ProtocolError(text))
         if isinstance(message, m.CommandResult) and isinstance(call.result, dict):

@@ -19,7 +19,7 @@ from aiokv.errors import (
 )
 from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
-from aiokv.wire.messages import InitBundle, InitRows, PullRows, PushRows
+from aiokv.wire.messages import GetState, InitBundle, InitRows, PullRows, PushRows, PutState
 
 if TYPE_CHECKING:
     from aiokv.core.creation import AnyInit
@@ -206,21 +206,43 @@ class Catalog:
             ProtocolError: cut in other places than the key is.
         """
         key = message.key
-        if key not in self._keys:
-            self.check_key(key)
-        spec = self.spec(key)
+        self._check_spec(message)
         check_sparse(key, is_sparse=self.is_sparse(key), wanted=isinstance(message, PushRows | PullRows))
-        check_same_spec(key, spec, TensorSpec(message.shape, message.dtype))
-        chunk = self.chunks.get((key, message.start))
-        if chunk is None and key in self._bundle_of and (message.start, message.stop) == (0, spec.size):
+        return self._chunk_at(key, message.start, message.stop)
+
+    def _chunk_at(self, key: Key, start: int, stop: int) -> Chunk:
+        chunk = self.chunks.get((key, start))
+        if chunk is None and key in self._bundle_of and (start, stop) == (0, self._keys[key].spec.size):
             chunk = self._bundle_of[key].chunk
-        elif chunk is not None and chunk.stop != message.stop:
+        elif chunk is not None and chunk.stop != stop:
             chunk = None
         if chunk is None:
-            raise ProtocolError(
-                f"key {key!r}: asked for elements {message.start} to {message.stop}, which are no chunk of this server"
-            )
+            raise ProtocolError(f"key {key!r}: asked for elements {start} to {stop}, which are no chunk of this server")
         return chunk
+
+    def lookup_state(self, message: GetState | PutState) -> Chunk:
+        """Return the chunk whose state is read or written; that of a bundle if the key is in one.
+
+        Raises:
+            KeyUseError, UnknownKeyError: no such key here.
+            SpecMismatchError: another shape or dtype.
+            ProtocolError: cut in other places than the key is.
+        """
+        key, start, stop = message.key, message.start, message.stop
+        self._check_spec(message)
+        if not self.is_sparse(key):
+            return self._chunk_at(key, start, stop)
+        for (name, _), chunk in self.chunks.items():
+            if name == key and chunk.start <= start and stop == chunk.stop:
+                return chunk
+        raise ProtocolError(f"key {key!r}: rows {start} to {stop} are not the last ones of a chunk of this server")
+
+    def _check_spec(self, message: Push | Pull | PushRows | PullRows | GetState | PutState) -> None:
+        """Refuse a message about a key that is not here, or has another spec."""
+        if message.key not in self._keys:
+            self.check_key(message.key)
+        spec = self.spec(message.key)
+        check_same_spec(message.key, spec, TensorSpec(message.shape, message.dtype))
 
     def _check_new(self, message: AnyInit) -> type | None:
         """Check what new keys may be; return whether they are str or int."""

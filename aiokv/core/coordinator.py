@@ -35,6 +35,7 @@ from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.rows import Tables
 from aiokv.core.rules import Rules, check_reduction
+from aiokv.core.saving import Saving, restored
 from aiokv.core.stimuli import (
     Applied,
     Connected,
@@ -45,6 +46,7 @@ from aiokv.core.stimuli import (
     Normed,
     PeerLost,
     Received,
+    Restored,
     Stimulus,
     Tick,
 )
@@ -65,6 +67,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from aiokv.core.chunk import Chunk
     from aiokv.core.parked import RequestName
+    from aiokv.optim import Optimizer
 
 
 PARKABLE = (
@@ -99,6 +102,7 @@ class Coordinator:
         self._decoding = Decoding()
         self._rounds = Rounds(self._deadlines, self._rules, self._norms, self._codecs)
         self._tables = Tables(self._catalog, self._creation, self._rounds)
+        self._saving = Saving(self._catalog, self._rules)
         self._scheduler_lost = False
         self._stopped = False
 
@@ -111,12 +115,10 @@ class Coordinator:
                 return []
             case Received():
                 return self._received(stimulus, now)
-            case Applied(key, start):
-                return self._applied(self._catalog.chunks[key, start], stimulus, now)
+            case Applied() | Normed() | Restored():
+                return self._stored(stimulus, now)
             case Decoded():
                 return self._decoded(stimulus, now)
-            case Normed(key, start):
-                return self._go_on(self._norms.measured(self._catalog.chunks[key, start], stimulus, now), now)
             case Executed(peer, request, outcome):
                 return [_answer_command(peer, request, outcome)]
             case Tick():
@@ -140,6 +142,15 @@ class Coordinator:
                 return self._neighbours.connect_failed(peer, reason)
             case _:
                 raise TypeError(f"not a stimulus for a server: {stimulus!r}")
+
+    def _stored(self, stimulus: Applied | Normed | Restored, now: float) -> list[Effect]:
+        """The store has done something."""
+        if isinstance(stimulus, Restored):
+            return [restored(stimulus)]
+        chunk = self._catalog.chunks[stimulus.key, stimulus.start]
+        if isinstance(stimulus, Applied):
+            return self._applied(chunk, stimulus, now)
+        return self._go_on(self._norms.measured(chunk, stimulus, now), now)
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
@@ -199,13 +210,13 @@ class Coordinator:
                 return self._control(received, now)
 
     def _control(self, received: Received, now: float) -> list[Effect]:
-        """Do what a worker asks of the server, not of its keys."""
+        """Do what a worker asks of the server, besides pushes and pulls."""
         peer, request, message = received.peer, received.request, received.message
         match message:
-            case m.SetOptimizer():
-                return self._set_optimizer(peer, request, message)
-            case m.ChangeOptimizer(since, params):
-                return self._change_optimizer(peer, request, since, params)
+            case m.SetOptimizer() | m.ChangeOptimizer() | m.GetRules() | m.PutRules():
+                return self._use_rules(received, message)
+            case m.GetState() | m.PutState():
+                return self._exchange_state(received, message)
             case m.SetCompression():
                 new = self._codecs.set(message, self._rank_of(peer), self._roster)
                 return [*map(Prepare, new), Send(peer, request, m.Done())]
@@ -346,8 +357,29 @@ class Coordinator:
 
     # --- optimizer ---
 
+    def _use_rules(
+        self, received: Received, message: m.SetOptimizer | m.ChangeOptimizer | m.GetRules | m.PutRules
+    ) -> list[Effect]:
+        self._rank_of(received.peer)
+        match message:
+            case m.SetOptimizer():
+                return self._set_optimizer(received.peer, received.request, message)
+            case m.ChangeOptimizer(since, params):
+                return self._change_optimizer(received.peer, received.request, since, params)
+            case m.GetRules():
+                return self._saving.read_rules(received)
+            case m.PutRules():
+                rule = self._make_rule(message) if message.name else None
+                return self._saving.write_rules(received, message, rule)
+
     def _set_optimizer(self, peer: Peer, request: int, message: m.SetOptimizer) -> list[Effect]:
-        self._rank_of(peer)
+        rule = self._make_rule(message)
+        is_new = self._rules.set(rule, message.name, message.params, message.reduction)
+        effects: list[Effect] = [Configure(rule)] if is_new else []
+        return [*effects, Send(peer, request, m.Done())]
+
+    def _make_rule(self, message: m.SetOptimizer | m.PutRules) -> Optimizer:
+        """Return a rule that can update all keys that are here."""
         check_reduction(message.reduction)
         rule = make_optimizer(message.name, message.params)
         for key, dtype in self._catalog.dtypes():
@@ -358,12 +390,27 @@ class Coordinator:
         for chunk in self._catalog.chunks.values():
             if chunk.is_dense:
                 check_cut(rule, chunk.key, chunk.spec, chunk.start, chunk.stop, chunk.policy)
-        is_new = self._rules.set(rule, message.name, message.params, message.reduction)
-        effects: list[Effect] = [Configure(rule)] if is_new else []
-        return [*effects, Send(peer, request, m.Done())]
+        return rule
+
+    def _exchange_state(self, received: Received, message: m.GetState | m.PutState) -> list[Effect]:
+        self._rank_of(received.peer)
+        chunk = self._catalog.lookup_state(message)
+        if chunk.applying:
+            chunk.held.append(received)
+            return []
+        if isinstance(message, m.GetState):
+            return self._saving.read(received, message, chunk)
+        if received.slot is None:
+            raise ProtocolError(f"{chunk.label}: a state without a payload")
+        effects: list[Effect] = []
+        bundle = self._catalog.bundle_of(message.key)
+        if bundle is not None:
+            # Keys that come from elsewhere may have been updated a different number of times.
+            effects = self._divide(bundle)
+            chunk = self._catalog.lookup_state(message)
+        return effects + self._saving.write(received, message, chunk, received.slot)
 
     def _change_optimizer(self, peer: Peer, request: int, since: int, params: dict[str, Any]) -> list[Effect]:
-        self._rank_of(peer)
         rule = self._rules.changed(since, params)
         for key, dtype in self._catalog.dtypes():
             self._rules.check_dtype(key, dtype, rule)

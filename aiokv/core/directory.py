@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import CallMemory, CallTensors
+from aiokv.core.effects import CallBuffer, CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
 from aiokv.core.parts import Known, KnownBundle, Part, Plan, Pushed
 from aiokv.core.placement import Chunk, place, place_rows
 from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
 from aiokv.core.stimuli import KeyOptions, Operation
+from aiokv.errors import UnknownKeyError
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiokv.core.parts import Tensors
-    from aiokv.core.stimuli import Rows
+    from aiokv.core.stimuli import Rows, StatePart
     from aiokv.types import Key, Peer, TensorSpec, Version
 
 BUNDLED_BYTES = 16 * 1024
@@ -38,6 +39,8 @@ class Directory:
         self._policy = policy
         self.clock = 0
         """The most pushes of any key."""
+        self.offset = 0
+        """By how much that is more than the pushes of this worker say, because earlier ones were made elsewhere."""
         self._kind: type | None = None
         self._known: dict[Key, Known] = {}
         self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
@@ -59,6 +62,11 @@ class Directory:
         """Return the spec of a key that this worker has initialised."""
         known = self._known.get(key)
         return known.spec if known else None
+
+    @property
+    def keys(self) -> list[Key]:
+        """The keys that this worker has initialised."""
+        return [key for key, known in self._known.items() if known.spec is not None]
 
     def is_sparse(self, key: Key) -> bool:
         """Return True when this worker has initialised a key as a row-sparse one."""
@@ -232,7 +240,7 @@ class Directory:
         pushed = [bundle.pushed for bundle, _ in plan.bundles]
         pushed += [self.pushed(key) for key in sparse]
         pushed += [self.pushed(plan.tensors[tensor][0]) for tensor in plan.singles]
-        self.clock = max(self.clock, 1 + max(pushed, default=-1))
+        self.clock = max(self.clock, self.offset + 1 + max(pushed, default=-1))
 
     def pushed(self, key: Key) -> int:
         """Return how often this worker has pushed a key."""
@@ -240,6 +248,11 @@ class Directory:
         if known is None:
             return 0
         return known.bundle.pushed if known.bundle else known.pushed
+
+    def resume(self, clock: int) -> None:
+        """Let the next push of the key that was pushed most have the clock after this one."""
+        self.clock = clock
+        self.offset = clock - max((self.pushed(key) for key in self._known), default=0)
 
     def _begin_push(self, key: Key) -> Pushed:
         self._open[key] = self._open.get(key, 0) + 1
@@ -340,6 +353,39 @@ class Directory:
                 key, spec, servers=self._servers, chunk_bytes=self._chunk_bytes, split_bytes=self._split_bytes
             )
         return chunks
+
+    def state_parts(self, key: Key) -> list[tuple[int, int]]:
+        """Return first element, or row, and the end of each chunk of a key that this worker has initialised.
+
+        Raises:
+            UnknownKeyError: it has not.
+        """
+        return [(chunk.start, chunk.stop) for chunk in self._state_chunks(key)]
+
+    def _state_chunks(self, key: Key) -> list[Chunk]:
+        spec = self.spec(key)
+        if spec is None:
+            raise UnknownKeyError(f"key {key!r} is not initialized by this worker: call init first", key=key)
+        return self.place_rows(key, spec) if self.is_sparse(key) else self._place(key, spec)
+
+    def states(
+        self, call: int, parts: list[StatePart], wait: float, *, arrays: bool, nbytes: list[int] | None = None
+    ) -> list[Part]:
+        """Return the messages that read the state of some parts, or write it, with so many bytes for each."""
+        made: list[Part] = []
+        for number, part in enumerate(parts):
+            key, start, stop = part.key, part.start, part.stop
+            server = next(chunk.server for chunk in self._state_chunks(key) if chunk.stop == stop)
+            spec = self._known[key].spec
+            assert spec is not None, "its chunks are known"
+            head = (key, spec.shape, spec.dtype, start, stop)
+            if nbytes is None:
+                message: m.Message = m.GetState(*head, arrays, wait)
+                made.append(Part(server, message, None, CallBuffer(call, number), key, start, priority=0))
+            else:
+                memory = CallMemory(call, number, 0, nbytes[number])
+                made.append(Part(server, m.PutState(*head, wait), memory, None, key, start, priority=0))
+        return made
 
     def place_rows(self, key: Key, spec: TensorSpec) -> list[Chunk]:
         """Return the chunks of a row-sparse key."""

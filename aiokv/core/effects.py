@@ -107,10 +107,36 @@ class StoredDifference:
     codec: Codec | None
 
 
+@dataclass(slots=True)
+class StoredState:
+    """What the store has of a key in the chunk (chunk_key, chunk_start), at `version`: value, and state of the rule.
+
+    Of a row-sparse key it has at most so many bytes as go in one message, of rows from `first` on. Without `arrays` it
+    only says how many updates were made.
+    """
+
+    chunk_key: Key
+    chunk_start: int
+    version: Version
+    key: Key
+    first: int
+    arrays: bool
+
+
+@dataclass(slots=True)
+class CallBuffer:
+    """Memory of any length, which is made when an answer comes; number `number` of the user's call `call`."""
+
+    call: int
+    number: int
+
+
 URGENT = 1 << 30
 """Priority of what is not the user's: no call's priority is as high."""
 
-Payload = CallMemory | CallTensors | EncodedParts | StoredChunk | StoredChunks | StoredDifference | StoredRows
+Payload = (
+    CallMemory | CallTensors | EncodedParts | StoredChunk | StoredChunks | StoredDifference | StoredRows | StoredState
+)
 
 # --- effects of every machine ---
 
@@ -422,6 +448,23 @@ class Forget:
 
 
 @dataclass(slots=True)
+class Restore:
+    """Put what the slot has, as of a `StoredState`, in the place of the chunk's value and state; free the slot.
+
+    `rule` says what state there can be. A row-sparse chunk forgets the rows that it has if `first`, from which on the
+    slot has some, is the chunk's first one; otherwise it keeps them. Ends in `Restored`, for the peer and its request.
+    """
+
+    peer: Peer
+    request: int
+    key: Key
+    start: int
+    first: int
+    rule: Optimizer
+    slot: Slot
+
+
+@dataclass(slots=True)
 class Free:
     """The slot's content is not needed."""
 
@@ -473,6 +516,7 @@ Effect = (
     | JoinRows
     | Split
     | Divide
+    | Restore
     | Forget
     | Free
     | Configure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import URGENT, CallMemory, CallTensors, EncodedParts, Replica
+from aiokv.core.effects import URGENT, CallBuffer, CallMemory, CallTensors, EncodedParts, Replica
 
 if TYPE_CHECKING:
     from aiokv.types import Key, Peer, TensorSpec, Version
@@ -58,7 +58,7 @@ class Part:
     peer: Peer
     message: m.Message
     sends: CallMemory | CallTensors | EncodedParts | None
-    receives: CallMemory | CallTensors | None
+    receives: CallMemory | CallTensors | CallBuffer | None
     key: Key
     start: int = 0
     bundle: KnownBundle | None = None
@@ -68,12 +68,16 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the answer has, unless it is a compressed difference."""
-        if self.receives is None:
+        """How many bytes the answer has, unless it is a compressed difference; 0 when that is not known."""
+        if self.receives is None or isinstance(self.receives, CallBuffer):
             return 0
         if isinstance(self.receives, CallTensors):
             return self.receives.nbytes
         return self.receives.stop - self.receives.start
+
+    def fits(self, nbytes: int) -> bool:
+        """Tell whether an answer may have so many bytes."""
+        return nbytes > 0 if isinstance(self.receives, CallBuffer) else nbytes == self.nbytes
 
 
 @dataclass(slots=True, eq=False)

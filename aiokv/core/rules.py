@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiokv.errors import OptimizerError
-from aiokv.optim import PRECISIONS, Assign, Optimizer, make_optimizer
+from aiokv.optim import PRECISIONS, Assign, Optimizer, make_optimizer, rule_to_params
+from aiokv.wire.messages import RulesState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokv.types import Key
+
+Changes = tuple[tuple[int, dict[str, Any]], ...]
+"""New parameters by the clock that they begin with, in its order."""
 
 ROBUST = ("median", "trimmed_mean")
 """Reductions that look at all contributions at once; see `aiokv.kernels.robust`."""
@@ -59,7 +63,8 @@ class Rules:
         self._rules: list[tuple[int, Optimizer]] = [(0, Assign())]
         self._changes: dict[int, Mapping[str, Any]] = {}
         self._reduction = "sum"
-        self._newest = 0
+        self.newest = 0
+        """The clock of the newest update."""
 
     @property
     def is_set(self) -> bool:
@@ -88,6 +93,31 @@ class Rules:
                 f"the servers have {expected}, not {got}: set the same rule everywhere", expected=expected, got=got
             )
         return False
+
+    def saved(self) -> RulesState:
+        """Return all that is known, as plain data."""
+        rules = dict(self._rules)
+        plain = {since: rule_to_params(rules[since]) for since in self._changes}
+        changes = tuple(
+            (since, {param: plain[since][param] for param in params}) for since, params in self._changes.items()
+        )
+        params = rule_to_params(self._rules[0][1]) if self.is_set else {}
+        return RulesState(self._name, params, self._reduction, changes, self.newest)
+
+    def resume(self, rule: Optimizer, saved: Mapping[str, Any], reduction: str, changes: Changes) -> bool:
+        """Use a rule, and forget what has become of it but these changes; return whether it is set only now.
+
+        Raises:
+            OptimizerError: another one is set, or a change can't be; nothing has changed.
+        """
+        name, params, rules = rule.name, dict(saved), [(0, rule)]
+        for since, changed in changes:
+            check_changes(changed)
+            params |= changed
+            rules.append((since, make_optimizer(name, params)))
+        is_new = self.set(rule, name, saved, reduction)
+        self._params, self._rules, self._changes = params, rules, dict(changes)
+        return is_new
 
     def check_dtype(self, key: Key, dtype: str, rule: Optimizer | None = None, reduction: str | None = None) -> None:
         """Refuse a key that can't be updated, by the current rule unless another one is given.
@@ -127,10 +157,10 @@ class Rules:
         check_changes(params)
         if not self.is_set:
             raise OptimizerError("no update rule is set: call set_optimizer first")
-        if since <= self._newest and self._changes.get(since) != params:
+        if since <= self.newest and self._changes.get(since) != params:
             raise OptimizerError(
-                f"updates of round {self._newest} are made already: a change can't begin with round {since}",
-                expected=f"a round after {self._newest}",
+                f"updates of round {self.newest} are made already: a change can't begin with round {since}",
+                expected=f"a round after {self.newest}",
                 got=since,
             )
         if since < self._rules[-1][0] or self._changes.get(since, params) != params:
@@ -151,7 +181,7 @@ class Rules:
 
     def for_update(self, clock: int) -> Optimizer:
         """Return the rule for an update that is about to be made."""
-        self._newest = max(self._newest, clock)
+        self.newest = max(self.newest, clock)
         return next(rule for since, rule in reversed(self._rules) if since <= clock)
 
     def divisor(self, contributors: int, world: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from aiokv.core import stimuli as st
 from aiokv.core.bundle import name_keys
 from aiokv.core.calls import Call, Calls
@@ -10,6 +13,7 @@ from aiokv.core.deadlines import check_timeout, earliest
 from aiokv.core.directory import Directory
 from aiokv.core.effects import (
     URGENT,
+    CallBuffer,
     CallMemory,
     CallTensors,
     Complete,
@@ -42,6 +46,9 @@ from aiokv.optim import make_optimizer
 from aiokv.policy import get_policy
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_PRIORITY = 1_000_000
 
@@ -146,7 +153,20 @@ class Session:
         check_table(check_key(key), spec)
         return [chunk.start for chunk in self._directory.place_rows(check_key(key), spec)]
 
-    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | Replica | None:
+    @property
+    def keys(self) -> list[Key]:
+        """The keys that this worker has initialised."""
+        return self._directory.keys
+
+    def state_parts(self, key: Key) -> list[tuple[int, int]]:
+        """Return first element, or row, and the end of each chunk of a key that this worker has initialised.
+
+        Raises:
+            UnknownKeyError: it has not.
+        """
+        return self._directory.state_parts(key)
+
+    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | CallBuffer | Replica | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
         return self._calls.landing(request, nbytes)
 
@@ -172,6 +192,8 @@ class Session:
                 return self._delete(stimulus, now)
             case st.Encoded(call, error):
                 return self._calls.encoded(call, error)
+            case st.ReadState() | st.WriteState() | st.ReadRules() | st.WriteRules() | st.Resume():
+                return self._save_or_load(stimulus, now)
             case st.Cancel(call):
                 return self._calls.cancel(call)
             case st.Depart(call, timeout):
@@ -380,6 +402,38 @@ class Session:
         self._calls.owe(keys)
         return [Complete(call.number)]
 
+    def _save_or_load(self, stimulus: st.SavingCall, now: float) -> list[Effect]:
+        match stimulus:
+            case st.ReadState() | st.WriteState():
+                return self._exchange_state(stimulus, now)
+            case st.ReadRules(call, timeout):
+                return self._ask_all(Call(call, "reading of the update rule", timeout), m.GetRules, now)
+            case st.WriteRules(call, rules, timeout):
+                put = partial(m.PutRules, rules.name, rules.params, rules.reduction, rules.changes, rules.clock)
+                return self._ask_all(Call(call, "loading of the update rule", timeout), put, now)
+            case st.Resume(call, clock):
+                self._directory.resume(clock)
+                return [Complete(call)]
+
+    def _ask_all(self, call: Call, make: Callable[[float], m.Message], now: float) -> list[Effect]:
+        try:
+            self._check_ready(call)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        return self._ask_servers(call, make(answer_time(call.timeout)), 0, now)
+
+    def _exchange_state(self, stimulus: st.ReadState | st.WriteState, now: float) -> list[Effect]:
+        nbytes = stimulus.nbytes if isinstance(stimulus, st.WriteState) else None
+        call = Call(stimulus.call, "saving" if nbytes is None else "loading", stimulus.timeout)
+        arrays = isinstance(stimulus, st.ReadState) and stimulus.arrays
+        try:
+            self._check_ready(call)
+            wait = answer_time(call.timeout)
+            parts = self._directory.states(call.number, stimulus.parts, wait, arrays=arrays, nbytes=nbytes)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        return self._calls.send(call, parts, now)
+
     def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
         """Send the same message to all servers."""
         self._calls.open(call, now)
@@ -406,7 +460,7 @@ class Session:
                 return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
 
     def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
-        if not isinstance(message, (m.Done, m.Bundled, m.Value, m.CommandResult, m.Error)):
+        if not isinstance(message, (m.Done, m.Bundled, m.Value, m.CommandResult, m.State, m.RulesState, m.Error)):
             return self._cut(peer, f"unexpected {type(message).__name__}")
         try:
             if peer in self._servers and peer not in self._attached:

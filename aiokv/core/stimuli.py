@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aiokv.core.effects import Sums
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
-    from aiokv.wire.messages import Message
+    from aiokv.wire.messages import Message, RulesState
 
 # --- for every machine ---
 
@@ -110,6 +110,15 @@ class Executed:
     peer: Peer
     request: int
     outcome: dict[str, Any] | AiokvError
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a `Restore` effect asked for is done; with an `error` all is as it was."""
+
+    peer: Peer
+    request: int
+    error: AiokvError | None = None
 
 
 # --- for a node that joins: worker and server ---
@@ -267,6 +276,62 @@ class Encoded:
 
 
 @dataclass(slots=True)
+class StatePart:
+    """Elements, or rows, [start, stop) of a key that this worker has initialised: a part of one chunk from its start,
+    or from row `start` of a row-sparse one on.
+    """
+
+    key: Key
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class ReadState:
+    """Fetch what the servers have of some parts; that of part i is received into `CallBuffer(call, i)`."""
+
+    call: int
+    parts: list[StatePart]
+    timeout: float
+    arrays: bool = True
+
+
+@dataclass(slots=True)
+class WriteState:
+    """Replace what the servers have of some parts by tensors of the call, one for each."""
+
+    call: int
+    parts: list[StatePart]
+    nbytes: list[int]
+    timeout: float
+
+
+@dataclass(slots=True)
+class ReadRules:
+    """Ask all servers for their update rule; the call's result is a list of `messages.RulesState`."""
+
+    call: int
+    timeout: float
+
+
+@dataclass(slots=True)
+class WriteRules:
+    """Let all servers go on with an update rule and a clock."""
+
+    call: int
+    rules: RulesState
+    timeout: float
+
+
+@dataclass(slots=True)
+class Resume:
+    """Count this worker's next pushes from a clock on."""
+
+    call: int
+    clock: int
+
+
+@dataclass(slots=True)
 class Cancel:
     """The caller stopped waiting. What was pushed is still delivered; what was to be received is dropped."""
 
@@ -281,6 +346,9 @@ class Depart:
     timeout: float
 
 
+SavingCall = ReadState | WriteState | ReadRules | WriteRules | Resume
+"""The calls that save and load are made of."""
+
 Stimulus = (
     Received
     | Connected
@@ -289,6 +357,7 @@ Stimulus = (
     | Tick
     | Applied
     | Normed
+    | Restored
     | Executed
     | Decoded
     | Join
@@ -298,6 +367,11 @@ Stimulus = (
     | DeleteKeys
     | ConfigureOptimizer
     | AdjustOptimizer
+    | ReadState
+    | WriteState
+    | ReadRules
+    | WriteRules
+    | Resume
     | SendCommand
     | ConfigureCompression
     | RestoreResiduals

@@ -21,7 +21,7 @@ from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.node import Node, local_host_towards
 from aiokv.optim import Assign, Optimizer
 from aiokv.store.memory import ParameterStore
-from aiokv.storing import perform, span
+from aiokv.storing import perform, span, state_bytes
 from aiokv.types import Peer, Role
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -119,6 +119,8 @@ class Server(Node):
         if isinstance(payload, ef.StoredDifference):
             named = payload.key, payload.start, payload.version
             return self._store.difference(*named, payload.peer, payload.codec), None
+        if isinstance(payload, ef.StoredState):
+            return memoryview(state_bytes(self._store, payload)), None
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)

@@ -24,6 +24,7 @@ from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.operations import Operations
 from aiokv.types import Peer, Role
+from aiokv.wire.limits import DEFAULT_LIMITS
 from aiokv.wire.messages import Value
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -61,6 +62,8 @@ class Client(Driver, Operations):
         self._encoding: dict[int, asyncio.Task[None]] = {}
         """Tasks whose threads read a call's arrays."""
         self._open = False
+
+        self._most_bytes = DEFAULT_LIMITS.max_payload_bytes
 
     # --- life ---
 
@@ -237,7 +240,9 @@ class Client(Driver, Operations):
             target = self._arguments[memory.call].targets[memory.tensor]
             return Landing(bytes_of(target)[memory.start : memory.stop], None)
         landing = Landing(memoryview(bytearray(head.payload_nbytes)), None)
-        if memory is not None:
+        if isinstance(memory, ef.CallBuffer):
+            self._arguments[memory.call].buffers[memory.number] = landing.view
+        elif memory is not None:
             self._landed[link.peer, head.request] = landing.view
         return landing
 

@@ -20,6 +20,7 @@ from aiokv.optim import PRECISIONS, Assign
 from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.pool import Pool
 from aiokv.store.replicas import Replicas
+from aiokv.store.states import checked_state, piece_of, rows_of
 from aiokv.store.table import Table
 from aiokv.types import ROW_ID_BYTES, Piece
 
@@ -456,6 +457,59 @@ class ParameterStore:
         """Take the contributions of an update into the histogram."""
         for versions in staleness:
             self.staleness[min(versions, MAX_STALENESS)] += 1
+
+    def saved(self, key: Key, start: int, version: Version, name: Key, first: int) -> tuple[dict[str, Array], int]:
+        """Return what is saved of a key in a chunk: arrays, and the first row that is left.
+
+        Args:
+            key: the chunk's key.
+            start: its first element.
+            version: of its value.
+            name: which of the keys in it.
+            first: the first row, of a row-sparse chunk.
+        """
+        if (key, start) in self._tables:
+            table = self._tables[key, start]
+            assert table.version == version, "a state is read in the same breath in which it was decided"
+            return rows_of(table, first)
+        stored = self._chunks[key, start]
+        assert stored.value.version == version, "a state is read in the same breath in which it was decided"
+        return piece_of(stored, name), -1
+
+    def steps(self, key: Key, start: int) -> int:
+        """Return the number of updates that the state of a chunk has seen."""
+        return self._tables[key, start].steps if (key, start) in self._tables else self._chunks[key, start].steps
+
+    def restore(self, key: Key, start: int, first: int, saved: dict[str, Array], steps: int, rule: Optimizer) -> None:
+        """Put what was saved in the place of a chunk's value and state. The version stays.
+
+        Args:
+            key: the chunk's key.
+            start: its first element, or row.
+            first: the first row of a row-sparse chunk that is given; the rows before were, unless it is `start`.
+            saved: by name; what is not there, stays.
+            steps: the number of updates with the state.
+            rule: it keeps the state.
+
+        Raises:
+            DataError: it can't be this chunk's; nothing has changed.
+        """
+        if (key, start) in self._tables:
+            self._tables[key, start].restore(saved, steps, rule, self._backend, anew=first == start)
+            return
+        stored = self._chunks[key, start]
+        value, state = checked_state(key, saved, stored, rule, self._backend)
+        buffer = self._pool.take(stored.value.buffer.nbytes)
+        buffer.view(stored.dtype)[:] = value
+        self._retire(stored.value)
+        stored.value = Value(buffer, stored.value.version)
+        stored.state, stored.steps = state, steps
+
+    def content(self, slot: Slot) -> bytes:
+        """Return what lies in a slot, and free it."""
+        content = self._slots[slot].buffer.tobytes()
+        self.free(slot)
+        return content
 
     def keep(self, key: Key, start: int, version: Version) -> None:
         """Let the current value be `version` too, because an update could not be made."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.errors import DataError
 from aiokv.optim import PRECISIONS
 from aiokv.store.first_rows import FirstRows
+from aiokv.store.states import check_like
 from aiokv.types import ROW_ID_BYTES
 
 if TYPE_CHECKING:
@@ -172,6 +174,49 @@ class Table:
         values[absent] = self._first.make(ids[absent])
         return values
 
+    def saved(self) -> tuple[Ids, dict[str, Array]]:
+        """Return the rows that are used, in any order, with their values and state by name; not copies."""
+        state = {name: kept.rows for name, kept in (self._state or {}).items()}
+        return self._ids.rows[:, 0], {"value": self._values.rows} | state
+
+    @property
+    def steps(self) -> int:
+        """The number of updates with the state that is here."""
+        return self._steps
+
+    def restore(self, saved: dict[str, Array], steps: int, rule: Optimizer, backend: Backend, *, anew: bool) -> None:
+        """Use rows that were saved, beside those that are here or in their place.
+
+        Args:
+            saved: "ids", increasing; "value" if values are to be used too; and the state if there is one.
+            steps: the number of updates with that state.
+            rule: whose state it is.
+            backend: who knows what it keeps.
+            anew: forget the state that is here, and the values if there are others.
+
+        Raises:
+            DataError: these can't be rows of this table.
+        """
+        ids = saved.get("ids", np.empty(0, np.int32))
+        check_like(self._key, {"ids": ids}, {"ids": np.empty(ids.size, np.int64)})
+        if ids.size and span_of(ids) is None:
+            raise DataError(f"key {self._key!r}: expected increasing row ids, got others", key=self._key)
+        state = {name: rows for name, rows in saved.items() if name not in {"ids", "value"}}
+        values = saved["value"] if "value" in saved else self.get(ids)
+        check_like(self._key, {"value": values}, {"value": np.empty((ids.size, self.row_size), self.dtype)})
+        if state:
+            widths = self._new_state(np.zeros(self.row_size, self.dtype), rule, backend)
+            wanted = {name: np.empty((ids.size, array.size), array.dtype) for name, array in widths.items()}
+            check_like(self._key, state, wanted)
+        if anew and "value" in saved:
+            self._index, self._ids = RowIndex(), GrowingRows(1, np.dtype(np.int64))
+            self._values = GrowingRows(self.row_size, self.dtype)
+        if anew:
+            self._state, self._steps = None, steps
+        if state:
+            self._begin_state(rule, backend)
+        self._write(ids, self._index.find(ids), values, state)
+
     def forget_state(self) -> None:
         """Begin with new optimizer state."""
         self._state, self._steps = None, 0
@@ -222,17 +267,23 @@ class Table:
         self, places: NDArray[np.int64], fresh: dict[str, Array], rule: Optimizer, backend: Backend
     ) -> None:
         """Put the optimizer state of rows that have one in the place of their fresh one."""
+        present = places >= 0
+        for name, kept in self._begin_state(rule, backend).items():
+            fresh[name].reshape(places.size, kept.width)[present] = kept.rows[places[present]]
+
+    def _begin_state(self, rule: Optimizer, backend: Backend) -> dict[str, GrowingRows]:
+        """Return the state of all rows; a fresh one if there is none yet."""
         if self._state is None:
             rows = self._values.rows
-            width = max(1, self.row_size)
-            begun = backend.new_state(rule, rows.reshape(-1), row_size=width)
-            single = backend.new_state(rule, np.zeros(self.row_size, self.dtype), row_size=width)
+            begun = self._new_state(rows, rule, backend)
+            single = self._new_state(np.zeros(self.row_size, self.dtype), rule, backend)
             self._state = {name: GrowingRows(array.size, array.dtype) for name, array in single.items()}
             for name, kept in self._state.items():
                 kept.append(begun[name].reshape(len(rows), kept.width))
-        present = places >= 0
-        for name, kept in self._state.items():
-            fresh[name].reshape(places.size, kept.width)[present] = kept.rows[places[present]]
+        return self._state
+
+    def _new_state(self, rows: Array, rule: Optimizer, backend: Backend) -> dict[str, Array]:
+        return backend.new_state(rule, rows.reshape(-1), row_size=max(1, self.row_size))
 
     def _write(self, ids: Ids, places: NDArray[np.int64], values: Array, state: dict[str, Array]) -> None:
         present, absent = places >= 0, places < 0

@@ -459,6 +459,75 @@ class Totals(Message):
     totals: tuple[float, ...]
 
 
+# --- saving: what one worker reads from the servers, and gives to those of another cluster ---
+
+
+class GetState(Message):
+    """Answer `State`: elements, or rows, [start, stop) of a key, which are a chunk, and what the rule keeps for them.
+
+    Without `arrays` the payload has no arrays, only what is said of them.
+    """
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    arrays: bool
+    timeout: float
+
+
+class State(Message):
+    """Payload: arrays by name in the safetensors format (see `aiokv.saving`), at `version`."""
+
+    version: int
+
+
+class PutState(Message):
+    """Payload: what a `State` had. It takes the place of what is there; versions and sequences go on. Answered `Done`.
+
+    What is not in the payload stays: without values only the state of the rule changes.
+    """
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    timeout: float
+
+
+class GetRules(Message):
+    """Answer `RulesState`."""
+
+    timeout: float
+
+
+class RulesState(Message):
+    """The update rule and what became of it; `name` is empty when none is set.
+
+    `changes` are, by the first clock that they are for, the parameters that have changed. `clock` is that of the newest
+    update.
+    """
+
+    name: str
+    params: dict[str, Any]
+    reduction: str
+    changes: tuple[tuple[int, dict[str, Any]], ...]
+    clock: int
+
+
+class PutRules(Message):
+    """Go on with a rule, its changes and a clock, as `RulesState` had them. Answered `Done`."""
+
+    name: str
+    params: dict[str, Any]
+    reduction: str
+    changes: tuple[tuple[int, dict[str, Any]], ...]
+    clock: int
+    timeout: float
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -496,14 +565,20 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     65: Sums,
     66: Totals,
     70: SetCompression,
+    72: GetState,
+    73: State,
+    74: PutState,
+    75: GetRules,
     76: Command,
     77: CommandResult,
+    78: RulesState,
+    79: PutRules,
 }
 """Frame type number -> the class of its control message."""
 
 TYPE_OF: Final[dict[type[Message], int]] = {cls: number for number, cls in FRAME_TYPES.items()}
 
 WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset(
-    {Init, InitBundle, InitRows, Push, PushBundle, PushRows, Value}
+    {Init, InitBundle, InitRows, Push, PushBundle, PushRows, Value, State, PutState}
 )
 """The only messages that array bytes may follow."""

@@ -119,6 +119,8 @@ class Server:
         self.applied_rows: dict[tuple[Key, int], list[Slot]] = {}
         """The slots of updates of row-sparse chunks that are in `applying`."""
         self.pushed: dict[tuple[Rank, Key], int] = {}
+        self.restore_error: AiokvError | None = None
+        """What the store says of the next states that it gets."""
         self.bundle_size = 0
         """Elements of the payload of a bundle's message."""
         self._numbers = itertools.count(100)
@@ -355,6 +357,12 @@ class Server:
 
     def _perform_rare(self, effect: ef.Effect) -> None:
         match effect:
+            case ef.Restore(peer, request, key, start, _, _, slot):
+                number = self.slots.pop(slot)
+                if self.restore_error is None:
+                    versions = self.values[key, start]
+                    versions[max(versions)] = number
+                self.handle(st.Restored(peer, request, self.restore_error))
             case ef.Norms(slot=slot):
                 assert slot is None or slot in self.slots
             case ef.Skip(key, start, version, slot):
