@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -79,7 +80,8 @@ async def collect(operations: Operations, seconds: float, *, weights: bool) -> S
         left.extendleft(reversed(rest))
     saved = Saved(rule, [], {})
     for key, pieces in found.items():
-        arrays = _join(key, _spec(session, key), pieces, sparse=session.is_sparse(key))
+        join = partial(_join, key, _spec(session, key), pieces, sparse=session.is_sparse(key))
+        arrays = await operations._compute(join, _nbytes(*(piece.arrays for piece in pieces)))
         if not weights:
             del arrays[VALUE]
         spec, updates = _spec(session, key), max(piece.updates for piece in pieces)
@@ -112,7 +114,11 @@ async def _read(
 ) -> list[tuple[dict[str, Array], dict[str, str]]]:
     arguments = Arguments([], [], [], [], single=False)
     await operations._call(lambda call: st.ReadState(call, parts, seconds, arrays), arguments)
-    return [unpack(bytes(arguments.buffers[i]), f"key {part.key!r}") for i, part in enumerate(parts)]
+    contents = [arguments.buffers[number] for number in range(len(parts))]
+    nbytes = sum(content.nbytes for content in contents)
+    return await operations._compute(
+        lambda: [unpack(bytes(content), "a server's answer") for content in contents], nbytes
+    )
 
 
 def _join(key: Key, spec: TensorSpec, pieces: list[Found], *, sparse: bool) -> dict[str, Array]:
@@ -178,7 +184,8 @@ async def put(operations: Operations, saved: Saved, seconds: float) -> None:
     for entry in saved.keys:
         for part, arrays in _cut(entry, saved.arrays[entry.key], session):
             parts.append(part)
-            contents.append(np.frombuffer(pack(arrays, {STEPS: str(entry.updates)}), np.uint8))
+            packed = await operations._compute(partial(pack, arrays, {STEPS: str(entry.updates)}), _nbytes(arrays))
+            contents.append(np.frombuffer(packed, np.uint8))
             if len(parts) == MOST_PARTS:
                 await _write(operations, parts, contents, seconds)
                 parts, contents = [], []
@@ -222,6 +229,10 @@ def _cut_rows(arrays: dict[str, Array], start: int, stop: int) -> Iterator[tuple
         if last == end:
             return
         first, low = last, int(arrays[IDS][last])
+
+
+def _nbytes(*named: dict[str, Array]) -> int:
+    return sum(array.nbytes for arrays in named for array in arrays.values())
 
 
 def _spec(session: Session, key: Key) -> TensorSpec:

@@ -39,12 +39,14 @@ def piece_of(stored: Stored, key: Key) -> State:
 def rows_of(table: Table, first: int) -> tuple[State, int]:
     """Return used rows from one on, increasing, as many as go in one part, with state; and the first left, or -1."""
     ids, arrays = table.saved()
-    order = np.argsort(ids)
-    order = order[ids[order] >= first]
+    wanted = np.flatnonzero(ids >= first)
     width = sum(array.nbytes // max(1, len(array)) for array in arrays.values())
     most = max(1, MOST_BYTES // max(1, width))
-    left = int(ids[order[most]]) if order.size > most else -1
-    part = order[:most]
+    left = -1
+    if wanted.size > most:
+        left = int(np.partition(ids[wanted], most)[most])
+        wanted = wanted[ids[wanted] < left]
+    part = wanted[np.argsort(ids[wanted])]
     return {IDS: ids[part]} | {name: array[part] for name, array in arrays.items()}, left
 
 
