@@ -368,7 +368,7 @@ class Coordinator:
                 return self._change_optimizer(received.peer, received.request, since, params)
             case m.GetRules():
                 return self._saving.read_rules(received)
-            case m.PutRules():
+            case _:
                 rule = self._make_rule(message) if message.name else None
                 return self._saving.write_rules(received, message, rule)
 

@@ -411,9 +411,9 @@ class Session:
             case st.WriteRules(call, rules, timeout):
                 put = partial(m.PutRules, rules.name, rules.params, rules.reduction, rules.changes, rules.clock)
                 return self._ask_all(Call(call, "loading of the update rule", timeout), put, now)
-            case st.Resume(call, clock):
-                self._directory.resume(clock)
-                return [Complete(call)]
+            case _:
+                self._directory.resume(stimulus.clock)
+                return [Complete(stimulus.call)]
 
     def _ask_all(self, call: Call, make: Callable[[float], m.Message], now: float) -> list[Effect]:
         try:
