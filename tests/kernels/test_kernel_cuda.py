@@ -26,7 +26,7 @@ def run_arithmetic_tests(*, simulated: bool) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
     )
     # Where all tests were skipped the process would end well, too.
@@ -34,13 +34,13 @@ def run_arithmetic_tests(*, simulated: bool) -> None:
         pytest.fail(f"the tests of the arithmetic on CUDA, exit code {done.returncode}:\n{done.stdout}", pytrace=False)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(630)
 def test_the_arithmetic_in_the_simulator() -> None:
     run_arithmetic_tests(simulated=True)
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(630)
 def test_the_arithmetic_on_a_device() -> None:
     try:
         get_backend("cuda")
