@@ -35,6 +35,8 @@ class Barriers:
     def __init__(self) -> None:
         self._arrivals: dict[tuple[Peer, int], Arrival] = {}
         self._waiting: Deadlines[tuple[Peer, int]] = Deadlines()
+        self._gave_up: dict[Place, dict[Rank, None]] = {}
+        """Ranks that had come and waited too long, while others still wait there for whom they both waited."""
 
     def deadline(self) -> float | None:
         """Return the time at which a call has waited too long."""
@@ -61,6 +63,7 @@ class Barriers:
             lost = [rank for rank in absent if rank in roster.lost]
             if absent and not lost:
                 continue
+            self._gave_up.pop(place, None)
             for arrival in [arrival for arrival in self._arrivals.values() if arrival.place == place]:
                 del self._arrivals[arrival.peer, arrival.request]
                 self._waiting.discard((arrival.peer, arrival.request))
@@ -79,6 +82,11 @@ class Barriers:
         for name in [name for name in self._arrivals if name[0] == peer]:
             del self._arrivals[name]
             self._waiting.discard(name)
+        self._forget_empty()
+
+    def _forget_empty(self) -> None:
+        waited_at = {arrival.place for arrival in self._arrivals.values()}
+        self._gave_up = {place: ranks for place, ranks in self._gave_up.items() if place in waited_at}
 
     def expire(self, roster: Roster, now: float) -> list[Effect]:
         """Refuse the calls that have waited too long, and say for whom."""
@@ -87,10 +95,15 @@ class Barriers:
         effects: list[Effect] = [Refuse(each.peer, each.request, self._late(each, roster)) for each in late]
         for arrival in late:
             del self._arrivals[arrival.peer, arrival.request]
+            self._gave_up.setdefault(arrival.place, {})[arrival.rank] = None
+        self._forget_empty()
         return effects
 
     def _late(self, arrival: Arrival, roster: Roster) -> BarrierTimeoutError:
+        # Who came, and gave up a moment ago, is not who was waited for, unless all the others are here.
+        gave_up = self._gave_up.get(arrival.place, {})
         absent = self._absent(arrival.place, roster)
+        absent = [rank for rank in absent if rank not in gave_up] or absent
         return BarrierTimeoutError(
             f"barrier {arrival.place[0]!r}: rank {roster.labels(absent)} did not arrive within {arrival.waits:.3g} s",
             ranks=absent,

@@ -73,6 +73,34 @@ def test_late_barrier_names_the_absent_to_everybody(scheduler: Scheduler) -> Non
             assert word in str(a.error)
 
 
+def test_late_barrier_names_nobody_who_came_and_gave_up_first(scheduler: Scheduler) -> None:
+    # Scenario 7: deadlines that are a moment apart.
+    asked = [scheduler.barrier("worker-0", timeout=0.5), scheduler.barrier("worker-1", timeout=0.6)]
+    scheduler.tick(0.5)
+    scheduler.tick(0.6)
+    assert [a.error.details["ranks"] for a in asked] == [[2], [2]]
+    assert not scheduler.machine._barriers._gave_up
+
+
+def test_late_barrier_names_who_gave_up_when_all_others_came(scheduler: Scheduler) -> None:
+    scheduler.barrier("worker-0", timeout=0.5)
+    asked = [scheduler.barrier("worker-1", timeout=0.7)]
+    scheduler.tick(0.5)
+    asked.append(scheduler.barrier("worker-2", timeout=0.2))
+    scheduler.tick(0.7)
+    assert [a.error.details["ranks"] for a in asked] == [[0], [0]]
+
+
+def test_who_gave_up_is_waited_for_again(scheduler: Scheduler) -> None:
+    scheduler.barrier("worker-0", timeout=0.5)
+    last = scheduler.barrier("worker-1", timeout=5.0)
+    scheduler.tick(0.5)
+    scheduler.barrier("worker-2", timeout=5.0)
+    assert last.pending
+    assert scheduler.barrier("worker-0").answer == last.answer == m.Done()
+    assert not scheduler.machine._barriers._gave_up
+
+
 def test_barrier_can_be_used_again_after_a_time_out(scheduler: Scheduler) -> None:
     scheduler.barrier("worker-0", timeout=0.5)
     scheduler.tick(0.5)
