@@ -572,7 +572,8 @@ class Operations(ABC):
             await snapshot.put(self, saved, seconds)
         await self.barrier(f"aiokv: loaded {url}", timeout=timeout)
         rule = await snapshot.newest_rule(self, seconds, own=False)
-        await self._call(lambda call: st.Resume(call, rule.clock))
+        updates = await snapshot.count_updates(self, seconds)
+        await self._call(lambda call: st.Resume(call, rule.clock, updates))
 
     async def save_optimizer_states(self, url: str, *, timeout: float | None = None) -> None:
         """Write what `save` writes, without the weights."""

@@ -142,10 +142,7 @@ class Calls:
 
     def next_clock(self) -> int:
         """Return the clock of the first push after all that the user has made so far."""
-        held = [
-            self._directory.offset + self._directory.pushed(key) + sum(map(_pushes, calls))
-            for key, calls in self._waiting.items()
-        ]
+        held = [self._directory.counted(key) + sum(map(_pushes, calls)) for key, calls in self._waiting.items()]
         return max([self._directory.clock, *held]) + 1
 
     # --- asking ---

@@ -16,7 +16,7 @@ from aiokv.errors import UnknownKeyError
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aiokv.core.parts import Tensors
     from aiokv.core.stimuli import Rows, StatePart
@@ -39,8 +39,8 @@ class Directory:
         self._policy = policy
         self.clock = 0
         """The most pushes of any key."""
-        self.offset = 0
-        """By how much that is more than the pushes of this worker say, because earlier ones were made elsewhere."""
+        self._earlier: dict[Key, int] = {}
+        """How many pushes of a key were made before those of this worker, and elsewhere: those of what was loaded."""
         self._kind: type | None = None
         self._known: dict[Key, Known] = {}
         self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
@@ -237,10 +237,11 @@ class Directory:
 
     def _advance_clock(self, plan: Plan, sparse: list[Key]) -> None:
         """Count what is about to be pushed: all keys of a call have the same clock."""
-        pushed = [bundle.pushed for bundle, _ in plan.bundles]
-        pushed += [self.pushed(key) for key in sparse]
-        pushed += [self.pushed(plan.tensors[tensor][0]) for tensor in plan.singles]
-        self.clock = max(self.clock, self.offset + 1 + max(pushed, default=-1))
+        keys = [*sparse, *(plan.tensors[tensor][0] for tensor in plan.singles)]
+        for bundle, _ in plan.bundles:
+            # Of keys in one bundle only a load can have made the counts differ.
+            keys += bundle.keys if self._earlier else bundle.keys[:1]
+        self.clock = max(self.clock, 1 + max(map(self.counted, keys), default=-1))
 
     def pushed(self, key: Key) -> int:
         """Return how often this worker has pushed a key."""
@@ -249,10 +250,15 @@ class Directory:
             return 0
         return known.bundle.pushed if known.bundle else known.pushed
 
-    def resume(self, clock: int) -> None:
-        """Let the next push of the key that was pushed most have the clock after this one."""
+    def counted(self, key: Key) -> int:
+        """Return how often a key was pushed, what was before a load included."""
+        return self._earlier.get(key, 0) + self.pushed(key)
+
+    def resume(self, clock: int, updates: Mapping[Key, int]) -> None:
+        """Let pushes go on from the clock of the key with the most updates; the others are as far behind as there."""
+        shift = clock - max(updates.values(), default=0)
         self.clock = clock
-        self.offset = clock - max((self.pushed(key) for key in self._known), default=0)
+        self._earlier = {key: shift + count - self.pushed(key) for key, count in updates.items()}
 
     def _begin_push(self, key: Key) -> Pushed:
         self._open[key] = self._open.get(key, 0) + 1
@@ -397,6 +403,7 @@ class Directory:
         """Know nothing of the keys any longer, because they were deleted."""
         for key in keys:
             known = self._known.get(key)
+            self._earlier.pop(key, None)
             if known is not None and known.bundle is not None:
                 self._take_apart(known.bundle)
             self._known.pop(key, None)

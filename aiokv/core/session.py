@@ -412,7 +412,7 @@ class Session:
                 put = partial(m.PutRules, rules.name, rules.params, rules.reduction, rules.changes, rules.clock)
                 return self._ask_all(Call(call, "loading of the update rule", timeout), put, now)
             case _:
-                self._directory.resume(stimulus.clock)
+                self._directory.resume(stimulus.clock, stimulus.updates)
                 return [Complete(stimulus.call)]
 
     def _ask_all(self, call: Call, make: Callable[[float], m.Message], now: float) -> list[Effect]:

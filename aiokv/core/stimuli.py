@@ -325,10 +325,11 @@ class WriteRules:
 
 @dataclass(slots=True)
 class Resume:
-    """Count this worker's next pushes from a clock on."""
+    """Count this worker's next pushes from a clock on; `updates` says how many each key has seen."""
 
     call: int
     clock: int
+    updates: Mapping[Key, int]
 
 
 @dataclass(slots=True)

@@ -275,7 +275,7 @@ def test_the_next_push_has_the_clock_after_the_one_that_was_resumed(make_worker:
     worker = make_worker()
     worker.finish(worker.transfer("init", shape=(1,)))
     for clock in (3, 1):
-        assert worker.call(st.Resume, clock=clock).outcome == "done"
+        assert worker.call(st.Resume, clock=clock, updates={"w": clock}).outcome == "done"
         assert worker.machine.clock == clock
         for later in (clock + 1, clock + 2):
             push = worker.transfer("push", shape=(1,))
@@ -285,6 +285,22 @@ def test_the_next_push_has_the_clock_after_the_one_that_was_resumed(make_worker:
             worker.answer(push.sends[0], m.Done(1))
         change = worker.call(st.AdjustOptimizer, params={"wd": 1.0}, since=None, timeout=5.0)
         assert change.sends[0].message.since == clock + 3  # type: ignore[attr-defined]
+
+
+def test_each_key_goes_on_from_its_own_count(make_worker: type[Worker]) -> None:
+    """As if all pushes had been made here: a key that was pushed less often does not move the clock."""
+    worker = make_worker(servers=1)
+    names = ("a", "b", "c", "d", "e", "f")
+    worker.finish(worker.transfer("init", *names, shape=(1,)))
+    updates = dict.fromkeys(names, 1) | {"a": 4}
+    # A rule that was set after the first push has seen one update less.
+    assert worker.call(st.Resume, clock=5, updates=updates).outcome == "done"
+
+    def clock_of(*keys: str) -> int:
+        call = worker.finish(worker.transfer("push", *keys, shape=(1,)))
+        return int(call.messages[0].clock)
+
+    assert [clock_of("b"), clock_of("b"), clock_of(*names), clock_of("c"), clock_of("a")] == [5, 5, 6, 6, 7]
 
 
 def test_a_closed_worker_says_so(make_worker: type[Worker]) -> None:

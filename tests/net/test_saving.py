@@ -293,3 +293,34 @@ async def test_many_keys_and_rows_go_in_several_messages(
         await train(running, range(5, 6))
         await running.each(lambda worker: worker.load(url))
         assert_same(await weights(running), expected)
+
+
+async def test_keys_that_were_pushed_less_often_go_on_as_without_the_save(cluster: MakeCluster, tmp_path: Path) -> None:
+    """The rate of a push of `b` alone is that of the same moment, not of one more round of `a`."""
+    schedule = {"name": "factor", "step": 2, "factor": 0.5}
+
+    async def push(running: Any, *keys: str) -> None:
+        await running.each(lambda kv: kv.push({key: np.ones(3, np.float32) for key in keys}))
+
+    async def begin(running: Any) -> None:
+        await running.each(lambda kv: kv.init({key: np.zeros(3, np.float32) for key in "ab"}))
+
+    async def end(running: Any) -> list[float]:
+        await push(running, "b")
+        await push(running, "a", "b")
+        await push(running, "b")
+        return [float(array[0]) for array in await running.workers[1].pull({"a": None, "b": None})]
+
+    url = str(tmp_path / "weights.safetensors")
+    async with cluster(workers=2, servers=2) as running:
+        await running.each(lambda kv: kv.set_optimizer("sgd", learning_rate=1.0, schedule=schedule))
+        await begin(running)
+        await push(running, "a", "b")
+        for _ in range(3):
+            await push(running, "a")
+        await running.each(lambda kv: kv.save(url))
+        undisturbed = await end(running)
+    async with cluster(workers=2, servers=3) as running:
+        await begin(running)
+        await running.each(lambda kv: kv.load(url))
+        assert await end(running) == undisturbed
