@@ -1,125 +1,212 @@
-"""What must hold after a run, looked at from outside: the state machines are not asked."""
+"""What must hold, looked at from outside: the state machines are not asked."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from sim.network import HEAD_BYTES
+from sim.split import end_of, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokv.types import Key
-    from sim.record import Run, Token, UpdateRecord, WorkerRecord
+    from aiokv.types import Key, Rank, Version
+    from sim.network import Network
+    from sim.record import Run, Step, Token, UpdateRecord, WorkerRecord
 
-Chunks = dict[tuple["Key", int], list["UpdateRecord"]]
+ROUNDING: Final = 1e-9
 
 
-def find_violations(run: Run) -> list[str]:
-    """Return what does not hold in a run, in sentences; nothing when all is well.
+class InvariantError(AssertionError):
+    """Something does not hold that must: a bug of a state machine or of the simulator."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    label: str
+    version: Version = 0
+    time: float = 0.0
+    used: set[Token] = field(default_factory=set)
+    last: dict[Rank, Version] = field(default_factory=dict)
+    """The version that holds a rank's newest gradient."""
+
+
+class Checks:
+    """Looks at every update and every step of a run as they happen.
 
     - Versions of a chunk go up by one, and time does not run backwards.
     - Every gradient whose push was answered is in exactly one update of every chunk, and none is in two.
     - An update names the ranks whose gradients it holds, in ascending order, each once.
-    - bsp: update r holds push r of every worker that still took part, at staleness 0.
+    - bsp: update r holds push r of every worker that still takes part, at staleness 0.
     - asp: an update holds one gradient, as stale as the versions made since its worker's last push.
-    - A worker's busy and waiting times add up to its elapsed time.
+
+    Args:
+        run: what is looked at.
+        strict: raise an error as soon as something does not hold; otherwise collect it in `found`.
     """
-    chunks: Chunks = {}
+
+    def __init__(self, run: Run, *, strict: bool) -> None:
+        self.found: list[str] = []
+        self._run = run
+        self._strict = strict
+        self._chunks: dict[tuple[Key, int], _Chunk] = {}
+        self._rule = _RULES.get(run.policy)
+
+    @property
+    def chunks(self) -> list[_Chunk]:
+        """All chunks of which an update was seen."""
+        return list(self._chunks.values())
+
+    def report(self, texts: list[str]) -> None:
+        """Take note of what does not hold.
+
+        Raises:
+            InvariantError: there is something, and the checks are strict.
+        """
+        self.found += texts
+        if texts and self._strict:
+            raise InvariantError("; ".join(texts))
+
+    def on_update(self, update: UpdateRecord) -> None:
+        """A server has made a version."""
+        chunk = self._chunks.get((update.key, update.start))
+        if chunk is None:
+            label = f"key {update.key!r} from element {update.start}"
+            chunk = self._chunks[update.key, update.start] = _Chunk(label)
+        found = _check_version(chunk, update) + _check_gradients(chunk, self._run, update)
+        if self._rule is not None:
+            found += self._rule(chunk, self._run, update)
+        for rank in update.ranks:
+            chunk.last[rank] = update.version
+        if found:
+            self.report([f"{chunk.label}: {text}" for text in found])
+
+    def on_step(self, worker: WorkerRecord, number: int, step: Step) -> None:
+        """A worker has taken its step number `number`, from 1."""
+        if not step.answered:
+            return
+        token = (worker.name, number)
+        if not self._chunks:
+            self.report(["pushes were answered, but no update was made"])
+        for chunk in self._chunks.values():
+            if token not in chunk.used:
+                text = f"push {number} of {worker.name} was answered, but is in no update"
+                self.report([f"{chunk.label}: {text}"])
+
+    def finish(self, network: Network | None = None) -> None:
+        """Look at the whole run, which is over."""
+        for worker in self._run.workers:
+            steps = len(worker.steps)
+            never = sorted(n for chunk in self.chunks for name, n in chunk.used if name == worker.name and n > steps)
+            self.report([f"push {n} of {worker.name} was applied, but never made" for n in never])
+            self.report([f"{worker.name}: {text}" for text in _check_time(self._run, worker)])
+        if network is not None:
+            self.report(_check_network(network))
+
+
+def find_violations(run: Run) -> list[str]:
+    """Return what does not hold in a run that is over, in sentences; nothing when all is well."""
+    checks = Checks(run, strict=False)
     for update in run.updates:
-        chunks.setdefault((update.key, update.start), []).append(update)
-    found: list[str] = []
-    for (key, start), updates in chunks.items():
-        where = f"key {key!r} from element {start}"
-        found += [f"{where}: {text}" for text in _check_versions(updates)]
-        found += [f"{where}: {text}" for text in _check_gradients(run, updates)]
-        rule = _RULES.get(run.policy)
-        if rule is not None:
-            found += [f"{where}: {text}" for text in rule(run, updates)]
-    if not chunks and any(step.answered for worker in run.workers for step in worker.steps):
-        found.append("pushes were answered, but no update was made")
+        checks.on_update(update)
     for worker in run.workers:
-        found += [f"{worker.name}: {text}" for text in _check_time(worker)]
+        for number, step in enumerate(worker.steps, start=1):
+            checks.on_step(worker, number, step)
+    checks.finish()
+    return list(dict.fromkeys(checks.found))
+
+
+def _check_version(chunk: _Chunk, update: UpdateRecord) -> list[str]:
+    found = []
+    number = chunk.version + 1
+    if update.version != number:
+        found.append(f"update {number} made version {update.version}")
+    if update.time < chunk.time:
+        found.append(f"version {update.version} was made before version {chunk.version}")
+    chunk.version, chunk.time = number, update.time
     return found
 
 
-def _check_versions(updates: list[UpdateRecord]) -> list[str]:
+def _check_gradients(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
     found = []
-    for number, update in enumerate(updates, start=1):
-        if update.version != number:
-            found.append(f"update {number} made version {update.version}")
-    for before, update in itertools.pairwise(updates):
-        if update.time < before.time:
-            found.append(f"version {update.version} was made before version {before.version}")
+    workers = run.worker_by_name
+    if [workers[name].rank for name, _ in update.tokens] != update.ranks:
+        found.append(f"version {update.version} holds {update.tokens}, but names the ranks {update.ranks}")
+    if sorted(set(update.ranks)) != update.ranks:
+        found.append(f"version {update.version} was summed in the order {update.ranks}")
+    for token in update.tokens:
+        if token in chunk.used:
+            found.append(f"push {token[1]} of {token[0]} was applied twice")
+        chunk.used.add(token)
     return found
 
 
-def _check_gradients(run: Run, updates: list[UpdateRecord]) -> list[str]:
+def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
     found = []
-    ranks = {worker.name: worker.rank for worker in run.workers}
-    used: Counter[Token] = Counter()
-    for update in updates:
-        used.update(update.tokens)
-        if [ranks[name] for name, _ in update.tokens] != update.ranks:
-            found.append(f"version {update.version} holds {update.tokens}, but names the ranks {update.ranks}")
-        if sorted(set(update.ranks)) != update.ranks:
-            found.append(f"version {update.version} was summed in the order {update.ranks}")
-    found += [
-        f"push {number} of {name} was applied {count} times" for (name, number), count in used.items() if count > 1
-    ]
-    for worker in run.workers:
-        answered = sum(step.answered for step in worker.steps)
-        for number in range(1, answered + 1):
-            if (worker.name, number) not in used:
-                found.append(f"push {number} of {worker.name} was answered, but is in no update")
-    steps = {worker.name: len(worker.steps) for worker in run.workers}
-    found += [f"push {number} of {name} was applied, but never made" for name, number in used if number > steps[name]]
-    return found
-
-
-def _check_bsp(run: Run, updates: list[UpdateRecord]) -> list[str]:
-    found = []
-    for update in updates:
-        early = [name for name, number in update.tokens if number != update.version]
-        if early:
-            found.append(f"version {update.version} holds pushes of other rounds, by {early}")
-        if any(update.staleness):
-            found.append(f"version {update.version} has gradients of staleness {update.staleness}")
+    early = [name for name, number in update.tokens if number != update.version]
+    if early:
+        found.append(f"version {update.version} holds pushes of other rounds, by {early}")
+    if any(update.staleness):
+        found.append(f"version {update.version} has gradients of staleness {update.staleness}")
+    if len(update.ranks) < len(run.workers):
+        here = set(update.ranks)
         for worker in run.workers:
             gone = (worker.error is not None or worker.struck) and worker.ended <= update.time
-            if worker.rank not in update.ranks and not gone:
+            if worker.rank not in here and not gone:
                 found.append(f"version {update.version} was made without {worker.name}")
     return found
 
 
-def _check_asp(run: Run, updates: list[UpdateRecord]) -> list[str]:
-    found = []
-    last: dict[int, int] = {}
-    for update in updates:
-        if len(update.ranks) != 1:
-            found.append(f"version {update.version} holds {len(update.ranks)} gradients")
-            continue
-        [rank], [staleness] = update.ranks, update.staleness
-        expected = update.version - 1 - last.get(rank, 0)
-        if staleness != expected:
-            found.append(
-                f"version {update.version} says staleness {staleness}, but {expected} versions were made between"
-            )
-        last[rank] = update.version
-    return found
+def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
+    if len(update.ranks) != 1:
+        return [f"version {update.version} holds {len(update.ranks)} gradients"]
+    [rank], [staleness] = update.ranks, update.staleness
+    expected = update.version - 1 - chunk.last.get(rank, 0)
+    if staleness != expected:
+        return [f"version {update.version} says staleness {staleness}, but {expected} versions were made between"]
+    return []
 
 
-def _check_time(worker: WorkerRecord) -> list[str]:
+def _check_time(run: Run, worker: WorkerRecord) -> list[str]:
     found = []
-    busy = math.fsum(step.computed - step.start for step in worker.steps)
-    wait = math.fsum(step.end - step.computed for step in worker.steps)
-    elapsed = worker.ended - worker.begun
-    if not math.isclose(busy + wait, elapsed, rel_tol=1e-9, abs_tol=1e-9):
-        found.append(f"{busy:g} s busy and {wait:g} s waiting are not {elapsed:g} s elapsed")
+    parts = split(run, worker)
+    elapsed = end_of(run, worker) - worker.begun
+    if not math.isclose(parts.total, elapsed, rel_tol=ROUNDING, abs_tol=ROUNDING):
+        found.append(f"{parts} are not {elapsed:g} s elapsed")
     if any(not step.start <= step.computed <= step.end for step in worker.steps):
         found.append("a step ends before it begins")
+    if any(min(step.work, step.waiting, step.communicated) < -ROUNDING * max(1.0, step.end) for step in worker.steps):
+        found.append("a part of a step takes less than no time")
     return found
 
 
-_RULES: dict[str, Callable[[Run, list[UpdateRecord]], list[str]]] = {"bsp": _check_bsp, "asp": _check_asp}
+def _check_network(network: Network) -> list[str]:
+    """Look at what the network's meters say: bytes, Little's law, and what cards can carry."""
+    found = []
+    meter, now = network.meter, network.env.now
+    queued: dict[tuple[str, str], int] = {}
+    waited = 0.0
+    for pipe in network.pipes:
+        pair = pipe.way.source, pipe.way.target
+        for packet in pipe.under_way:
+            queued[pair] = queued.get(pair, 0) + HEAD_BYTES + packet.nbytes
+            waited += now - packet.sent
+    for pair, way in network.ways.items():
+        left = queued.get(pair, 0)
+        if way.sent != way.delivered + left:
+            found.append(f"{pair}: {way.sent} bytes sent are not {way.delivered} delivered and {left} under way")
+    if meter is not None:
+        area, spent = meter.area_until(now), meter.spent + waited
+        if not math.isclose(area, spent, rel_tol=1e-6, abs_tol=1e-6):
+            text = f"Little's law: {area:g} message seconds in the network, but messages took {spent:g} s"
+            found.append(text)
+    if network.fabric is not None:
+        for port, carried in network.fabric.carried.items():
+            if carried > network.capacity(port) * now * (1.0 + ROUNDING):
+                found.append(f"{port} carried {carried:g} bytes in {now:g} s")
+    return found
+
+
+_RULES: dict[str, Callable[[_Chunk, Run, UpdateRecord], list[str]]] = {"bsp": _check_bsp, "asp": _check_asp}

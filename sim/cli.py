@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from aiokv.errors import AiokvError, MissingExtraError
-from sim.scenario import load_scenario, shipped_scenarios
+from sim.checks import InvariantError
+from sim.scenario import json_schema, load_scenario, read_source, shipped_scenarios
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sim.record import Run
     from sim.scenario import Scenario
+    from sim.sweep import Comparison
 
 Results = dict[str, list["Run"]]
 
@@ -30,6 +35,9 @@ def sim() -> None:
 
     The simulator runs the very code that decides in a real cluster, but in simulated time and without arrays.
     """
+
+
+# --- run ---
 
 
 @sim.command(epilog="Scenarios that come along: " + ", ".join(shipped_scenarios()) + ".")
@@ -46,56 +54,241 @@ def sim() -> None:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path(),
-    help="Directory for the picture; made if it does not exist.  [default: current directory]",
+    help="Directory for the picture, a report as HTML, JSON, CSV tables and traces for ui.perfetto.dev; made if it "
+    "does not exist.  [default: only the picture, in the current directory]",
 )
-def run(scenario: str, seed: int, replications: int, as_json: bool, out: Path) -> None:
+def run(scenario: str, seed: int, replications: int, as_json: bool, out: Path | None) -> None:
     """Run SCENARIO under each of its policies, and compare them.
 
     SCENARIO is a TOML file, or the name of a scenario that comes along. Prints step times, utilisation, updates per
-    second and staleness, and draws the timeline of the first run as a PNG picture.
+    second and staleness, and draws the timeline of the first run as a PNG picture. The command fails when one of the
+    scenario's assertions is not true of the results.
     """
-    try:
+    with _explained():
         _run(load_scenario(scenario), seed, replications, as_json, out)
-    except AiokvError as error:
-        raise click.ClickException(str(error)) from None
 
 
-def _run(scenario: Scenario, seed: int, replications: int, as_json: bool, out: Path) -> None:
+def _run(scenario: Scenario, seed: int, replications: int, as_json: bool, out: Path | None) -> None:
     _require("simpy", "matplotlib")
     # They need what is checked for in the line above.
-    from sim.checks import find_violations  # noqa: PLC0415
     from sim.cluster import simulate  # noqa: PLC0415
+    from sim.files import write_files  # noqa: PLC0415
+    from sim.page import page  # noqa: PLC0415
     from sim.picture import draw  # noqa: PLC0415
     from sim.report import notes, table, to_json  # noqa: PLC0415
 
-    picture = out / f"{scenario.name}.png"
-    _make_directory(out)
+    folder = out or Path()
+    picture = folder / f"{scenario.name}.png"
+    _make_directory(folder)
     results: Results = {policy: [] for policy in scenario.policies}
-    with _progress(scenario, replications) as on_step:
+    total = scenario.steps * scenario.cluster.workers * len(scenario.policies) * replications
+    with _progress("simulating", total) as on_step:
         for policy, runs in results.items():
             for replication in range(replications):
                 runs.append(simulate(scenario, policy, seed + replication, on_step=on_step))
+    files: list[str] = []
     try:
         draw([runs[0] for runs in results.values()], picture)
+        if out is not None:
+            files = write_files(results, out, picture, page(results))
     except OSError as error:
-        raise click.ClickException(f"can't write the picture {picture}: {error.strerror or error}") from None
+        raise click.ClickException(f"can't write into {folder}: {error.strerror or error}") from None
     if as_json:
-        click.echo(to_json(results, str(picture)))
+        click.echo(to_json(results, str(picture), files))
     else:
         console = Console()
         console.print(table(results))
-        for line in notes(results):
-            console.print(line, markup=False, highlight=False)
-        console.print(f"timeline: {picture}", markup=False, highlight=False, soft_wrap=True)
-    violations = [
-        f"{policy}, seed {run.seed}: {violation}"
-        for policy, runs in results.items()
-        for run in runs
-        for violation in find_violations(run)
-    ]
-    if violations:
-        raise click.ClickException("the run breaks what must hold; please report this:\n" + "\n".join(violations[:20]))
+        lines = [*notes(results), f"timeline: {picture}", *(f"written: {file}" for file in files)]
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _check(scenario, results)
+
+
+def _check(scenario: Scenario, results: Results) -> None:
+    """End the command with an error when the results are not as the scenario asserts."""
+    from sim.assertions import broken_assertions  # noqa: PLC0415
+    from sim.report import mean, summarise  # noqa: PLC0415
+
+    summaries = {policy: mean([summarise(run) for run in runs]) for policy, runs in results.items()}
+    broken = broken_assertions(scenario.assertions, summaries)
+    if broken:
+        raise click.ClickException("not as asserted:\n" + "\n".join(broken))
+
+
+# --- sweep ---
+
+
+@sim.command()
+@click.argument("scenario")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="Run with each of these values of a key, as in cluster.workers=8,32 or policy=bsp,asp; several options give "
+    "all combinations.",
+)
+@click.option("--seed", default=0, show_default=True, help="The first seed.")
+@click.option("--replications", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds a combination.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead of the table.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory that keeps each result: the same command goes on there if it was stopped.",
+)
+def sweep(
+    scenario: str,
+    settings: tuple[str, ...],
+    seed: int,
+    replications: int,
+    jobs: int,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Run SCENARIO with other values of its keys, and compare the combinations with the first one.
+
+    Every combination gets the same random numbers, so that even small differences show.
+    """
+    with _explained():
+        _require("simpy")
+        from sim.sweep import parse_settings  # noqa: PLC0415
+
+        combinations = parse_settings(settings)
+        if not any(key == "policies" for key, _ in combinations[0]):
+            policies = load_scenario(scenario).policies
+            combinations = [(("policies", (policy,)), *each) for policy in policies for each in combinations]
+        comparisons = _sweep(scenario, combinations, range(seed, seed + replications), jobs, out)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))
+    else:
+        Console().print(_comparison_table(comparisons, replications))
+
+
+def _sweep(
+    scenario: str,
+    combinations: Sequence[tuple[tuple[str, object], ...]],
+    seeds: range,
+    jobs: int,
+    out: Path | None,
+) -> list[Comparison]:
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+
+    from sim.scenario import parse_scenario  # noqa: PLC0415
+    from sim.sweep import Task, compare, sweep  # noqa: PLC0415
+
+    content, file = read_source(scenario)
+    for changes in combinations:
+        # Whatever is wrong is said before anything runs.
+        parse_scenario(content, file, changes)
+    tasks = [[Task(content, file, changes, seed) for seed in seeds] for changes in combinations]
+    if out is not None:
+        _make_directory(out)
+    flat = [task for row in tasks for task in row]
+    kept = None if out is None else out / "results.jsonl"
+    with _progress("sweeping", len(flat)) as on_row, ProcessPoolExecutor(jobs) as executor:
+        rows = sweep(flat, executor, kept, on_row)
+    return compare(combinations, [[rows[task.key] for task in row] for row in tasks])
+
+
+def _comparison_table(comparisons: Sequence[Comparison], replications: int) -> Table:
+    made = Table(
+        title=f"mean of {replications} runs ± half width at 95 %; below it, the difference from the first line",
+        show_lines=True,
+    )
+    made.add_column("")
+    for metric in comparisons[0].values:
+        made.add_column(metric.replace("_", " "), justify="right")
+    for number, comparison in enumerate(comparisons):
+        cells = [_estimate(*pair) for pair in comparison.values.values()]
+        if number:
+            cells = [
+                f"{cell}\n{_estimate(*pair, sign='+')}"
+                for cell, pair in zip(cells, comparison.differences.values(), strict=True)
+            ]
+        made.add_row(comparison.setting, *cells)
+    return made
+
+
+def _estimate(value: float, width: float, sign: str = "") -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:{sign}.4g}" if math.isnan(width) else f"{value:{sign}.4g} ± {width:.2g}"
+
+
+# --- validate, bench, schema ---
+
+
+@sim.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Groups at the same time.")
+def validate(as_json: bool, jobs: int) -> None:
+    """Compare the simulator with what is known on paper.
+
+    Each number must be exact, or within three standard errors; the command fails when one is not.
+    """
+    with _explained():
+        _require("simpy")
+    from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: PLC0415
+
+    from sim.validation.suite import GROUPS, run_group  # noqa: PLC0415
+
+    with _progress("validating", len(GROUPS)) as on_group, ProcessPoolExecutor(jobs) as executor:
+        futures = {name: executor.submit(run_group, name) for name in GROUPS}
+        for _ in as_completed(futures.values()):
+            on_group()
+        cases = [case for name in GROUPS for case in futures[name].result()]
+    failed = sum(not case.ok for case in cases)
+    if as_json:
+        document = {"cases": cases, "passed": len(cases) - failed, "failed": failed}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    else:
+        made = Table("case", "simulated", "on paper", "allowed", "ok")
+        for case in cases:
+            numbers = (f"{number:.6g}" for number in (case.value, case.expected, case.tolerance))
+            made.add_row(case.name, *numbers, "yes" if case.ok else "NO")
+        Console().print(made)
+        click.echo(f"{len(cases) - failed} passed, {failed} failed")
+    if failed:
+        raise click.ClickException(f"{failed} of {len(cases)} cases are not as on paper")
+
+
+@sim.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--workers", type=click.IntRange(min=2), default=10_000, show_default=True, help="Of the large run.")
+@click.option("--rounds", type=click.IntRange(min=1), default=100, show_default=True, help="Of the large run.")
+def bench(as_json: bool, workers: int, rounds: int) -> None:
+    """Measure how fast the simulator is on this machine."""
+    with _explained():
+        _require("simpy")
+    from sim import bench as module  # noqa: PLC0415
+
+    speed = msgspec.to_builtins(module.bench(workers, rounds))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(speed), indent=2))
+    else:
+        for name, value in speed.items():
+            click.echo(f"{name}: {value:,.4g}")
+
+
+@sim.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files."""
+    click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2))
+
+
+# --- what they share ---
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn errors into one line for the user."""
+    try:
+        yield
+    except AiokvError as error:
+        raise click.ClickException(str(error)) from None
+    except InvariantError as error:
+        raise click.ClickException(f"the run breaks what must hold; please report this: {error}") from None
 
 
 def _make_directory(path: Path) -> None:
@@ -115,21 +308,20 @@ def _require(*packages: str) -> None:
 
 
 @contextlib.contextmanager
-def _progress(scenario: Scenario, replications: int) -> Iterator[Callable[[], None]]:
-    """Show how many steps are done on stderr if that is a terminal; yields what is to be called for each."""
-    total = scenario.steps * scenario.cluster.workers * len(scenario.policies) * replications
-    columns = (TextColumn("simulating"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn())
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show how much is done on stderr if that is a terminal; yields what is to be called for each part."""
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=total)
-        # Redrawing for every step would take longer than the step.
+        # Redrawing for every part would take longer than the part.
         batch = max(1, total // 200)
         done = 0
 
-        def on_step() -> None:
+        def on_part() -> None:
             nonlocal done
             done += 1
             if done % batch == 0:
                 progress.update(task, completed=done)
 
-        yield on_step
+        yield on_part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Final
 
 import simpy
@@ -11,19 +12,24 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.membership import ClusterPlan, Membership
 from aiokv.core.session import Session
 from aiokv.types import Role
+from sim.checks import Checks
 from sim.clock import after
 from sim.compute import step_times
 from sim.network import Network
 from sim.node import Machine, Node, World
-from sim.record import Run, WorkerRecord
-from sim.scenario import SCHEDULER
+from sim.record import LinkRecord, Run, WorkerRecord
+from sim.sections import SCHEDULER
+from sim.service import Service
+from sim.timeline import draw_timeline
 from sim.trace import Trace
 from sim.workload import Worker, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sim.scenario import FaultSection, Scenario
+    from sim.network import Flights
+    from sim.scenario import Scenario
+    from sim.timeline import Strike
 
 PORT: Final = 9091
 """Every node is a host of its own, named like the node, and listens here."""
@@ -35,7 +41,7 @@ def simulate(
     seed: int,
     *,
     on_step: Callable[[], None] = lambda: None,
-    validate: bool = False,
+    check: bool = True,
 ) -> Run:
     """Run a scenario once, until all nodes have stopped, or all workers have and the others do not follow in time.
 
@@ -44,55 +50,127 @@ def simulate(
         policy: name of the synchronisation policy.
         seed: equal seeds give equal runs, and equal step times under every policy.
         on_step: is called whenever a worker has completed a step.
-        validate: check the invariants of every state machine after every stimulus.
+        check: look after every event whether all that must hold does. That takes time which grows with the cluster.
 
     Raises:
         PolicyError: unknown policy.
+        InvariantError: something does not hold that must; a bug.
         RuntimeError: nothing is left to happen although nodes still wait; a bug of a state machine.
     """
-    return _Cluster(scenario, policy, seed, on_step, validate).run()
+    was_enabled = gc.isenabled()
+    # Nearly all that a run makes is freed by counting references; looking for cycles would take a third of the time.
+    gc.disable()
+    try:
+        return _Cluster(scenario, policy, seed, on_step, check).run()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Cluster:
-    def __init__(self, scenario: Scenario, policy: str, seed: int, on_step: Callable[[], None], validate: bool) -> None:
+    def __init__(self, scenario: Scenario, policy: str, seed: int, on_step: Callable[[], None], check: bool) -> None:
         self._scenario = scenario
         self._policy = policy
         self._seed = seed
         self._on_step = on_step
         self._env = simpy.Environment()
         self._trace = Trace()
-        self._run = Run(scenario, policy, seed)
-        net = scenario.network
-        network = Network(self._env, latency=net.latency, bandwidth=net.bandwidth)
-        self._world = World(self._env, network, self._trace, self._run, scenario.server, validate)
+        self._timeline = timeline = draw_timeline(scenario, seed)
+        self._run = Run(scenario, policy, seed, poisoned=timeline.poisoned)
+        self._checks = Checks(self._run, strict=True) if check else None
+        self._network = Network(
+            self._env,
+            scenario.network,
+            rack_of=scenario.rack,
+            disturbances=timeline.disturbances,
+            seed=seed,
+            metered=check,
+        )
+        self._enough = self._env.event()
+        self._world = World(
+            self._env,
+            self._network,
+            self._trace,
+            self._run,
+            Service(scenario.server, seed),
+            timeline,
+            self._checks,
+            self._count_update,
+        )
         self._nodes: dict[str, Node] = {}
+        self._lives: dict[str, int] = {}
+        self._workers: dict[str, Worker] = {}
         self._processes: dict[str, simpy.Process] = {}
-        self._add_scheduler()
+        self._restarts = 0
+        self._changed = self._env.event()
+        self._add_node(SCHEDULER, Membership(self._plan()), listens=True)
         for name in scenario.servers:
-            self._add_server(name)
+            self._start_server(name)
         for name in scenario.workers:
-            self._add_worker(name)
-        for fault in scenario.fault:
-            self._plan_fault(fault)
+            self._workers[name] = self._make_worker(name)
+            self._start_worker(name)
+        for strike in timeline.strikes:
+            after(self._env, strike.at, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
+
+    # --- the run ---
 
     def run(self) -> Run:
-        workers = [self._nodes[name] for name in self._scenario.workers]
-        self._env.run(until=self._all_over(workers))
-        # A scheduler whose cluster never became complete goes on listening, so the end needs a limit.
-        grace = self._env.timeout(self._scenario.cluster.join_timeout)
-        self._env.run(until=self._all_over(list(self._nodes.values())) | grace)
-        self._run.unstopped = [node.name for node in self._nodes.values() if node.ended is None]
-        self._run.elapsed = max(node.ended or 0.0 for node in self._nodes.values())
-        self._run.digest = self._trace.digest
-        self._run.in_flight = [token for node in self._nodes.values() for token in node.ledger.remaining]
+        env, stop = self._env, self._scenario.stop
+        limit = env.timeout(stop.time) | self._enough
+        names = self._scenario.workers
+        self._wait_for(names, limit)
+        if not limit.triggered and stop.departures:
+            # A scheduler whose cluster never became complete goes on listening, so the end needs a limit.
+            grace = env.timeout(self._scenario.cluster.join_timeout)
+            self._wait_for(list(self._nodes), grace | limit)
+            self._run.unstopped = [node.name for node in self._nodes.values() if node.ended is None]
+        self._finish()
         return self._run
 
-    def _all_over(self, nodes: list[Node]) -> simpy.Event:
-        return self._env.all_of([node.over for node in nodes])
+    def _wait_for(self, names: list[str], limit: simpy.Event) -> None:
+        """Let time go on until the nodes have ended and none of them is started again."""
+        while not limit.triggered:
+            over = self._env.all_of([self._nodes[name].over for name in names])
+            self._env.run(until=(over & self._no_restarts()) | limit)
+            if all(self._nodes[name].over.triggered for name in names) and not self._restarts:
+                return
 
-    def _add_scheduler(self) -> None:
+    def _no_restarts(self) -> simpy.Event:
+        if self._changed.triggered:
+            self._changed = self._env.event()
+        if not self._restarts:
+            self._changed.succeed()
+        return self._changed
+
+    def _finish(self) -> None:
+        run, now = self._run, self._env.now
+        for name, process in self._processes.items():
+            if name in self._workers and process.is_alive:
+                # The stop rule has ended it in the middle of its work.
+                process.interrupt("the run is over")
+        self._env.run(until=self._env.timeout(0.0))
+        for worker in run.workers:
+            worker.struck = worker.struck and self._nodes[worker.name].ended != now
+        run.elapsed = max([node.ended for node in self._nodes.values() if node.ended is not None], default=now)
+        run.digest = self._trace.digest
+        run.in_flight = [token for node in self._nodes.values() for token in node.ledger.remaining]
+        run.links = [
+            LinkRecord(*pair, way.messages, way.sent, way.delivered, way.lost, way.duplicate)
+            for pair, way in sorted(self._network.traffic().items())
+        ]
+        if self._checks is not None:
+            self._checks.finish(self._network)
+
+    def _count_update(self) -> None:
+        limit = self._scenario.stop.updates
+        if limit and len(self._run.updates) == limit:
+            self._enough.succeed()
+
+    # --- nodes ---
+
+    def _plan(self) -> ClusterPlan:
         cluster = self._scenario.cluster
-        plan = ClusterPlan(
+        return ClusterPlan(
             num_workers=cluster.workers,
             num_servers=cluster.servers,
             heartbeat=cluster.heartbeat,
@@ -100,51 +178,74 @@ class _Cluster:
             chunk_bytes=cluster.chunk_bytes,
             split_bytes=cluster.split_bytes,
         )
-        self._add_node(SCHEDULER, Membership(plan), listens=True)
 
-    def _add_server(self, name: str) -> None:
+    def _start_server(self, name: str) -> None:
         node = self._add_node(name, Coordinator(self._joiner(Role.SERVER, name)), listens=True)
-        timeout = self._scenario.cluster.join_timeout
-        self._processes[name] = self._env.process(serve(node, self._run, self._env, timeout))
+        timeout, start = self._scenario.cluster.join_timeout, self._timeline.starts.get(name, 0.0)
+        self._processes[name] = self._env.process(serve(node, self._run, self._env, timeout, start))
 
-    def _add_worker(self, name: str) -> None:
-        session = Session(self._joiner(Role.WORKER, name), policy=self._policy)
-        node = self._add_node(name, session, listens=False)
+    def _make_worker(self, name: str) -> Worker:
+        scenario = self._scenario
         record = WorkerRecord(name)
+        rank = len(self._run.workers)
         self._run.workers.append(record)
-        factor = self._scenario.slow.get(name, 1.0)
-        times = step_times(self._scenario.compute, factor=factor, seed=self._seed, worker=name)
-        worker = Worker(
-            node=node,
-            session=session,
-            scenario=self._scenario,
+        factor = scenario.slow.get(name, 1.0)
+        times = step_times(scenario.compute, factor=factor, seed=self._seed, worker=name, rank=rank)
+        return Worker(
+            scenario=scenario,
             record=record,
             times=times,
             on_step=self._on_step,
+            pace=self._timeline.paces.get(name),
+            checks=self._checks,
         )
-        self._processes[name] = self._env.process(worker.run(self._env))
 
-    def _add_node(self, name: str, machine: Machine, *, listens: bool) -> Node:
-        node = self._nodes[name] = Node(self._world, name, machine, (name, PORT) if listens else None)
+    def _start_worker(self, name: str) -> None:
+        worker = self._workers[name]
+        session = Session(self._joiner(Role.WORKER, name), policy=self._policy)
+        node = self._add_node(name, session, listens=False, flights=worker.flights)
+        start = self._timeline.starts.get(name, 0.0)
+        self._processes[name] = self._env.process(worker.run(self._env, node, session, start))
+
+    def _add_node(self, name: str, machine: Machine, *, listens: bool, flights: Flights | None = None) -> Node:
+        address = (name, PORT) if listens else None
+        node = self._nodes[name] = Node(self._world, name, machine, address, flights)
         return node
 
     def _joiner(self, role: Role, name: str) -> Joiner:
         advertised = (name, PORT) if role is Role.SERVER else ("", 0)
-        return Joiner(role=role, name=name, incarnation=1, scheduler=(SCHEDULER, PORT), advertised=advertised)
+        life = self._lives[name] = self._lives.get(name, 0) + 1
+        return Joiner(role=role, name=name, incarnation=life, scheduler=(SCHEDULER, PORT), advertised=advertised)
 
     # --- faults ---
 
-    def _plan_fault(self, fault: FaultSection) -> None:
-        after(self._env, fault.at, lambda: self._strike(fault))
-
-    def _strike(self, fault: FaultSection) -> None:
-        node = self._nodes[fault.node]
+    def _strike(self, strike: Strike) -> None:
+        node = self._nodes[strike.node]
         if not node.alive:
             return
-        if fault.kind == "crash":
-            node.stop(f"{fault.node} crashed")
+        if strike.kind == "pause":
+            assert strike.after is not None, "a pause ends"
+            node.pause(strike.after)
+            return
+        if strike.kind == "crash":
+            node.stop(f"{strike.node} crashed")
         else:
             node.freeze()
-        process = self._processes.get(fault.node)
+        process = self._processes.get(strike.node)
         if process is not None and process.is_alive:
-            process.interrupt(fault.kind)
+            process.interrupt(strike.kind)
+        if strike.after is not None:
+            self._restarts += 1
+            after(self._env, strike.after, lambda: self._restart(strike.node))
+
+    def _restart(self, name: str) -> None:
+        """Start the program again, on the same host and under the same name."""
+        self._restarts -= 1
+        if name in self._workers:
+            self._start_worker(name)
+        elif name == SCHEDULER:
+            self._add_node(name, Membership(self._plan()), listens=True)
+        else:
+            self._start_server(name)
+        if not self._restarts and not self._changed.triggered:
+            self._changed.succeed()

@@ -51,13 +51,14 @@ def mistake(file: str, text: str, path: str, what: str) -> ConfigError:
     return ConfigError(f"{place}: {path}: {what}" if path else f"{place}: {what}", key=path)
 
 
-def decode(content: bytes, file: str, record: type[T]) -> tuple[str, T]:
+def decode(content: bytes, file: str, record: type[T], changes: Sequence[tuple[str, Any]] = ()) -> tuple[str, T]:
     """Return a TOML file's text, and the record that it describes.
 
     Args:
         content: the file's bytes, UTF-8.
         file: its path, for messages.
         record: what it has to describe.
+        changes: keys, as in "cluster.workers", and values that stand in for those of the file.
 
     Raises:
         ConfigError: not TOML, an unknown or missing key, or a value of the wrong type or out of range.
@@ -67,10 +68,21 @@ def decode(content: bytes, file: str, record: type[T]) -> tuple[str, T]:
         raw = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from None
+    for path, value in changes:
+        _put(raw, path, value)
     try:
         return text, msgspec.convert(raw, record)
     except msgspec.ValidationError as error:
         raise mistake(file, text, *_explain(str(error), raw, record)) from None
+
+
+def _put(raw: dict[str, Any], path: str, value: Any) -> None:
+    *tables, name = path.split(".")
+    for table in tables:
+        raw = raw.setdefault(table, {})
+        if not isinstance(raw, dict):
+            raise ConfigError(f"can't set {path}: {table} is not a table", key=path)
+    raw[name] = value
 
 
 def _explain(message: str, raw: dict[str, Any], record: type[msgspec.Struct]) -> tuple[str, str]:

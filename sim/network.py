@@ -1,24 +1,33 @@
 """Connections in simulated time: who listens where, and when what was sent arrives.
 
-A connection is two pipes, one in each direction. A pipe carries one thing after the other, in order; a message takes
-latency + (64 + payload) / bandwidth from the moment at which the pipe is free for it. Connections share no bandwidth.
+A connection is two pipes, one in each direction. Of what waits in a pipe, the highest priority leaves first, one
+message at a time; a message of n bytes takes 64 + n bytes of its sender's and its receiver's network card, which all
+their connections share, and then the latency of the way. What has left arrives in that order.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from aiokv.core.effects import URGENT
+from aiokv.wire.sendqueue import SendQueue
 from sim.clock import after
+from sim.fabric import FairFabric, FifoFabric
+from sim.sections import NetworkSection
+from sim.way import Way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     import simpy
 
     from aiokv.types import Peer
     from aiokv.wire.messages import Message
+    from sim.fabric import Fabric, Port
+    from sim.timeline import Disturbance
 
 HEAD_BYTES: Final = 64
 """What a message takes without its payload."""
@@ -33,6 +42,8 @@ class Packet:
     request: int
     message: Message
     nbytes: int
+    sent: float = 0.0
+    """When, if the network is metered."""
 
 
 @dataclass(slots=True)
@@ -60,39 +71,171 @@ class Host(Protocol):
 class Pipe:
     """One direction of a connection, towards `target`, which knows the sending side as `peer`."""
 
-    __slots__ = ("_bandwidth", "_closed", "_env", "_free_at", "_items", "_latency", "back", "peer", "target")
+    __slots__ = (
+        "_closed",
+        "_closing",
+        "_env",
+        "_fabric",
+        "_items",
+        "_last",
+        "_limit",
+        "_meter",
+        "_moving",
+        "_queue",
+        "back",
+        "flights",
+        "peer",
+        "target",
+        "way",
+    )
 
-    def __init__(self, env: simpy.Environment, target: Host, latency: float, bandwidth: float) -> None:
-        self._env = env
-        self._latency = latency
-        self._bandwidth = bandwidth
-        self._free_at = 0.0
+    def __init__(self, network: Network, way: Way, target: Host) -> None:
+        self._env = network.env
+        self._fabric = network.fabric
+        self._meter = network.meter
+        self._limit = network.limit
+        self.way = way
+        self._queue: SendQueue[Packet] = SendQueue()
+        self._moving: Packet | None = None
         self._items: deque[Packet | Closing] = deque()
+        self._last = 0.0
         self._closed = False
+        self._closing: Closing | None = None
         self.target = target
+        self.flights: Flights | None = None
+        """Is told of every message from its sending to its arrival."""
         self.peer: Peer = 0
         self.back: Pipe = self
 
-    def send(self, packet: Packet) -> None:
-        """Send a message; it arrives after all that was sent before it."""
-        self._put(packet, (HEAD_BYTES + packet.nbytes) / self._bandwidth)
+    def send(self, packet: Packet, priority: int = URGENT) -> None:
+        """Send a message; of those that wait, the highest priority leaves first."""
+        if self._closed:
+            return
+        way = self.way
+        way.sent += HEAD_BYTES + packet.nbytes
+        way.messages += 1
+        if self._meter is not None:
+            self._meter.enter(self._env.now)
+            packet.sent = self._env.now
+        if self.flights is not None:
+            self.flights.enter(self._env.now)
+        if self._fabric is None:
+            self._leave(packet)
+            return
+        self._queue.add(packet, priority)
+        if self._moving is None:
+            self._next()
 
     def close(self, reason: str) -> None:
         """Tell the target that there is nothing more to come, after all that was sent before."""
-        self._put(Closing(reason), 0.0)
-        self._closed = True
-
-    def _put(self, item: Packet | Closing, duration: float) -> None:
         if self._closed:
             return
-        now = self._env.now
-        self._free_at = max(now, self._free_at) + duration
+        self._closed = True
+        if self._moving is not None:
+            self._closing = Closing(reason)
+        else:
+            self._leave(Closing(reason))
+
+    def _next(self) -> None:
+        assert self._fabric is not None, "only cards with a limited bandwidth let messages wait"
+        packet = self._moving = self._queue.take()
+        way = self.way
+        limit = math.inf if way.is_plain else way.share(self._env.now) * self._limit
+        nbytes = HEAD_BYTES + packet.nbytes
+        self._fabric.start(way.source, way.target, nbytes, limit, lambda: self._left(packet))
+
+    def _left(self, packet: Packet) -> None:
+        self._moving = None
+        self._leave(packet)
+        if self._queue:
+            self._next()
+        elif self._closing is not None:
+            self._leave(self._closing)
+
+    def _leave(self, item: Packet | Closing) -> None:
+        """Put what has left the sender on its way."""
+        way, env = self.way, self._env
+        delay = way.fixed
+        if delay is None:
+            nbytes = HEAD_BYTES + item.nbytes if isinstance(item, Packet) else 0
+            # A stream keeps its order: what would overtake waits.
+            self._last = max(self._last, env.now + way.delay(env.now, nbytes))
+            delay = self._last - env.now
         self._items.append(item)
-        # What arrives is always the oldest item, so that rounding of times can't change the order.
-        after(self._env, self._free_at - now + self._latency, self._deliver)
+        if delay < math.inf:
+            # What arrives is always the oldest item, so that rounding of times can't change the order.
+            after(env, delay, self._deliver)
 
     def _deliver(self) -> None:
-        self.target.arrive(self.peer, self.back, self._items.popleft())
+        item = self._items.popleft()
+        if isinstance(item, Packet):
+            self.way.delivered += HEAD_BYTES + item.nbytes
+            if self._meter is not None:
+                self._meter.leave(self._env.now, item.sent)
+            if self.flights is not None:
+                self.flights.leave(self._env.now)
+        self.target.arrive(self.peer, self.back, item)
+
+    @property
+    def under_way(self) -> list[Packet]:
+        """Messages that were sent and have not arrived."""
+        return [item for item in (*self._queue, self._moving, *self._items) if isinstance(item, Packet)]
+
+
+class Flights:
+    """For how long at least one message from or to a worker was under way."""
+
+    __slots__ = ("_count", "_since", "_total")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since = 0.0
+        self._total = 0.0
+
+    def enter(self, now: float) -> None:
+        """A message is sent."""
+        if not self._count:
+            self._since = now
+        self._count += 1
+
+    def leave(self, now: float) -> None:
+        """A message arrives."""
+        self._count -= 1
+        if not self._count:
+            self._total += now - self._since
+
+    def total(self, now: float) -> float:
+        """Return the seconds up to now."""
+        return self._total + (now - self._since if self._count else 0.0)
+
+
+class Meter:
+    """Two ways to count the time that messages spend under way: by their number at each moment, and one by one."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._area = 0.0
+        self._at = 0.0
+        self.spent = 0.0
+        """Seconds that all messages together took which have arrived."""
+
+    def enter(self, now: float) -> None:
+        """A message is sent."""
+        self._count(now, 1)
+
+    def leave(self, now: float, sent: float) -> None:
+        """A message arrives that was sent at that time."""
+        self._count(now, -1)
+        self.spent += now - sent
+
+    def _count(self, now: float, change: int) -> None:
+        self._area += self._inside * (now - self._at)
+        self._at = now
+        self._inside += change
+
+    def area_until(self, now: float) -> float:
+        """Return the number of messages under way, summed over time."""
+        return self._area + self._inside * (now - self._at)
 
 
 class Network:
@@ -100,15 +243,56 @@ class Network:
 
     Args:
         env: the simulated time.
-        latency: seconds that everything is under way.
-        bandwidth: bytes per second of every pipe.
+        net: latency, bandwidth and so on.
+        rack_of: in which rack a node stands.
+        disturbances: what link faults do, by source and target.
+        seed: the run's seed.
+        metered: whether messages under way are counted.
     """
 
-    def __init__(self, env: simpy.Environment, *, latency: float = 0.0, bandwidth: float = float("inf")) -> None:
-        self._env = env
-        self._latency = latency
-        self._bandwidth = bandwidth
+    def __init__(
+        self,
+        env: simpy.Environment,
+        net: NetworkSection | None = None,
+        *,
+        rack_of: Callable[[str], int] = lambda name: 0,
+        disturbances: Sequence[Disturbance] = (),
+        seed: int = 0,
+        metered: bool = False,
+    ) -> None:
+        self.env = env
+        self._net = net = net or NetworkSection()
+        self._rack_of = rack_of
+        self._seed = seed
+        self._disturbances = disturbances
         self._listeners: dict[Address, Host] = {}
+        self.ways: dict[tuple[str, str], Way] = {}
+        self.pipes: list[Pipe] = []
+        self.limit = net.bandwidth
+        self.meter = Meter() if metered else None
+        self.fabric: Fabric | None = None
+        if not math.isinf(net.bandwidth):
+            self.fabric = (FairFabric if net.sharing == "fair" else FifoFabric)(env, self.capacity)
+
+    def capacity(self, port: Port) -> float:
+        """Return the bytes a second of a port."""
+        return self._net.bandwidth
+
+    def way(self, source: str, target: str) -> Way:
+        """Return the way from one node to another."""
+        found = self.ways.get((source, target))
+        if found is None:
+            apart = self._rack_of(source) != self._rack_of(target)
+            faults = [d for d in self._disturbances if (d.source, d.target) == (source, target)]
+            found = self.ways[source, target] = Way(
+                self._net,
+                source,
+                target,
+                extra=self._net.rack_latency if apart else 0.0,
+                disturbances=faults,
+                seed=self._seed,
+            )
+        return found
 
     def listen(self, address: Address, host: Host) -> None:
         """Let others find a node under an address."""
@@ -123,18 +307,33 @@ class Network:
             address: where the other side listens.
             done: is called with the pipe to the other side, or with None when nobody listens there.
         """
+        there, back = self.way(initiator.name, address[0]), self.way(address[0], initiator.name)
+        if there.refuses(self.env.now) or back.refuses(self.env.now):
+            fixed = self._net.retransmit
+            after(self.env, fixed, lambda: done(None))
+            return
 
         def arrived() -> None:
             target = self._listeners.get(address)
             pipe = self._join(initiator, peer, target) if target is not None and target.alive else None
-            after(self._env, self._latency, lambda: done(pipe))
+            self._after(back, lambda: done(pipe))
 
-        after(self._env, self._latency, arrived)
+        self._after(there, arrived)
+
+    def _after(self, way: Way, action: Callable[[], None]) -> None:
+        delay = way.delay(self.env.now, HEAD_BYTES)
+        if delay < math.inf:
+            after(self.env, delay, action)
 
     def _join(self, initiator: Host, peer: Peer, target: Host) -> Pipe:
-        there = Pipe(self._env, target, self._latency, self._bandwidth)
-        back = Pipe(self._env, initiator, self._latency, self._bandwidth)
+        there = Pipe(self, self.way(initiator.name, target.name), target)
+        back = Pipe(self, self.way(target.name, initiator.name), initiator)
         there.back, back.back = back, there
         back.peer = peer
         there.peer = target.accept(back)
+        self.pipes += (there, back)
         return there
+
+    def traffic(self) -> Mapping[tuple[str, str], Way]:
+        """Return the ways over which anything was sent, by source and target."""
+        return {pair: way for pair, way in self.ways.items() if way.messages}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
+from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 from sim.clock import after
 from sim.ledger import Ledger
@@ -15,14 +16,18 @@ from sim.network import Closing, Packet, Pipe
 from sim.record import LogRecord, UpdateRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import simpy
 
     from aiokv.core.effects import Effect
     from aiokv.core.stimuli import Stimulus
     from aiokv.types import Peer
-    from sim.network import Address, Network
+    from sim.checks import Checks
+    from sim.network import Address, Flights, Network
     from sim.record import Run, Token
-    from sim.scenario import ServerSection
+    from sim.service import Service
+    from sim.timeline import Timeline
     from sim.trace import Trace
 
 Call = st.Join | st.Transfer | st.EnterBarrier | st.ConfigureOptimizer | st.Depart
@@ -53,9 +58,12 @@ class World:
     network: Network
     trace: Trace
     run: Run
-    service: ServerSection
-    validate: bool = False
-    """Check the invariants of a state machine after every stimulus."""
+    service: Service
+    timeline: Timeline
+    checks: Checks | None = None
+    """What is asked after every event whether all is well; with it, the state machines check themselves too."""
+    on_update: Callable[[], None] = lambda: None
+    """Is called after every update of a chunk."""
 
 
 def _nbytes(payload: fx.Payload | None) -> int:
@@ -83,9 +91,17 @@ class Node:
         name: the node's name.
         machine: its state machine.
         address: where it listens; None: nowhere.
+        flights: is told of the messages to and from the servers.
     """
 
-    def __init__(self, world: World, name: str, machine: Machine, address: Address | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        machine: Machine,
+        address: Address | None = None,
+        flights: Flights | None = None,
+    ) -> None:
         self.name = name
         self.alive = True
         self.over = world.env.event()
@@ -103,6 +119,10 @@ class Node:
         self._call = 0
         self._timer: float | None = None
         self._store_free_at = 0.0
+        self._flights = flights
+        self._pauses = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._deaf = world.timeline.deaf.get(name, ())
         self.ledger = Ledger()
         if address is not None:
             world.network.listen(address, self)
@@ -137,6 +157,18 @@ class Node:
             self.ended = self._env.now
             self.over.succeed()
 
+    def pause(self, duration: float) -> None:
+        """Stop the node for a while; what arrives meanwhile is handled then."""
+        self._pauses += 1
+        after(self._env, duration, self._resume)
+
+    def _resume(self) -> None:
+        self._pauses -= 1
+        while self._waiting and not self._pauses:
+            self._waiting.popleft()()
+        if self.alive and not self._pauses:
+            self._set_timer()
+
     # --- the network's side ---
 
     def accept(self, pipe: Pipe) -> Peer:
@@ -148,6 +180,9 @@ class Node:
 
     def arrive(self, peer: Peer, pipe: Pipe, item: Packet | Closing) -> None:
         """Take what came from a peer; what comes over a connection that is closed here is dropped."""
+        if self._pauses:
+            self._waiting.append(lambda: self.arrive(peer, pipe, item))
+            return
         if not self.alive or self._pipes.get(peer) is not pipe:
             return
         if isinstance(item, Closing):
@@ -159,6 +194,7 @@ class Node:
         if item.nbytes and isinstance(message, m.Push | m.PushBundle | m.Init | m.InitBundle):
             sequence = message.sequence if isinstance(message, m.Push | m.PushBundle) else 0
             slot = self.ledger.land((pipe.target.name, sequence))
+            self._work(self._world.service.receive(item.nbytes))
         self.deliver(st.Received(peer, item.request, message, slot, item.nbytes))
 
     # --- the state machine's side ---
@@ -175,24 +211,24 @@ class Node:
             for effect in self._machine.handle(self._inbox.popleft(), now=self._env.now):
                 self._world.trace.add(self._env.now, self.name, effect)
                 self._perform(effect)
-            if self._world.validate:
+            if self._world.checks is not None:
                 self._machine.validate()
         self._handling = False
         self._set_timer()
 
     def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each effect, none of them decides
         match effect:
-            case fx.Send(peer, request, message, payload, _):
-                self._send(peer, request, message, payload)
+            case fx.Send(peer, request, message, payload, priority):
+                self._send(peer, request, message, payload, priority)
             case fx.Refuse(peer, request, error):
-                self._send(peer, request, m.Error(error.code, error.message, error.details), None)
+                self._send(peer, request, m.Error(error.code, error.message, error.details), None, fx.URGENT)
             case fx.Fold(target, source):
                 self.ledger.fold(target, source)
-                self._work(self._world.service.fold)
+                self._work(self._world.service.fold())
             case fx.Combine(target, sources):
                 for source in sources:
                     self.ledger.fold(target, source)
-                self._work(self._world.service.fold * len(sources))
+                    self._work(self._world.service.fold())
             case fx.Norms():
                 self._norms(effect)
             case fx.Apply():
@@ -228,12 +264,17 @@ class Node:
             case _:
                 assert_never(effect)
 
-    def _send(self, peer: Peer, request: int, message: m.Message, payload: fx.Payload | None) -> None:
+    def _send(self, peer: Peer, request: int, message: m.Message, payload: fx.Payload | None, priority: int) -> None:
         pipe = self._pipes.get(peer)
         if pipe is None:
             # The connection has just ended, and the state machine will be told.
             return
-        pipe.send(Packet(request, message, _nbytes(payload)))
+        if self._deaf and isinstance(message, m.Heartbeat) and self._is_deaf():
+            return
+        pipe.send(Packet(request, message, _nbytes(payload)), priority)
+
+    def _is_deaf(self) -> bool:
+        return any(begin <= self._env.now < end for begin, end in self._deaf)
 
     def _work(self, duration: float) -> float:
         """Give the server's arithmetic something to do, after all that it has to do already; return when it is done."""
@@ -242,7 +283,7 @@ class Node:
 
     def _apply(self, effect: fx.Apply) -> None:
         tokens = self.ledger.take(effect.slot)
-        done = self._work(self._world.service.apply)
+        done = self._work(self._world.service.apply())
         if done > self._env.now:
             after(self._env, done - self._env.now, lambda: self._applied(effect, tokens))
         else:
@@ -251,18 +292,23 @@ class Node:
     def _applied(self, effect: fx.Apply, tokens: list[Token]) -> None:
         if not self.alive:
             return
-        self._world.run.updates.append(
-            UpdateRecord(
-                self._env.now, effect.key, effect.start, effect.version, effect.ranks, effect.staleness, tokens
-            )
+        if self._pauses:
+            self._waiting.append(lambda: self._applied(effect, tokens))
+            return
+        update = UpdateRecord(
+            self._env.now, effect.key, effect.start, effect.version, effect.ranks, effect.staleness, tokens, self.name
         )
+        self._world.run.updates.append(update)
+        if self._world.checks is not None:
+            self._world.checks.on_update(update)
+        self._world.on_update()
         self.deliver(st.Applied(effect.key, effect.start, effect.version))
 
     def _norms(self, effect: fx.Norms) -> None:
         """Answer with zeros: a pass over the memory of the sum, and no arithmetic."""
         zeros = [(0.0,) * effect.rule.norm_counts[effect.phase]]
         normed = st.Normed(effect.key, effect.start, effect.version, effect.phase, zeros)
-        done = self._work(self._world.service.fold)
+        done = self._work(self._world.service.fold())
         if done > self._env.now:
             after(self._env, done - self._env.now, lambda: self.deliver(normed))
         else:
@@ -275,10 +321,14 @@ class Node:
             self._world.network.connect(self, peer, address, lambda pipe: self._connected(peer, address, pipe))
 
     def _connected(self, peer: Peer, address: Address, pipe: Pipe | None) -> None:
-        if pipe is None:
+        if self._pauses and self.alive:
+            self._waiting.append(lambda: self._connected(peer, address, pipe))
+        elif pipe is None:
             self.deliver(st.ConnectFailed(peer, f"nobody listens at {address[0]}:{address[1]}"))
         elif self.alive:
             self._pipes[peer] = pipe
+            if self._flights is not None and peer != SCHEDULER:
+                pipe.flights = pipe.back.flights = self._flights
             self.deliver(st.Connected(peer))
         else:
             pipe.close("the node that connected is gone")
@@ -303,6 +353,9 @@ class Node:
             # An earlier one has taken its place.
             return
         self._timer = None
+        if self._pauses:
+            # It is set again at the end of the pause.
+            return
         wanted = self._machine.deadline()
         if self.alive and wanted is not None and wanted <= self._env.now:
             self.deliver(st.Tick())

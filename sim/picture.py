@@ -1,13 +1,18 @@
-"""The timeline of runs as a picture: who computed and who waited, one panel a policy."""
+"""Runs as pictures: who computed and who waited, how long steps take, how stale gradients are, where the time went."""
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+
+from sim.report import window
+from sim.split import shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,12 +41,29 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     Raises:
         OSError: the file can't be written.
     """
+    path.write_bytes(to_png(timeline(runs)))
+
+
+def to_png(figure: Figure) -> bytes:
+    """Return a picture as the content of a PNG file."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110, format="png")
+    return content.getvalue()
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def timeline(runs: Sequence[Run]) -> Figure:
+    """Return the timeline of one run of each policy, one panel for each."""
     scenario = runs[0].scenario
     last = max(worker.ended for run in runs for worker in run.workers)
     end = last if scenario.fault else min(last, _interesting(runs))
     panel = min(PANEL_INCHES, 0.7 + BAR_INCHES * scenario.cluster.workers)
-    figure = Figure(figsize=(11, 1.3 + panel * len(runs)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(11, 1.3 + panel * len(runs))
     panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, run in zip(panels, runs, strict=True):
         _draw_panel(axes, run, end)
@@ -57,7 +79,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     if any(worker.struck or worker.error for run in runs for worker in run.workers):
         handles.append(Line2D([], [], color=MARK, marker="x", linestyle="", label="ended early"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def _interesting(runs: Sequence[Run]) -> float:
@@ -93,3 +115,101 @@ def _draw_panel(axes: Axes, run: Run, end: float) -> None:
 
 def _label(slow: dict[str, float], name: str) -> str:
     return f"{name} ({slow[name]:g} x slower)" if name in slow else name
+
+
+# --- what the report shows besides ---
+
+SERIES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+"""Okabe and Ito's colours (2008)."""
+
+PARTS: Final = {
+    "busy": BUSY,
+    "communicate": "#56b4e9",
+    "wait": WAIT,
+    "checkpoint": "#009e73",
+    "down": "#777777",
+    "lost": MARK,
+}
+
+
+def step_times(runs: Sequence[Run]) -> Figure:
+    """Return how many steps take at most how long, one curve a policy."""
+    figure = _figure(7, 3.6)
+    axes = figure.subplots()
+    for colour, run in zip(SERIES, runs, strict=False):
+        begin, end = window(run)
+        times = sorted(s.end - s.start for w in run.workers for s in w.steps if s.answered and begin < s.end <= end)
+        if times:
+            axes.step(
+                times, 100.0 * np.arange(1, len(times) + 1) / len(times), where="post", color=colour, label=run.policy
+            )
+    axes.set_xlabel("step time (s)")
+    axes.set_ylabel("steps that take at most so long (%)")
+    axes.set_xlim(left=0.0)
+    axes.set_ylim(0.0, 100.0)
+    _finish(figure, axes)
+    return figure
+
+
+def staleness(runs: Sequence[Run]) -> Figure:
+    """Return how many gradients are at most how stale, one curve a policy."""
+    figure = _figure(7, 3.6)
+    axes = figure.subplots()
+    for colour, run in zip(SERIES, runs, strict=False):
+        values = [value for update in run.updates for value in update.staleness]
+        if values:
+            shares = 100.0 * np.cumsum(np.bincount(values)) / len(values)
+            axes.step(np.arange(len(shares)), shares, where="post", color=colour, marker=".", label=run.policy)
+    axes.set_xlabel("staleness (versions made since the one that the gradient was computed at)")
+    axes.set_ylabel("gradients that are at most so stale (%)")
+    axes.set_ylim(0.0, 100.0)
+    _finish(figure, axes)
+    return figure
+
+
+def time_split(runs: Sequence[Run]) -> Figure:
+    """Return where the time of all workers went, one bar a policy."""
+    figure = _figure(9, 1.6 + 0.45 * len(runs))
+    axes = figure.subplots()
+    for row, run in enumerate(runs):
+        left = 0.0
+        parts = shares(run)
+        for part, colour in PARTS.items():
+            share = 100.0 * getattr(parts, part)
+            axes.barh(row, share, left=left, color=colour, label=part if row == 0 else None, height=0.6)
+            left += share
+    axes.set_yticks(range(len(runs)), [run.policy for run in runs])
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, 100.0)
+    axes.set_xlabel("share of the workers' time from first step to end (%)")
+    _clean(axes)
+    figure.legend(loc="outside upper center", ncols=len(PARTS), frameon=False)
+    return figure
+
+
+def progress(runs: Sequence[Run]) -> Figure:
+    """Return how many gradients are applied over time, one curve a policy."""
+    figure = _figure(7, 3.6)
+    axes = figure.subplots()
+    for colour, run in zip(SERIES, runs, strict=False):
+        chunks = max(1, len({(update.key, update.start) for update in run.updates}))
+        counts = np.cumsum([len(update.ranks) for update in run.updates]) / chunks
+        axes.step([update.time for update in run.updates], counts, where="post", color=colour, label=run.policy)
+    axes.set_xlabel("simulated time (s)")
+    axes.set_ylabel("gradients applied")
+    axes.set_xlim(left=0.0)
+    axes.set_ylim(bottom=0.0)
+    _finish(figure, axes)
+    return figure
+
+
+def _finish(figure: Figure, axes: Axes) -> None:
+    _clean(axes)
+    axes.grid(color="#dddddd", linewidth=0.6)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside upper center", ncols=len(SERIES), frameon=False)
+
+
+def _clean(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -23,6 +23,22 @@ class Step:
     end: float
     answered: bool = True
     """False for a last step whose push failed, or that a fault cut short."""
+    communicated: float = 0.0
+    """Seconds of its waiting in which messages from or to it were under way."""
+    stalled: float = 0.0
+    """Seconds before `computed` in which it waited for parameters."""
+    paused: float = 0.0
+    """Seconds before `computed` in which it was stopped."""
+
+    @property
+    def work(self) -> float:
+        """Seconds in which it computed."""
+        return self.computed - self.start - self.stalled - self.paused
+
+    @property
+    def waiting(self) -> float:
+        """Seconds in which it waited, and nothing of it was under way."""
+        return self.end - self.computed + self.stalled - self.communicated
 
 
 @dataclass(slots=True)
@@ -37,7 +53,11 @@ class WorkerRecord:
     error: AiokvError | None = None
     """Why the loop ended early."""
     struck: bool = False
-    """A fault hit this worker."""
+    """A fault has ended this worker for good."""
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    """When it was down and came back into the training."""
+    saving: float = 0.0
+    """Seconds spent on checkpoints."""
 
 
 @dataclass(slots=True)
@@ -51,6 +71,8 @@ class UpdateRecord:
     ranks: list[Rank]
     staleness: list[int]
     tokens: list[Token]
+    node: str = ""
+    """The server that made it."""
 
 
 @dataclass(slots=True)
@@ -61,6 +83,19 @@ class LogRecord:
     node: str
     level: str
     text: str
+
+
+@dataclass(slots=True)
+class LinkRecord:
+    """Bytes that went from one node to another."""
+
+    source: str
+    target: str
+    messages: int
+    sent: int
+    delivered: int
+    lost: int
+    duplicate: int
 
 
 @dataclass(slots=True)
@@ -77,7 +112,18 @@ class Run:
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""
     unstopped: list[str] = field(default_factory=list)
     """Nodes that went on although all workers had ended long ago."""
+    links: list[LinkRecord] = field(default_factory=list)
+    poisoned: set[Token] = field(default_factory=set)
+    """Gradients that hold NaN."""
     elapsed: float = 0.0
     """When the last node that stopped did so."""
     digest: str = ""
     """SHA-256 of the trace of effects."""
+    _by_name: dict[str, WorkerRecord] = field(default_factory=dict, repr=False)
+
+    @property
+    def worker_by_name(self) -> dict[str, WorkerRecord]:
+        """The workers' records by name."""
+        if len(self._by_name) != len(self.workers):
+            self._by_name = {worker.name: worker for worker in self.workers}
+        return self._by_name

@@ -11,10 +11,13 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from sim.intervals import batch_half_width, student
+from sim.split import Split, shares, split
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sim.record import Run
+    from sim.record import Run, Step, UpdateRecord
 
 NOTHING: Final = math.nan
 
@@ -47,6 +50,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     step_time_s: StepTime
+    step_time_half_width_s: StepTime
+    """How far each of these may be off to either side at 95 %, judged by ten parts of the run."""
     utilisation: float
     """Share of the window in which a worker computes, 0 to 1, mean over the workers."""
     updates_per_s: float
@@ -54,6 +59,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     gradients_per_s: float
     """Gradients applied a second, of a chunk."""
     staleness: Staleness
+    split: Split
+    """Where the time of all workers went, from first step to end, as shares."""
+    goodput: float
+    """Share of the workers' time that went into gradients which counted (effective training time ratio)."""
+    bytes_sent: float
+    failed_workers: float
+    """How many did not come to the end of their loop."""
     window_s: float
     elapsed_s: float
     """From the start of the first node to the end of the last."""
@@ -76,20 +88,65 @@ def summarise(run: Run) -> Summary:
     begin, end = window(run)
     length = max(0.0, end - begin)
     steps = [step for worker in run.workers for step in worker.steps]
-    times = [step.end - step.start for step in steps if step.answered and begin < step.end <= end]
-    busy = math.fsum(max(0.0, min(step.computed, end) - max(step.start, begin)) for step in steps)
+    ended = sorted((step for step in steps if step.answered and begin < step.end <= end), key=lambda step: step.end)
+    times = [step.end - step.start for step in ended]
+    busy = math.fsum(_work_within(step, begin, end) for step in steps)
     updates = [update for update in run.updates if begin < update.time <= end]
     chunks = len({(update.key, update.start) for update in run.updates})
+    parts = shares(run)
     behind = [staleness for update in updates for staleness in update.staleness]
     return Summary(
         step_time_s=StepTime(*_mean_and_percentiles(times, 50, 95, 99)),
+        step_time_half_width_s=StepTime(
+            batch_half_width(times, lambda part: float(np.mean(part))),
+            *(
+                batch_half_width(times, lambda part, percent=percent: float(np.percentile(part, percent)))  # type: ignore[misc]
+                for percent in (50, 95, 99)
+            ),
+        ),
         utilisation=_ratio(busy, length * len(run.workers)),
         updates_per_s=_ratio(len(updates), length * chunks),
         gradients_per_s=_ratio(len(behind), length * chunks),
         staleness=Staleness(*_mean_and_percentiles(behind, 95, 100)),
+        split=parts,
+        goodput=parts.busy,
+        bytes_sent=float(sum(link.sent + link.lost + link.duplicate for link in run.links)),
+        failed_workers=float(len(failures(run))),
         window_s=length,
         elapsed_s=run.elapsed,
     )
+
+
+def _work_within(step: Step, begin: float, end: float) -> float:
+    """Return the seconds of computing in a window; what was stalled or stopped is spread evenly over the step."""
+    length = step.computed - step.start
+    inside = min(step.computed, end) - max(step.start, begin)
+    return inside * step.work / length if inside > 0 and length > 0 else 0.0
+
+
+def worker_rows(run: Run) -> list[dict[str, Any]]:
+    """Return one entry for each worker: steps, where its time went in seconds, and how stale its gradients were."""
+    behind: dict[str, list[int]] = {}
+    for update in run.updates:
+        for (name, _), staleness in zip(update.tokens, update.staleness, strict=True):
+            behind.setdefault(name, []).append(staleness)
+    return [
+        {
+            "worker": worker.name,
+            "steps": sum(step.answered for step in worker.steps),
+            "mean_step_s": statistics.fmean([s.end - s.start for s in worker.steps]) if worker.steps else NOTHING,
+            **{f"{part}_s": seconds for part, seconds in msgspec.to_builtins(split(run, worker)).items()},
+            "staleness_mean": statistics.fmean(behind.get(worker.name, [NOTHING])),
+            "staleness_max": max(behind.get(worker.name, [0])),
+            "error": type(worker.error).__name__ if worker.error else "",
+        }
+        for worker in run.workers
+    ]
+
+
+def poisoned_updates(run: Run) -> list[UpdateRecord]:
+    """Return the updates that hold a gradient with NaN; every value after the first is NaN too."""
+    return [update for update in run.updates if any(token in run.poisoned for token in update.tokens)]
 
 
 def _mean_and_percentiles(values: Sequence[float], *percents: float) -> list[float]:
@@ -148,12 +205,25 @@ def failures(run: Run) -> list[dict[str, Any]]:
 # --- for programs ---
 
 
-def to_json(results: Mapping[str, Sequence[Run]], picture: str) -> bytes:
+def half_widths(summaries: Sequence[Summary]) -> Summary:
+    """Return how far the mean over replications may be off to either side at 95 %.
+
+    Of a single run only those of the step times are known, from its parts; the others are NaN.
+    """
+    if len(summaries) == 1:
+        nothing = combine(summaries, lambda numbers: NOTHING)
+        return msgspec.structs.replace(nothing, step_time_s=summaries[0].step_time_half_width_s)
+    factor = student(len(summaries) - 1)
+    return combine([standard_error(summaries)], lambda numbers: factor * numbers[0])
+
+
+def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[str] = ()) -> bytes:
     """Return one JSON object with the numbers of all policies; null where there is nothing to count.
 
     Args:
         results: the runs of each policy, one a replication.
         picture: where the timeline was written.
+        files: what else was written.
     """
     first = next(iter(results.values()))[0]
     scenario = first.scenario
@@ -163,6 +233,10 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str) -> bytes:
         policies[policy] = {
             **msgspec.to_builtins(mean(summaries)),
             "standard_error": msgspec.to_builtins(standard_error(summaries)) if len(runs) > 1 else None,
+            "half_width_95": msgspec.to_builtins(half_widths(summaries)),
+            "workers": worker_rows(runs[0]),
+            "links": [msgspec.to_builtins(link) for link in runs[0].links],
+            "poisoned_updates": sum(len(poisoned_updates(run)) for run in runs),
             "failures": [failure for run in runs for failure in failures(run)],
             "unstopped": list(dict.fromkeys(name for run in runs for name in run.unstopped)),
             "traces": [run.digest for run in runs],
@@ -178,6 +252,7 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str) -> bytes:
         "warmup": scenario.warmup,
         "policies": policies,
         "picture": picture,
+        "files": list(files),
     }
     # msgspec writes NaN as null.
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
@@ -185,11 +260,17 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str) -> bytes:
 
 # --- for people ---
 
-_ROWS: list[tuple[str, Callable[[Summary], float]]] = [
+ROWS: Final[list[tuple[str, Callable[[Summary], float]]]] = [
     ("step time, mean (s)", lambda s: s.step_time_s.mean),
     ("step time, median (s)", lambda s: s.step_time_s.p50),
     ("step time, 95th percentile (s)", lambda s: s.step_time_s.p95),
     ("step time, 99th percentile (s)", lambda s: s.step_time_s.p99),
+    ("busy (% of all workers' time)", lambda s: 100.0 * s.split.busy),
+    ("communicating (%)", lambda s: 100.0 * s.split.communicate),
+    ("waiting (%)", lambda s: 100.0 * s.split.wait),
+    ("saving (%)", lambda s: 100.0 * s.split.checkpoint),
+    ("down (%)", lambda s: 100.0 * s.split.down),
+    ("lost work (%)", lambda s: 100.0 * s.split.lost),
     ("utilisation (%)", lambda s: 100.0 * s.utilisation),
     ("updates per second", lambda s: s.updates_per_s),
     ("gradients per second", lambda s: s.gradients_per_s),
@@ -197,6 +278,7 @@ _ROWS: list[tuple[str, Callable[[Summary], float]]] = [
     ("staleness, 95th percentile", lambda s: s.staleness.p95),
     ("staleness, maximum", lambda s: s.staleness.max),
 ]
+"""What the tables show: a label and the number."""
 
 
 def table(results: Mapping[str, Sequence[Run]]) -> Table:
@@ -210,7 +292,7 @@ def table(results: Mapping[str, Sequence[Run]]) -> Table:
         made.add_column(policy, justify="right")
         summaries = [summarise(run) for run in runs]
         columns.append((mean(summaries), standard_error(summaries)))
-    for label, value in _ROWS:
+    for label, value in ROWS:
         made.add_row(label, *(_cell(value(middle), value(error)) for middle, error in columns))
     return made
 
@@ -240,6 +322,12 @@ def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
         stuck = dict.fromkeys(name for run in replications for name in run.unstopped)
         if stuck:
             lines.append(f"{policy}: still running long after the last worker: {', '.join(stuck)}")
+        if poisoned := poisoned_updates(replications[0]):
+            first = poisoned[0]
+            lines.append(
+                f"{policy}: version {first.version} of key {first.key!r} at {first.time:.4g} s holds NaN, and so does "
+                "all that follows"
+            )
         found = [failure for run in replications for failure in failures(run)]
         kinds = Counter((failure["error"], failure["message"]) for failure in found)
         for (error, message), count in kinds.items():

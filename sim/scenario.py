@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,71 +12,27 @@ from msgspec import Meta
 from aiokv.core.keys import check_key, check_kind, check_spec
 from aiokv.errors import AiokvError, ConfigError
 from aiokv.policy import get_policy
-from aiokv.types import TensorSpec
-from sim.compute import Law
+from sim.assertions import parse_assertion
+from sim.compute import Law, Recorded, read_trace
 from sim.decoding import closest, decode, mistake
+from sim.faults import AnyFault, Link, Nodes, Poison
+from sim.models import MODELS
+from sim.sections import (
+    SCHEDULER,
+    ClusterSection,
+    Count,
+    JobSection,
+    NetworkSection,
+    Positive,
+    Section,
+    ServerSection,
+    StopSection,
+    TensorSection,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.resources.abc import Traversable
-
-Count = Annotated[int, Meta(ge=1, le=1_000_000)]
-Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Positive = Annotated[float, Meta(gt=0, le=1e9)]
-
-SCHEDULER: Final = "scheduler"
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all parts of a scenario."""
-
-
-class ClusterSection(Section, frozen=True, kw_only=True):
-    """How many nodes there are, and the settings that they share (as in `aiokv.config`)."""
-
-    workers: Count
-    servers: Count = 1
-    heartbeat: Positive = 2.0
-    death_timeout: Positive = 10.0
-    call_timeout: Positive = 60.0
-    join_timeout: Positive = 120.0
-    chunk_bytes: Bytes = 512 * 1024
-    split_bytes: Bytes = 64 * 1024
-
-
-class NetworkSection(Section, frozen=True, kw_only=True):
-    """Every connection: seconds under way, and bytes per second in each direction."""
-
-    latency: Seconds = 0.0
-    bandwidth: Annotated[float, Meta(gt=0)] = math.inf
-
-
-class ServerSection(Section, frozen=True, kw_only=True):
-    """Seconds that a server's arithmetic takes for a chunk: to add a contribution, to apply an update."""
-
-    fold: Seconds = 0.0
-    apply: Seconds = 0.0
-
-
-class TensorSection(Section, frozen=True, kw_only=True):
-    """A parameter that every step pushes and pulls."""
-
-    key: str | int
-    shape: tuple[Annotated[int, Meta(ge=1)], ...]
-    dtype: str = "float32"
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Shape and dtype as the library writes them."""
-        return TensorSpec(self.shape, self.dtype)
-
-
-class FaultSection(Section, frozen=True, kw_only=True):
-    """What happens to a node at a time: it crashes (its connections break) or hangs (it only falls silent)."""
-
-    kind: Literal["crash", "hang"]
-    node: str
-    at: Seconds
 
 
 class Scenario(Section, frozen=True, kw_only=True):
@@ -88,19 +43,24 @@ class Scenario(Section, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, Meta(pattern=r"^[\w.-]*$", max_length=100)] = ""
-    """Also names the picture; the stem of the file unless it says another."""
+    """Also names the files that are written; the stem of the file unless it says another."""
     title: str = ""
     policies: Annotated[tuple[str, ...], Meta(min_length=1)] = ("bsp", "asp")
     steps: Count
     warmup: Annotated[int, Meta(ge=0)] = 0
     cluster: ClusterSection
     compute: Law
-    slow: dict[str, Positive] = {}
+    slow: dict[str, Positive] = msgspec.field(default_factory=dict)
     """How many times slower than the law a worker is, by name."""
     network: NetworkSection = NetworkSection()
     server: ServerSection = ServerSection()
+    job: JobSection = JobSection()
     tensor: Annotated[tuple[TensorSection, ...], Meta(min_length=1)] = (TensorSection(key="weights", shape=(1024,)),)
-    fault: tuple[FaultSection, ...] = ()
+    """In the order in which a step needs them."""
+    fault: tuple[AnyFault, ...] = ()
+    stop: StopSection = StopSection()
+    assertions: tuple[str, ...] = ()
+    """What must be true of the results, as in "p95_step < 80 ms" or "asp.staleness_mean <= 7"."""
 
     @property
     def workers(self) -> list[str]:
@@ -112,6 +72,47 @@ class Scenario(Section, frozen=True, kw_only=True):
         """Names of the servers, by index."""
         return [f"server-{index}" for index in range(self.cluster.servers)]
 
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all nodes."""
+        return [SCHEDULER, *self.servers, *self.workers]
+
+    def rack(self, node: str) -> int:
+        """Return the number of the rack in which a node stands."""
+        return 0 if node == SCHEDULER else int(node.rpartition("-")[2]) % self.cluster.racks
+
+    @property
+    def tensors(self) -> list[TensorSection]:
+        """The tensors of the model, or those that the file lists."""
+        if self.job.model:
+            return [TensorSection(key=name, shape=shape) for name, shape in MODELS[self.job.model]()]
+        return list(self.tensor)
+
+    def select(self, nodes: Nodes) -> list[str]:
+        """Return the names of the nodes that are meant.
+
+        Raises:
+            ConfigError: nothing has such a name.
+        """
+        found: list[str] = []
+        for name in (nodes,) if isinstance(nodes, str) else nodes:
+            groups = {"workers": self.workers, "servers": self.servers}
+            groups |= {f"rack-{rack}": self.in_rack(rack) for rack in range(self.cluster.racks)}
+            known = self.nodes
+            if name not in known and name not in groups:
+                raise ConfigError(f"no node {name!r}{closest(name, [*known, *groups])}", got=name)
+            found += groups.get(name, [name])
+        return list(dict.fromkeys(found))
+
+    def in_rack(self, rack: int) -> list[str]:
+        """Return the workers and servers of a rack."""
+        return [name for name in (*self.servers, *self.workers) if self.rack(name) == rack]
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of scenario files, after reading them as TOML."""
+    return msgspec.json.schema(Scenario)
+
 
 def shipped_scenarios() -> list[str]:
     """Return the names of the scenarios that come with the simulator."""
@@ -122,21 +123,20 @@ def _shipped() -> Traversable:
     return resources.files("sim") / "scenarios"
 
 
-def load_scenario(source: str) -> Scenario:
-    """Read a scenario.
+def read_source(source: str) -> tuple[bytes, str]:
+    """Return the content of a scenario file, and its name for messages.
 
     Args:
         source: path of a TOML file, or the name of a scenario that comes with the simulator.
 
     Raises:
-        ConfigError: no such file, or something in it that can't be; names the file, the line and the key.
+        ConfigError: no such file.
     """
     if source in shipped_scenarios():
         file = f"{source}.toml"
-        return parse_scenario((_shipped() / file).read_bytes(), file)
-    path = Path(source)
+        return (_shipped() / file).read_bytes(), file
     try:
-        return parse_scenario(path.read_bytes(), source)
+        return Path(source).read_bytes(), source
     except FileNotFoundError:
         known = ", ".join(shipped_scenarios())
         hint = closest(source, shipped_scenarios())
@@ -145,18 +145,35 @@ def load_scenario(source: str) -> Scenario:
         raise ConfigError(f"can't read the scenario {source!r}: {error.strerror}") from None
 
 
-def parse_scenario(content: bytes, file: str) -> Scenario:
+def load_scenario(source: str, changes: Sequence[tuple[str, Any]] = ()) -> Scenario:
+    """Read a scenario.
+
+    Args:
+        source: path of a TOML file, or the name of a scenario that comes with the simulator.
+        changes: keys, as in "cluster.workers", and values that stand in for those of the file.
+
+    Raises:
+        ConfigError: no such file, or something in it that can't be; names the file, the line and the key.
+    """
+    return parse_scenario(*read_source(source), changes)
+
+
+def parse_scenario(content: bytes, file: str, changes: Sequence[tuple[str, Any]] = ()) -> Scenario:
     """Make a scenario of the content of a TOML file.
 
     Args:
         content: the file's bytes, UTF-8.
         file: its path, for messages; the stem is the scenario's name unless it gives one.
+        changes: keys and values that stand in for those of the file.
 
     Raises:
         ConfigError: something in it that can't be; names the file, the line and the key.
     """
-    text, scenario = decode(content, file, Scenario)
-    for check in (_check_policies, _check_times, _check_names, _check_tensors):
+    text, scenario = decode(content, file, Scenario, changes)
+    if isinstance(scenario.compute, Recorded):
+        path = str(Path(file).parent / scenario.compute.file)
+        scenario = msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, file=path))
+    for check in (_check_policies, _check_times, _check_names, _check_tensors, _check_trace, _check_assertions):
         found = check(scenario)
         if found is not None:
             raise mistake(file, text, *found)
@@ -196,10 +213,14 @@ def _check_names(scenario: Scenario) -> Found:
         if name not in scenario.workers:
             last = scenario.workers[-1]
             return f"slow.{name}", f"no such worker{closest(name, scenario.workers)}; there are worker-0 to {last}"
-    nodes = [SCHEDULER, *scenario.servers, *scenario.workers]
     for number, fault in enumerate(scenario.fault):
-        if fault.node not in nodes:
-            return f"fault[{number}].node", f"no node {fault.node!r}{closest(fault.node, nodes)}"
+        for field in ("node", "to") if isinstance(fault, Link) else ("node",):
+            try:
+                names = scenario.select(getattr(fault, field))
+            except ConfigError as error:
+                return f"fault[{number}].{field}", str(error)
+        if isinstance(fault, Poison) and not set(names) <= set(scenario.workers):
+            return f"fault[{number}].node", f"expected workers, got {fault.node!r}"
     return None
 
 
@@ -215,4 +236,27 @@ def _check_tensors(scenario: Scenario) -> Found:
         if tensor.key in seen:
             return f"tensor[{number}].key", f"key {tensor.key!r} stands there twice"
         seen.append(tensor.key)
+    return None
+
+
+def _check_trace(scenario: Scenario) -> Found:
+    if not isinstance(scenario.compute, Recorded):
+        return None
+    try:
+        rows = read_trace(scenario.compute)
+    except ConfigError as error:
+        return "compute.file", str(error)
+    if len(rows) < scenario.cluster.workers:
+        return "cluster.workers", f"expected at most the trace's {len(rows)} workers, got {scenario.cluster.workers}"
+    if len(rows[0]) < scenario.steps:
+        return "steps", f"expected at most the trace's {len(rows[0])} steps, got {scenario.steps}"
+    return None
+
+
+def _check_assertions(scenario: Scenario) -> Found:
+    for number, text in enumerate(scenario.assertions):
+        try:
+            parse_assertion(text, scenario.policies)
+        except ConfigError as error:
+            return f"assertions[{number}]", str(error)
     return None

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from aiokv.core.effects import Send
 from aiokv.errors import AiokvError
+from aiokv.wire.messages import View
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiokv.core.effects import Effect
 
 
-def canonical(time: float, node: str, effect: Effect) -> bytes:
+BATCH: Final = 256
+"""So many lines are hashed at once."""
+
+
+def canonical(time: float, node: str, effect: Effect, view_digest: Callable[[View], str]) -> bytes:
     """Return one line of text for an effect, the same in every process.
 
     It is JSON with sorted keys, so no object ids, no order of sets and no hash seed have a part in it.
@@ -23,15 +30,24 @@ def canonical(time: float, node: str, effect: Effect) -> bytes:
         time: simulated seconds.
         node: name of the node whose state machine decided it.
         effect: what it decided.
+        view_digest: returns what stands for a view, which is the same for all members and as long as they are many.
 
     Raises:
         TypeError: the effect holds something that has no text which is the same everywhere.
     """
     # A message is encoded as a list of its fields, so its type has to be said.
     kind = type(effect).__name__
-    if isinstance(effect, Send):
-        kind = f"{kind} {type(effect.message).__name__}"
+    if type(effect) is Send:
+        message = effect.message
+        kind = f"{kind} {type(message).__name__}"
+        if type(message) is View:
+            return _ENCODER.encode((time, node, kind, effect.peer, effect.request, view_digest(message))) + b"\n"
     return _ENCODER.encode((time, node, kind, effect)) + b"\n"
+
+
+def digest_of(view: View) -> str:
+    """Return the SHA-256 of a view, in hexadecimal."""
+    return hashlib.sha256(_ENCODER.encode(view)).hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -48,12 +64,27 @@ class Trace:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
+        self._lines: list[bytes] = []
+        self._view: View | None = None
+        self._view_digest = ""
 
     def add(self, time: float, node: str, effect: Effect) -> None:
         """Count an effect in."""
-        self._hash.update(canonical(time, node, effect))
+        self._lines.append(canonical(time, node, effect, self._digest_of))
+        if len(self._lines) == BATCH:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        self._hash.update(b"".join(self._lines))
+        self._lines.clear()
+
+    def _digest_of(self, view: View) -> str:
+        if view is not self._view:
+            self._view, self._view_digest = view, digest_of(view)
+        return self._view_digest
 
     @property
     def digest(self) -> str:
         """SHA-256 of all lines so far, in hexadecimal."""
+        self._take_in()
         return self._hash.hexdigest()

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from aiokv.core.stimuli import Depart, Join, Operation, Transfer
 from aiokv.errors import AiokvError
+from sim.network import Flights
 from sim.record import LogRecord, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aiokv.core.session import Session
+    from aiokv.types import Key, TensorSpec
+    from sim.checks import Checks
     from sim.node import Node
+    from sim.pace import Pace
     from sim.record import Run, WorkerRecord
     from sim.scenario import Scenario
+    from sim.sections import TensorSection
 
 Waiting = Generator[simpy.Event, Any, None]
 """Part of a SimPy process."""
@@ -37,12 +43,8 @@ def finish(call: simpy.Event) -> Waiting:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
-    """A worker that joins, initialises all tensors and trains for a number of steps."""
+    """A worker that joins, initialises all tensors and trains for a number of steps, in each of its lives."""
 
-    node: Node
-    """The node it runs on."""
-    session: Session
-    """That node's state machine."""
     scenario: Scenario
     """How many steps, which tensors and time-outs."""
     record: WorkerRecord
@@ -51,24 +53,45 @@ class Worker:
     """Seconds of each step."""
     on_step: Callable[[], None]
     """Is called after every step."""
+    pace: Pace | None = None
+    """How fast it computes, if that changes."""
+    checks: Checks | None = None
+    """Are told of every step."""
+    flights: Flights = field(default_factory=Flights)
+    """Knows when something from or to it is under way."""
+    _tensors: list[TensorSection] = field(init=False)
+    _parts: list[tuple[Key, TensorSpec]] = field(init=False)
+    _saved_at: float = 0.0
 
-    def run(self, env: simpy.Environment) -> Waiting:
-        """Live the worker's life, as a SimPy process."""
-        record, node = self.record, self.node
-        record.begun = record.ended = env.now
+    def __post_init__(self) -> None:
+        self._tensors = self.scenario.tensors
+        self._parts = [(tensor.key, tensor.spec) for tensor in self._tensors]
+
+    def run(self, env: simpy.Environment, node: Node, session: Session, start: float) -> Waiting:
+        """Live one life on a node, as a SimPy process that begins at a time."""
+        record, cluster = self.record, self.scenario.cluster
+        is_first = not record.steps and not record.outages and not record.struck
+        if start > env.now:
+            yield env.timeout(start - env.now)
+        if is_first:
+            record.begun = record.ended = env.now
         try:
-            yield from finish(node.call(Join(node.new_call(), self.scenario.cluster.join_timeout)))
-            record.rank = self.session.rank
-            yield from self._transfer(Operation.INIT)
-            yield from self._train(env)
+            yield from finish(node.call(Join(node.new_call(), cluster.join_timeout)))
+            record.rank = session.rank
+            yield from self._transfer(node, Operation.INIT, self._tensors)
+            self._begin(env.now, is_first)
+            yield from self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)
         except AiokvError as error:
             record.error = error
         except simpy.Interrupt:
             # A fault has hit the node: there is nobody to say goodbye to.
             record.struck = True
             return
+        if not self.scenario.stop.departures:
+            node.freeze()
+            return
         try:
-            yield from finish(node.call(Depart(node.new_call(), self.scenario.cluster.call_timeout)))
+            yield from finish(node.call(Depart(node.new_call(), cluster.call_timeout)))
         except AiokvError as error:
             record.error = record.error or error
         except simpy.Interrupt:
@@ -76,32 +99,134 @@ class Worker:
             return
         node.stop(f"{node.name} is done")
 
-    def _train(self, env: simpy.Environment) -> Waiting:
+    def _begin(self, now: float, is_first: bool) -> None:
         record = self.record
-        record.begun = record.ended = env.now
-        for _ in range(self.scenario.steps):
-            start = env.now
-            computed: float | None = None
-            answered = False
+        if is_first:
+            record.begun = record.ended = self._saved_at = now
+        elif record.struck:
+            record.outages.append((record.ended, now))
+            record.struck = False
+            record.ended = now
+
+    @property
+    def _steps_left(self) -> int:
+        return self.scenario.steps - sum(step.answered for step in self.record.steps)
+
+    def _compute(self, env: simpy.Environment, seconds: float, step: Step) -> Waiting:
+        if self.pace is None:
+            yield env.timeout(seconds)
+            return
+        end, paused = self.pace.finish(env.now, seconds)
+        yield env.timeout(end - env.now)
+        step.paused += paused
+
+    def _wait(self, env: simpy.Environment, waiting: Waiting, step: Step) -> Waiting:
+        before = self.flights.total(env.now)
+        try:
+            yield from waiting
+        finally:
+            step.communicated += self.flights.total(env.now) - before
+
+    def _ended(self, env: simpy.Environment, step: Step) -> None:
+        record = self.record
+        step.end = record.ended = env.now
+        if math.isnan(step.computed):
+            # It was cut short while it computed.
+            step.computed = env.now
+        record.steps.append(step)
+
+    def _train(self, env: simpy.Environment, node: Node) -> Waiting:
+        record = self.record
+        saves = self.scenario.job.checkpoint_interval > 0
+        for _ in range(self._steps_left):
+            if saves:
+                yield from self._save(env)
+            step = Step(env.now, math.nan, math.nan, answered=False)
             try:
-                yield env.timeout(next(self.times))
-                computed = env.now
-                yield from self._transfer(Operation.PUSHPULL)
-                answered = True
+                if self.pace is None:
+                    yield env.timeout(next(self.times))
+                else:
+                    yield from self._compute(env, next(self.times), step)
+                step.computed = env.now
+                before = self.flights.total(env.now)
+                try:
+                    # Not through `_transfer`: this is where nearly all time of a run is spent.
+                    error = yield self._exchange(node, Operation.PUSHPULL, self._tensors, 0)
+                finally:
+                    step.communicated += self.flights.total(env.now) - before
+                if error is not None:
+                    raise error
+                step.answered = True
             finally:
-                record.ended = env.now
-                record.steps.append(Step(start, env.now if computed is None else computed, env.now, answered))
+                self._ended(env, step)
+            self._stepped(step, len(record.steps))
+
+    def _stepped(self, step: Step, number: int) -> None:
+        if self.checks is not None:
+            self.checks.on_step(self.record, number, step)
+        self.on_step()
+
+    def _overlapped(self, env: simpy.Environment, node: Node) -> Waiting:
+        """Train so that layers are pushed while others are computed (Jayarajan and others 2019, "P3")."""
+        job, layers = self.scenario.job, self._tensors
+        pending: list[simpy.Event | None] = [None] * len(layers)
+        steps = self._steps_left
+        for index in range(steps):
+            yield from self._save(env)
+            step = Step(env.now, math.nan, math.nan, answered=False)
+            share = next(self.times) / len(layers)
+            try:
+                for layer in range(len(layers)):
+                    yield from self._need(env, pending[layer], step)
+                    yield from self._compute(env, share * job.forward, step)
+                for layer in reversed(range(len(layers))):
+                    yield from self._compute(env, share * (1.0 - job.forward), step)
+                    priority = -layer if job.priorities else 0
+                    pending[layer] = self._exchange(node, Operation.PUSHPULL, [layers[layer]], priority)
+                step.computed = env.now
+                if index == steps - 1:
+                    for event in pending:
+                        assert event is not None, "all layers were pushed"
+                        yield from self._wait(env, finish(event), step)
+                # Whether the servers took it is seen in the next step, where its parameters are needed.
+                step.answered = True
+            finally:
+                self._ended(env, step)
             self.on_step()
 
-    def _transfer(self, operation: Operation) -> Waiting:
-        tensors = [(tensor.key, tensor.spec) for tensor in self.scenario.tensor]
-        stimulus = Transfer(self.node.new_call(), operation, tensors, self.scenario.cluster.call_timeout)
-        return finish(self.node.call(stimulus))
+    def _need(self, env: simpy.Environment, pending: simpy.Event | None, step: Step) -> Waiting:
+        if pending is None:
+            return
+        start = env.now
+        try:
+            yield from self._wait(env, finish(pending), step)
+        finally:
+            step.stalled += env.now - start
+
+    def _save(self, env: simpy.Environment) -> Waiting:
+        job, record = self.scenario.job, self.record
+        if job.checkpoint_interval and env.now - self._saved_at >= job.checkpoint_interval:
+            start = env.now
+            try:
+                yield env.timeout(job.checkpoint_cost)
+            finally:
+                record.saving += env.now - start
+                record.ended = self._saved_at = env.now
+
+    def _exchange(self, node: Node, operation: Operation, tensors: list[TensorSection], priority: int) -> simpy.Event:
+        parts = self._parts if tensors is self._tensors else [(tensor.key, tensor.spec) for tensor in tensors]
+        timeout = self.scenario.cluster.call_timeout
+        return node.call(Transfer(node.new_call(), operation, parts, timeout, priority))
+
+    def _transfer(self, node: Node, operation: Operation, tensors: list[TensorSection]) -> Waiting:
+        return finish(self._exchange(node, operation, tensors, 0))
 
 
-def serve(node: Node, run: Run, env: simpy.Environment, timeout: float) -> Waiting:
-    """Let a server join, as a SimPy process; its state machine says itself when it is over."""
+def serve(node: Node, run: Run, env: simpy.Environment, timeout: float, start: float) -> Waiting:
+    """Let a server join at a time, as a SimPy process; its state machine says itself when it is over."""
     try:
+        if start > env.now:
+            yield env.timeout(start - env.now)
         yield from finish(node.call(Join(node.new_call(), timeout)))
     except AiokvError as error:
         run.logs.append(LogRecord(env.now, node.name, "error", str(error)))

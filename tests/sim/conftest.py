@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sim.compute import Exponential
-from sim.scenario import ClusterSection, Scenario
+from sim.scenario import Scenario
+from sim.sections import ClusterSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

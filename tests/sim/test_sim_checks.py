@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import simpy
 
-from sim.checks import find_violations
+from aiokv.wire.messages import Heartbeat
+from sim.checks import Checks, InvariantError, find_violations
 from sim.cluster import simulate
+from sim.compute import Constant
+from sim.network import Closing, Network, Packet, Pipe
+from sim.record import Run
+from sim.scenario import Scenario
+from sim.sections import ClusterSection, NetworkSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sim.record import Run
-    from sim.scenario import Scenario
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def test_a_lost_gradient(bsp: Run) -> None:
 
 def test_a_gradient_that_was_applied_twice(bsp: Run) -> None:
     bsp.updates[1].tokens[1] = bsp.updates[0].tokens[1]
-    assert "key 'weights' from element 0: push 1 of worker-1 was applied 2 times" in find_violations(bsp)
+    assert "key 'weights' from element 0: push 1 of worker-1 was applied twice" in find_violations(bsp)
 
 
 def test_a_gradient_of_another_round(bsp: Run) -> None:
@@ -89,3 +93,65 @@ def test_time_that_is_neither_busy_nor_waiting(asp: Run) -> None:
 def test_answers_without_any_update(asp: Run) -> None:
     asp.updates.clear()
     assert find_violations(asp) == ["pushes were answered, but no update was made"]
+
+
+# --- physics ---
+
+
+class Endpoint:
+    """A node to which nothing matters."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+
+    def accept(self, pipe: Pipe) -> int:
+        return 0
+
+    def arrive(self, peer: int, pipe: Pipe, item: Packet | Closing) -> None:
+        pass
+
+
+@pytest.fixture
+def used() -> Network:
+    """Return a network over which a message has gone."""
+    env = simpy.Environment()
+    network = Network(env, NetworkSection(latency=0.5, bandwidth=1000.0), metered=True)
+    listener, caller = Endpoint("there"), Endpoint("here")
+    network.listen(("there", 1), listener)
+    network.connect(caller, 0, ("there", 1), lambda pipe: pipe.send(Packet(1, Heartbeat(), 936)) if pipe else None)
+    env.run()
+    assert find_physics(network) == []
+    return network
+
+
+def find_physics(network: Network) -> list[str]:
+    scenario = Scenario(steps=1, cluster=ClusterSection(workers=1), compute=Constant(mean=1.0))
+    checks = Checks(Run(scenario, "bsp", 0), strict=False)
+    checks.finish(network)
+    return checks.found
+
+
+def test_bytes_that_vanish(used: Network) -> None:
+    used.way("here", "there").delivered -= 100
+    assert find_physics(used) == ["('here', 'there'): 1000 bytes sent are not 900 delivered and 0 under way"]
+
+
+def test_messages_that_take_other_times_than_their_number_says(used: Network) -> None:
+    assert used.meter is not None
+    used.meter.enter(used.env.now)
+    used.meter.leave(used.env.now, used.env.now - 1.0)
+    [found] = find_physics(used)
+    assert found.startswith("Little's law: 1.5 message seconds in the network, but messages took 2.5 s")
+
+
+def test_a_card_that_carries_too_much(used: Network) -> None:
+    assert used.fabric is not None
+    used.fabric.carried["there", "in"] = 5000.0
+    assert find_physics(used) == ["('there', 'in') carried 5000 bytes in 2.5 s"]
+
+
+def test_a_strict_check_ends_the_run(bsp: Run) -> None:
+    checks = Checks(bsp, strict=True)
+    with pytest.raises(InvariantError, match="update 1 made version 3"):
+        checks.on_update(bsp.updates[2])

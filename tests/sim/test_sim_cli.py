@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sim import cli
+from sim.scenario import shipped_scenarios
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,11 +122,23 @@ def test_missing_packages_are_named_with_their_extra(scenario: str, monkeypatch:
 
 
 def test_a_broken_invariant_is_an_error(scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.checks.find_violations", lambda run: ["push 3 of worker-1 was applied 2 times"])
+    def broken(*arguments: object) -> list[str]:
+        return ["push 3 of worker-1 was applied twice"]
+
+    monkeypatch.setattr("sim.checks._check_version", broken)
     result = invoke(scenario, "--out", str(tmp_path))
     assert result.exit_code == 1
-    assert "bsp, seed 0: push 3 of worker-1 was applied 2 times" in result.stderr
+    assert "push 3 of worker-1 was applied twice" in result.stderr
+
+
+def test_an_assertion_that_is_not_true_fails_the_command(scenario: str, tmp_path: Path) -> None:
+    text = 'assertions = ["mean_step < 1 ms"]\n' + SMALL
+    (tmp_path / "small.toml").write_text(text)
+    result = invoke(scenario, "--out", str(tmp_path))
+    assert result.exit_code == 1
+    assert "bsp: expected mean_step < 1 ms, got mean_step = " in result.stderr
 
 
 def test_help_lists_the_scenarios_that_come_along() -> None:
-    assert "crash, straggler" in CliRunner().invoke(cli.sim, ["run", "--help"]).stdout
+    stdout = " ".join(CliRunner().invoke(cli.sim, ["run", "--help"]).stdout.split())
+    assert ", ".join(shipped_scenarios()) in stdout

@@ -11,7 +11,7 @@ from sim.checks import find_violations
 from sim.cluster import simulate
 from sim.compute import Constant, Exponential, ShiftedExponential
 from sim.report import summarise
-from sim.scenario import ServerSection
+from sim.sections import ServerSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,6 +133,6 @@ def test_a_step_takes_the_same_time_under_every_policy(make_scenario: Callable[.
 
 @pytest.mark.parametrize("policy", ["bsp", "asp"])
 def test_nothing_is_lost_or_doubled(make_scenario: Callable[..., Scenario], policy: str) -> None:
-    run = simulate(make_scenario(8, 50, slow={"worker-2": 3.0}), policy, 3, validate=True)
+    run = simulate(make_scenario(8, 50, slow={"worker-2": 3.0}), policy, 3)
     assert find_violations(run) == []
     assert run.in_flight == []

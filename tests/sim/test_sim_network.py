@@ -8,7 +8,10 @@ import pytest
 import simpy
 
 from aiokv.wire.messages import Heartbeat
+from sim.faults import Link
 from sim.network import HEAD_BYTES, Closing, Network, Packet, Pipe
+from sim.sections import NetworkSection
+from sim.timeline import Disturbance
 
 ADDRESS = ("there", 1)
 
@@ -35,7 +38,7 @@ class Endpoint:
 
 def connected(latency: float, bandwidth: float) -> tuple[simpy.Environment, Pipe, Endpoint, Endpoint]:
     env = simpy.Environment()
-    network = Network(env, latency=latency, bandwidth=bandwidth)
+    network = Network(env, NetworkSection(latency=latency, bandwidth=bandwidth), metered=True)
     here, there = Endpoint(env, "here"), Endpoint(env, "there")
     network.listen(ADDRESS, there)
     pipes: list[Pipe | None] = []
@@ -124,3 +127,16 @@ def test_nobody_answers_where_nobody_listens(dead: bool) -> None:
 def test_each_side_knows_the_other_by_its_own_number() -> None:
     _, pipe, *_ = connected(latency=0.0, bandwidth=1000.0)
     assert (pipe.peer, pipe.back.peer) == (7, 3)
+
+
+def test_nobody_is_reached_over_a_cut_link_until_it_heals() -> None:
+    env = simpy.Environment()
+    cut = Link(node="here", to="there", at=0.0, duration=3.0, cut=True)
+    network = Network(env, disturbances=[Disturbance("here", "there", 0.0, 3.0, cut)])
+    network.listen(ADDRESS, Endpoint(env, "there"))
+    pipes: list[Pipe | None] = []
+    network.connect(Endpoint(env, "here"), 0, ADDRESS, pipes.append)
+    env.run(until=3.0)
+    network.connect(Endpoint(env, "here"), 0, ADDRESS, pipes.append)
+    env.run()
+    assert [pipe is None for pipe in pipes] == [True, False]

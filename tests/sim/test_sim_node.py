@@ -15,7 +15,10 @@ from sim.ledger import Ledger
 from sim.network import Network
 from sim.node import Node, World
 from sim.record import Run
-from sim.scenario import ClusterSection, Scenario, ServerSection
+from sim.scenario import Scenario
+from sim.sections import ClusterSection, ServerSection
+from sim.service import Service
+from sim.timeline import Timeline
 from sim.trace import Trace
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def run(script: Script, service: ServerSection | None = None) -> tuple[Node, Run
     env = simpy.Environment()
     scenario = Scenario(steps=1, cluster=ClusterSection(workers=1), compute=Constant(mean=1.0))
     record = Run(scenario, "bsp", 0)
-    world = World(env, Network(env), Trace(), record, service or ServerSection())
+    world = World(env, Network(env), Trace(), record, Service(service or ServerSection()), Timeline())
     node = Node(world, "node", script)
     node.ledger.land(("worker-0", 1))
     node.ledger.land(("worker-1", 1))

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import random
+import statistics
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aiokv.errors import ConfigError
-from sim.compute import Exponential, ShiftedExponential, step_times
-from sim.scenario import TensorSection, load_scenario, parse_scenario, shipped_scenarios
+from sim.cluster import simulate
+from sim.compute import (
+    Erlang,
+    Exponential,
+    Hyperexponential,
+    Lognormal,
+    Normal,
+    Pareto,
+    ShiftedExponential,
+    step_times,
+)
+from sim.models import MODELS
+from sim.scenario import load_scenario, parse_scenario, shipped_scenarios
+from sim.sections import TensorSection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,8 +94,9 @@ def test_a_file_is_found_by_its_path(tmp_path: Path) -> None:
         ("[slow]", "[slowly]", "my.toml, line 12: slowly: unknown key; did you mean 'slow'?"),
         (
             '"shifted-exponential"',
-            '"shifted"',
-            "my.toml, line 8: compute.law: expected constant, exponential, shifted-exponential, got 'shifted'; "
+            '"shifted-exp"',
+            "my.toml, line 8: compute.law: expected constant, exponential, shifted-exponential, normal, lognormal, "
+            "pareto, erlang, hyperexponential, fleet, quiet, skewed, shared, data-skew, trace, got 'shifted-exp'; "
             "did you mean 'shifted-exponential'?",
         ),
         ("shift = 1", "shift = nan", "my.toml, line 9: compute.shift: expected a number > 0.0, got nan"),
@@ -135,7 +150,8 @@ def test_a_mistake_is_named_with_its_line_and_what_was_expected(old: str, new: s
         ),
         (
             '[[fault]]\nkind = "crsh"\nnode = "worker-1"\nat = 1',
-            "my.toml, line 19: fault[0].kind: expected crash, hang, got 'crsh'; did you mean 'crash'?",
+            "my.toml, line 19: fault[0].kind: expected crash, hang, pause, late, slow, bursts, spot, link, "
+            "heartbeat-loss, poison, got 'crsh'; did you mean 'crash'?",
         ),
         (
             '[[fault]]\nkind = "crash"\nnode = "worker1"\nat = 1',
@@ -152,7 +168,7 @@ def test_what_is_no_toml_is_refused_with_the_place() -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"no scenario file 'stragler'; .*crash, straggler; did you mean 'straggler'"):
+    with pytest.raises(ConfigError, match=r"no scenario file 'stragler'; .*crash, .*; did you mean 'straggler'"):
         load_scenario("stragler")
 
 
@@ -169,3 +185,99 @@ def test_step_times_are_the_same_for_the_same_seed_and_worker() -> None:
 def test_a_slow_worker_takes_the_factor_longer() -> None:
     fast, slow = (step_times(Exponential(mean=2.0), factor=factor, seed=1, worker="w") for factor in (1.0, 4.0))
     assert [next(slow) for _ in range(5)] == [4.0 * next(fast) for _ in range(5)]
+
+
+def test_a_recorded_trace_is_replayed_step_by_step(tmp_path: Path) -> None:
+    rows = {0: (3, 1, 5), 1: (2, 7, 1)}
+    lines = [f"{w},{i},{time}" for w, times in rows.items() for i, time in enumerate(times)]
+    (tmp_path / "times.csv").write_text("worker,step,seconds\n" + "\n".join(lines))
+    path = tmp_path / "my.toml"
+    path.write_text('steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "trace"\nfile = "times.csv"\n')
+    scenario = load_scenario(str(path))
+    ends = {policy: [worker.ended for worker in simulate(scenario, policy, 1).workers] for policy in ("bsp", "asp")}
+    assert ends == {"bsp": [3.0 + 7 + 5] * 2, "asp": [9.0, 10.0]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("steps = 3", "steps = 4", "steps: expected at most the trace's 3 steps, got 4"),
+        ("workers = 2", "workers = 3", "cluster.workers: expected at most the trace's 2 workers, got 3"),
+        ("times.csv", "nothing.csv", "compute.file: can't read the trace"),
+        ("times.csv", "empty.csv", "is empty"),
+        ("times.csv", "bad.csv", "line 2: expected columns 'worker', 'step'"),
+    ],
+)
+def test_a_trace_that_does_not_fit_is_explained(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    (tmp_path / "times.csv").write_text("worker,step,seconds\n" + "".join(f"{i % 2},{i // 2},1\n" for i in range(6)))
+    (tmp_path / "empty.csv").write_text("worker,step,seconds\n")
+    (tmp_path / "bad.csv").write_text("worker,number,seconds\n1,2,3\n")
+    text = 'steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "trace"\nfile = "times.csv"\n'
+    with pytest.raises(ConfigError) as caught:
+        parse_scenario(text.replace(old, new).encode(), str(tmp_path / "my.toml"))
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("law", ["quiet", "skewed", "shared", "data-skew"])
+def test_presets_have_their_mean_and_their_spread(law: str) -> None:
+    text = GOOD.replace('law = "shifted-exponential"\nshift = 1\nscale = 0.5', f'law = "{law}"\nmean = 2.0')
+    compute = parse_scenario(text.encode(), "my.toml").compute
+    workers = [step_times(compute, factor=1.0, seed=seed, worker="worker-0") for seed in range(3000)]
+    times = [next(worker) for worker in workers]
+    deviation = {"quiet": 0.070, "skewed": 0.088, "shared": 0.750, "data-skew": 0.117}[law]
+    assert statistics.pstdev(map(math.log, times)) == pytest.approx(deviation, rel=0.06)
+    assert statistics.fmean(times) == pytest.approx(2.0, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("law", "mean", "deviation"),
+    [
+        (Normal(mean=3.0, sd=0.5), 3.0, 0.5),
+        (Lognormal(mean=3.0, sd=0.5), 3.0, 3.0 * math.sqrt(math.expm1(0.25))),
+        (Pareto(minimum=1.0, shape=5.0), 1.25, math.sqrt(5.0 / 3.0) / 4.0),
+        (Erlang(phases=4, mean=0.5), 2.0, 1.0),
+        (Hyperexponential(mean=1.0, scv=4.0), 1.0, 2.0),
+    ],
+)
+def test_laws_have_their_mean_and_deviation(law: Any, mean: float, deviation: float) -> None:
+    stream = random.Random("laws")
+    draws = [law.sample(stream) for _ in range(60_000)]
+    assert statistics.fmean(draws) == pytest.approx(mean, rel=0.03)
+    assert statistics.pstdev(draws) == pytest.approx(deviation, rel=0.06)
+
+
+def test_models_have_as_many_elements_as_published() -> None:
+    sizes = {name: sum(math.prod(shape) for _, shape in shapes()) for name, shapes in MODELS.items()}
+    assert sizes == {"vgg-16": 138_357_544, "resnet-50": 25_557_032}
+    assert [len(shapes()) for shapes in MODELS.values()] == [161, 32]
+
+
+def test_a_model_stands_in_for_tensors() -> None:
+    scenario = parse_scenario(GOOD.encode() + b'[job]\nmodel = "vgg-16"\n', "my.toml")
+    assert len(scenario.tensors) == 32
+    assert len(parse_scenario(GOOD.encode(), "my.toml").tensors) == 1
+
+
+def test_changes_stand_in_for_what_the_file_says() -> None:
+    changes = [("cluster.workers", 5), ("network.latency", 0.5), ("policies", ("asp",))]
+    scenario = parse_scenario(GOOD.encode(), "my.toml", changes)
+    assert (scenario.cluster.workers, scenario.network.latency, scenario.policies) == (5, 0.5, ("asp",))
+    with pytest.raises(ConfigError, match="steps is not a table"):
+        parse_scenario(GOOD.encode(), "my.toml", [("steps.more", 1)])
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ('[[fault]]\nkind = "poison"\nnode = "server-0"\nstep = 1', "line 20: fault[0].node: expected workers"),
+        ('[[fault]]\nkind = "link"\nnode = "workers"\nto = "server-9"', "fault[0].to: no node 'server-9'"),
+        ('[[fault]]\nkind = "pause"\nnode = "workers"\nat = 1', "fault[0].duration: is missing"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_explained(more: str, expected: str) -> None:
+    assert expected in complaint(GOOD + more)
+
+
+def test_an_assertion_that_says_nothing_is_found_in_its_line() -> None:
+    text = GOOD.replace("warmup = 2", 'assertions = ["p95_step < 80 parsecs"]')
+    assert complaint(text).startswith("my.toml, line 2: assertions[0]: no unit 'parsecs'")

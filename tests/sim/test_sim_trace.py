@@ -16,7 +16,7 @@ from aiokv.core.effects import Refuse, Send
 from aiokv.errors import WorkerLostError
 from aiokv.wire.messages import Done, SetOptimizer
 from sim.cluster import simulate
-from sim.trace import Trace, canonical
+from sim.trace import Trace, canonical, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_other_seeds_give_other_traces(make_scenario: Callable[..., Scenario], p
 
 
 def test_a_line_of_the_trace_says_all_of_an_effect() -> None:
-    line = canonical(1.5, "server-0", Send(3, 12, Done(4)))
+    line = canonical(1.5, "server-0", Send(3, 12, Done(4)), digest_of)
     assert (
         line
         == b'[1.5,"server-0","Send Done",{"peer":3,"request":12,"message":[4],"payload":null,"priority":1073741824}]\n'
@@ -62,11 +62,11 @@ def test_the_order_of_a_dict_has_no_part_in_the_trace() -> None:
         Send(0, 2, SetOptimizer("sgd", dict(items), "sum", 1.0))
         for items in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)])
     )
-    assert canonical(0.0, "worker-0", one) == canonical(0.0, "worker-0", other)
+    assert canonical(0.0, "worker-0", one, digest_of) == canonical(0.0, "worker-0", other, digest_of)
 
 
 def test_an_error_is_part_of_the_trace_with_its_class_and_details() -> None:
-    line = canonical(0.0, "server-0", Refuse(0, 2, WorkerLostError("gone", ranks=[1])))
+    line = canonical(0.0, "server-0", Refuse(0, 2, WorkerLostError("gone", ranks=[1])), digest_of)
     assert b'"error":["WorkerLostError","gone",{"ranks":[1]}]' in line
 
 

@@ -1,0 +1,104 @@
+"""How fast the simulator is: `aiokv sim bench`."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import psutil
+
+from sim.cluster import simulate
+from sim.compute import Exponential
+from sim.faults import Bursts, Link, Pause
+from sim.scenario import Scenario
+from sim.sections import ClusterSection, NetworkSection, StopSection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LARGE: Final = 10_000
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """What was measured. `large` is the number of workers of the large run, and `rounds` that of its steps."""
+
+    gradients_per_s_16: float
+    gradients_per_s_10000: float
+    seconds_10000x100: float
+    peak_rss_mib: float
+    replays_per_s: float
+    large: int
+    rounds: int
+
+
+def _scenario(workers: int, steps: int) -> Scenario:
+    cluster = ClusterSection(workers=workers, heartbeat=1e5, death_timeout=5e5, call_timeout=1e6, join_timeout=1e6)
+    stop = StopSection(departures=False)
+    return Scenario(steps=steps, compute=Exponential(mean=1.0), cluster=cluster, stop=stop)
+
+
+def _timed(workers: int, steps: int) -> tuple[float, float, float]:
+    """Return gradients a second from the first step on, seconds for all, and the most memory in MiB."""
+    times: list[float] = []
+    begin = time.perf_counter()
+    simulate(_scenario(workers, steps), "bsp", 1, on_step=lambda: times.append(time.perf_counter()), check=False)
+    memory = psutil.Process().memory_info()
+    peak = getattr(memory, "peak_wset", memory.rss)
+    try:
+        import resource  # noqa: PLC0415 - only where there is one
+
+        peak = max(peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    except ImportError:
+        pass
+    return (len(times) - 1) / (times[-1] - times[0]), time.perf_counter() - begin, peak / 2**20
+
+
+def _replays(count: int) -> float:
+    """Return how many small runs with faults and all checks are done in a second."""
+    scenario = Scenario(
+        steps=100,
+        compute=Exponential(mean=0.1),
+        cluster=ClusterSection(workers=8),
+        network=NetworkSection(latency=0.001, jitter=0.0005, loss=0.001),
+        fault=(
+            Pause(node="worker-1", at=3.0, duration=1.0),
+            Bursts(node="workers", factor=3.0, gap=5.0, duration=0.5),
+            Link(node="worker-2", to="server-0", at=2.0, duration=2.0, latency=0.02, reorder=0.2),
+        ),
+    )
+    begin = time.perf_counter()
+    for seed in range(count):
+        simulate(scenario, "bsp", seed)
+    return count / (time.perf_counter() - begin)
+
+
+def _apart(function: Callable[..., object], *arguments: int) -> object:
+    """Call a function in a process of its own, whose memory is its own."""
+    with ProcessPoolExecutor(1) as executor:
+        return executor.submit(function, *arguments).result()
+
+
+def bench(large: int, rounds: int) -> Speed:
+    """Measure all.
+
+    Args:
+        large: number of workers of the large run; fewer than 10,000 for a quick look.
+        rounds: steps of each of them.
+    """
+    small = _apart(_timed, 16, 2000)
+    big = _apart(_timed, large, rounds)
+    replays = _apart(_replays, 40)
+    assert isinstance(small, tuple)
+    assert isinstance(big, tuple)
+    assert isinstance(replays, float)
+    return Speed(
+        gradients_per_s_16=small[0],
+        gradients_per_s_10000=big[0],
+        seconds_10000x100=big[1],
+        peak_rss_mib=big[2],
+        replays_per_s=replays,
+        large=large,
+        rounds=rounds,
+    )

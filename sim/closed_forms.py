@@ -1,0 +1,156 @@
+"""What is known on paper, to compare the simulator with. Times are in units of the arguments; sources are named."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def harmonic(n: int) -> float:
+    """Return 1 + 1/2 + ... + 1/n: the mean of the largest of n exponential times with mean 1 (Renyi 1953)."""
+    return math.fsum(1.0 / i for i in range(1, n + 1))
+
+
+def deviation_of_largest(n: int) -> float:
+    """Return the standard deviation of the largest of n exponential times with mean 1 (Renyi 1953)."""
+    return math.sqrt(math.fsum(1.0 / i**2 for i in range(1, n + 1)))
+
+
+def exponential_with_slow(n: int, factor: float) -> float:
+    """Return the mean of the largest of n - 1 exponential times with mean 1 and one with mean `factor`."""
+    m = n - 1
+    rate = 1.0 / factor
+    beta = math.gamma(rate) * math.gamma(n) / math.gamma(n + rate)
+    return harmonic(m) + beta
+
+
+def mean_of_largest(n: int, cdf: Callable[[float], float], end: float, points: int = 20_001) -> float:
+    """Return the mean of the largest of n independent positive times: the integral of 1 - F(t)^n.
+
+    Args:
+        n: how many.
+        cdf: F, their distribution function.
+        end: a time after which F is 1, as far as it matters.
+        points: at how many times F is evaluated.
+    """
+    times = np.linspace(0.0, end, points)
+    missing = 1.0 - np.array([cdf(float(time)) for time in times]) ** n
+    return float(np.trapezoid(missing, times))
+
+
+def normal_cdf(mean: float, sd: float) -> Callable[[float], float]:
+    """Return the distribution function of a normal time."""
+    return lambda t: 0.5 * math.erfc((mean - t) / (sd * math.sqrt(2.0)))
+
+
+def erlang_cdf(phases: int) -> Callable[[float], float]:
+    """Return the distribution function of a sum of so many exponential times with mean 1."""
+
+    def cdf(t: float) -> float:
+        terms = [1.0]
+        for i in range(1, phases):
+            terms.append(terms[-1] * t / i)
+        return 1.0 - math.exp(-t) * math.fsum(terms)
+
+    return cdf
+
+
+def closed_queue(customers: int, think: float, service: float) -> tuple[float, float]:
+    """Return throughput and response time of a closed system with one exponential server.
+
+    Exact mean value analysis (Reiser and Lavenberg 1980).
+
+    Args:
+        customers: how many there are.
+        think: mean seconds that each spends elsewhere.
+        service: mean seconds of a service.
+    """
+    queue = throughput = response = 0.0
+    for n in range(1, customers + 1):
+        response = service * (1.0 + queue)
+        throughput = n / (think + response)
+        queue = throughput * response
+    return throughput, response
+
+
+def open_queue(load: float, scv: float) -> float:
+    """Return the mean time in an M/G/1 queue, in service times (Pollaczek 1930, Khinchin 1932).
+
+    Args:
+        load: arrivals in a mean service time, below 1.
+        scv: squared coefficient of variation of the service time: 1 exponential, 0 constant.
+    """
+    return 1.0 + load * (1.0 + scv) / (2.0 * (1.0 - load))
+
+
+def push_time(nbytes: float, bandwidth: float, workers: int, servers: int) -> float:
+    """Return the seconds in which all workers push so many bytes each, spread evenly over the servers."""
+    return max(nbytes / bandwidth, workers * nbytes / (servers * bandwidth))
+
+
+def young(cost: float, mtbf: float) -> float:
+    """Return the best time between checkpoints to first order (Young 1974)."""
+    return math.sqrt(2.0 * cost * mtbf)
+
+
+def daly(cost: float, mtbf: float) -> float:
+    """Return the best time between checkpoints to higher order (Daly 2006, equation 37)."""
+    root = math.sqrt(cost / (2.0 * mtbf))
+    return young(cost, mtbf) * (1.0 + root / 3.0 + root**2 / 9.0) - cost
+
+
+def efficiency(interval: float, cost: float, mtbf: float, restart: float) -> float:
+    """Return the share of time that is useful, with exponential failures also while saving and restarting (Daly 2006).
+
+    Args:
+        interval: seconds of work between checkpoints.
+        cost: seconds of a checkpoint.
+        mtbf: mean seconds between failures.
+        restart: seconds from a failure until work goes on.
+    """
+    return interval / (mtbf * math.exp(restart / mtbf) * math.expm1((interval + cost) / mtbf))
+
+
+def at_least_up(nodes: int, wanted: int, availability: float) -> float:
+    """Return the probability that at least so many of independent nodes are up."""
+    return math.fsum(
+        math.comb(nodes, up) * availability**up * (1.0 - availability) ** (nodes - up)
+        for up in range(wanted, nodes + 1)
+    )
+
+
+def delayed_descent_limit(staleness: int) -> float:
+    """Return the rate times curvature below which gradient descent with a constant delay is stable.
+
+    The roots of z^(d+1) - z^d + r lie in the unit circle (Levin and May 1976).
+    """
+    return 2.0 * math.sin(math.pi / (2.0 * (2.0 * staleness + 1.0)))
+
+
+def heavy_ball(workers: int, rate: float, updates: int) -> float:
+    """Return the mean of x after so many asynchronous updates on x^2/2 from x = 1, with exponential workers.
+
+    Asynchrony acts as momentum 1 - 1/N with a step of rate/N (Mitliagkas and others 2016).
+    """
+    # All workers have read the beginning, so the first step is a whole one.
+    before, x = 1.0 + rate, 1.0
+    for _ in range(updates):
+        before, x = x, x + (1.0 - 1.0 / workers) * (x - before) - rate / workers * x
+    return x
+
+
+def noise_floor(rate: float, curvature: float, deviation: float, batch: int) -> float:
+    """Return the variance at which stochastic gradient descent on a x^2/2 stays (Mandt and others 2017).
+
+    Args:
+        rate: the learning rate.
+        curvature: a.
+        deviation: standard deviation of one gradient.
+        batch: how many gradients are averaged.
+    """
+    return rate * deviation**2 / (curvature * batch * (2.0 - rate * curvature))

@@ -1,0 +1,96 @@
+"""How fast a worker computes while its speed changes, and while it is stopped."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+
+    from sim.faults import Slow
+
+
+class Pace:
+    """The speed of one worker over time.
+
+    Windows in which it is slow and pauses count exactly, also in the middle of a step. A ramp and a wandering factor
+    are looked up when a step begins.
+    """
+
+    def __init__(self, stream: random.Random) -> None:
+        self.slow: list[Slow] = []
+        self.pauses: list[tuple[float, float]] = []
+        self._stream = stream
+        self._wander: dict[int, float] = {}
+        self._changes: list[float] = []
+        self._factors: list[float] = []
+        self._drifts: list[tuple[int, Slow]] = []
+
+    def finish(self, start: float, work: float) -> tuple[float, float]:
+        """Return when work that begins now is done, and for how long the worker was stopped meanwhile.
+
+        Args:
+            start: the time.
+            work: seconds that it takes at full speed.
+        """
+        if not self._factors:
+            self._prepare()
+        work *= self._factor(start)
+        now, paused = start, 0.0
+        place = bisect.bisect_right(self._changes, start)
+        while True:
+            end = self._changes[place] if place < len(self._changes) else math.inf
+            factor = self._factors[place]
+            if now + work * factor <= end:
+                return now + work * factor, paused
+            if math.isinf(factor):
+                paused += end - now
+            else:
+                work -= (end - now) / factor
+            now = end
+            place += 1
+
+    def _prepare(self) -> None:
+        """Find the times at which the speed changes, and the factor before the first and after each of them."""
+        windows = [
+            (fault.at, fault.at + fault.duration, fault.factor) for fault in self.slow if fault.shape == "window"
+        ]
+        windows += [(begin, end, math.inf) for begin, end in self.pauses]
+        self._changes = sorted({time for begin, end, _ in windows for time in (begin, end) if time < math.inf})
+        changes: dict[float, list[tuple[int, float]]] = {}
+        for number, (begin, end, _) in enumerate(windows):
+            changes.setdefault(begin, []).append((number, 1))
+            changes.setdefault(end, []).append((number, -1))
+        active: dict[int, float] = {}
+        self._drifts = [(number, fault) for number, fault in enumerate(self.slow) if fault.shape != "window"]
+        self._factors = [1.0]
+        for time in self._changes:
+            for number, change in changes[time]:
+                if change > 0:
+                    active[number] = windows[number][2]
+                else:
+                    active.pop(number, None)
+            self._factors.append(math.prod(active.values()))
+
+    def _factor(self, now: float) -> float:
+        """Return the factor of ramps and wandering speeds, for a step that begins now."""
+        factor = 1.0
+        for number, fault in self._drifts:
+            if fault.shape == "ramp" and now >= fault.at:
+                factor *= 1.0 + (fault.factor - 1.0) * min(1.0, (now - fault.at) / fault.duration)
+            elif fault.shape == "ar1" and _covers(fault, now):
+                before = self._wander.get(number)
+                if before is None:
+                    wander = self._stream.gauss(0.0, fault.sd)
+                else:
+                    fresh = math.sqrt(1.0 - fault.persistence**2)
+                    wander = fault.persistence * before + fresh * self._stream.gauss(0.0, fault.sd)
+                self._wander[number] = wander
+                factor *= fault.factor * math.exp(wander)
+        return factor
+
+
+def _covers(fault: Slow, now: float) -> bool:
+    return fault.at <= now < fault.at + fault.duration

@@ -1,0 +1,116 @@
+"""The parts of a scenario file. Times are seconds, sizes are bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from aiokv.types import TensorSpec
+from sim.laws import Latency
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+Probability = Annotated[float, Meta(ge=0, lt=1)]
+
+SCHEDULER: Final = "scheduler"
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all parts of a scenario."""
+
+
+class ClusterSection(Section, frozen=True, kw_only=True):
+    """How many nodes there are, and the settings that they share (as in `aiokv.config`).
+
+    Nodes of a kind are dealt out to the racks in turn: worker-0 is in rack-0, worker-1 in rack-1 and so on.
+    """
+
+    workers: Count
+    servers: Count = 1
+    racks: Count = 1
+    heartbeat: Positive = 2.0
+    death_timeout: Positive = 10.0
+    call_timeout: Positive = 60.0
+    join_timeout: Positive = 120.0
+    chunk_bytes: Bytes = 512 * 1024
+    split_bytes: Bytes = 64 * 1024
+
+
+class NetworkSection(Section, frozen=True, kw_only=True):
+    """How long messages are under way, and what a network card carries in each direction."""
+
+    latency: Seconds | Latency = 0.0
+    """Seconds, or a law that they are drawn from. What one connection carries stays in order."""
+    jitter: Seconds = 0.0
+    """Mean of an exponential time on top of the latency."""
+    rack_latency: Seconds = 0.0
+    """On top of that between different racks."""
+    bandwidth: Annotated[float, Meta(gt=0)] = math.inf
+    """Bytes a second of each node's card, in each direction."""
+    sharing: Literal["fair", "fifo"] = "fair"
+    """Transfers share cards max-min fairly, or cards carry one transfer after the other."""
+    loss: Probability = 0.0
+    """Share of messages that have to be sent again, because a packet of them was lost."""
+    retransmit: Positive = 0.2
+    """Seconds until a lost message is sent again; twice as long each further time."""
+
+
+class ServerSection(Section, frozen=True, kw_only=True):
+    """Seconds that a server's arithmetic takes."""
+
+    fold: Seconds = 0.0
+    """For each contribution that is added to a chunk."""
+    apply: Seconds = 0.0
+    """For each update of a chunk."""
+    per_message: Seconds = 0.0
+    """For each message with a payload."""
+    per_byte: Seconds = 0.0
+    """For each byte of payload that arrives."""
+    law: Literal["constant", "exponential"] = "constant"
+    """Whether these times are exact or means of exponential ones."""
+
+
+class JobSection(Section, frozen=True, kw_only=True):
+    """What a worker does in a step besides computing."""
+
+    model: Literal["", "resnet-50", "vgg-16"] = ""
+    """Push and pull the tensors of this network; instead of [[tensor]]."""
+    overlap: bool = False
+    """Push the gradient of a layer as soon as it is computed, and wait for a layer's parameters where it is needed."""
+    forward: Annotated[float, Meta(gt=0, lt=1)] = 1 / 3
+    """Share of a step's time that is the forward pass; layers take equal times."""
+    priorities: bool = True
+    """With `overlap`: layers that are needed first leave first."""
+    checkpoint_interval: Seconds = 0.0
+    """Every worker saves a checkpoint at the first step after so long; 0: never."""
+    checkpoint_cost: Seconds = 0.0
+    """Seconds that it does not compute then."""
+
+
+class StopSection(Section, frozen=True, kw_only=True):
+    """Ends a run before all workers have taken all steps and have left."""
+
+    time: Positive = 1e9
+    """When so many seconds have passed."""
+    updates: Annotated[int, Meta(ge=0)] = 0
+    """When so many updates of chunks are made; 0: no limit."""
+    departures: bool = True
+    """Whether workers leave in good order at the end. With thousands of them, that takes longer than the training."""
+
+
+class TensorSection(Section, frozen=True, kw_only=True):
+    """A parameter that every step pushes and pulls."""
+
+    key: str | int
+    shape: tuple[Annotated[int, Meta(ge=1)], ...]
+    dtype: str = "float32"
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype as the library writes them."""
+        return TensorSpec(self.shape, self.dtype)

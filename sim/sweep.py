@@ -1,0 +1,176 @@
+"""Many runs of a scenario with some of its keys changed, and the same random numbers everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import statistics
+from concurrent.futures import Executor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from aiokv.errors import ConfigError
+from sim.assertions import METRICS
+from sim.cluster import simulate
+from sim.intervals import half_width
+from sim.report import Summary, summarise
+from sim.scenario import parse_scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+Change = tuple[str, Any]
+
+SHORT: Final = {"policy": "policies", "workers": "cluster.workers", "servers": "cluster.servers"}
+"""Keys that may be written without their table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run: the scenario's content, what is changed in it, and the seed. It can be sent to another process."""
+
+    content: bytes
+    file: str
+    changes: tuple[Change, ...]
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """What tells this run from all others, in any sweep."""
+        return hashlib.sha256(msgspec.json.encode((self.content, self.changes, self.seed))).hexdigest()
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The result of a run, as it is kept in a file."""
+
+    key: str
+    seed: int
+    summary: dict[str, Any]
+    digest: str
+
+
+def parse_settings(texts: Iterable[str]) -> list[tuple[Change, ...]]:
+    """Return all combinations of what texts such as "policy=bsp,asp" and "workers=8,32" allow.
+
+    Raises:
+        ConfigError: a text without a key or without values.
+    """
+    axes: list[list[Change]] = []
+    for text in texts:
+        name, sign, values = text.partition("=")
+        if not sign or not name.strip() or not values.strip():
+            raise ConfigError(f"expected KEY=VALUE,VALUE..., got {text!r}", got=text)
+        name = name.strip()
+        key = SHORT.get(name, name)
+        axes.append([(key, _value(key, value.strip())) for value in values.split(",")])
+    return [tuple(combination) for combination in itertools.product(*axes)]
+
+
+def _value(key: str, text: str) -> Any:
+    if key == "policies":
+        return (text,)
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def label(changes: Sequence[Change], settings: Sequence[tuple[Change, ...]]) -> str:
+    """Return in words what tells one combination from the others."""
+    changes = [change for change in changes if any(change not in other for other in settings)]
+    names = {long: short for short, long in SHORT.items()}
+    texts = [f"{names.get(key, key)}={value[0] if isinstance(value, tuple) else value}" for key, value in changes]
+    return ", ".join(texts) or "as it is"
+
+
+def run_task(task: Task) -> Row:
+    """Carry out one run."""
+    scenario = parse_scenario(task.content, task.file, task.changes)
+    run = simulate(scenario, scenario.policies[0], task.seed)
+    return Row(task.key, task.seed, msgspec.to_builtins(summarise(run)), run.digest)
+
+
+def sweep(
+    tasks: Sequence[Task], executor: Executor, kept: Path | None = None, on_row: Callable[[], None] = lambda: None
+) -> dict[str, Row]:
+    """Carry out all runs that a file does not hold yet, and return the results by the tasks' keys.
+
+    Args:
+        tasks: the runs.
+        executor: where they are carried out; any of `concurrent.futures` or alike.
+        kept: file to which each result is added as a line of JSON; a sweep that was stopped goes on from it.
+        on_row: is called for each result.
+    """
+    wanted = {task.key: task for task in tasks}
+    rows: dict[str, Row] = {}
+    if kept is not None and kept.exists():
+        for line in kept.read_bytes().splitlines():
+            try:
+                row = msgspec.json.decode(line, type=Row)
+            except msgspec.MsgspecError:
+                # The last line of a sweep that was killed.
+                continue
+            if row.key in wanted:
+                rows[row.key] = row
+                on_row()
+    futures = [executor.submit(run_task, task) for key, task in wanted.items() if key not in rows]
+    for future in as_completed(futures):
+        row = future.result()
+        rows[row.key] = row
+        if kept is not None:
+            with kept.open("ab") as file:
+                file.write(msgspec.json.encode(row) + b"\n")
+        on_row()
+    return rows
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One combination: mean and half width at 95 % of some results, and of their differences from the first one."""
+
+    setting: str
+    values: dict[str, tuple[float, float]]
+    differences: dict[str, tuple[float, float]]
+    traces: list[str]
+
+
+COMPARED: Final = ("mean_step", "p95_step", "gradients_per_s", "staleness_mean", "utilisation", "goodput")
+
+
+def compare(settings: Sequence[tuple[Change, ...]], rows: Sequence[Sequence[Row]]) -> list[Comparison]:
+    """Return the results of all combinations, side by side.
+
+    Args:
+        settings: the combinations.
+        rows: for each of them, the results by seed, in the same order of seeds.
+    """
+    found = []
+    results = [[_metrics(row) for row in each] for each in rows]
+    for setting, own, each in zip(settings, results, rows, strict=True):
+        values, differences = {}, {}
+        for metric in COMPARED:
+            values[metric] = _estimate([result[metric] for result in own])
+            # The same seed has the same step times and faults everywhere, so pairs differ less than means.
+            pairs = [result[metric] - base[metric] for result, base in zip(own, results[0], strict=True)]
+            differences[metric] = _estimate(pairs)
+        found.append(Comparison(label(setting, settings), values, differences, [row.digest for row in each]))
+    return found
+
+
+def _metrics(row: Row) -> dict[str, float]:
+    # NaN has become null in the file.
+    summary = msgspec.convert(_with_nan(row.summary), Summary)
+    return {metric: METRICS[metric](summary) for metric in COMPARED}
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_nan(part) for name, part in value.items()}
+    return math.nan if value is None else value
+
+
+def _estimate(values: Sequence[float]) -> tuple[float, float]:
+    return statistics.fmean(values), half_width(values)

@@ -1,0 +1,123 @@
+"""The faults of one run: what a scenario says, and what its seeded processes draw, as times of single events."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
+from sim.pace import Pace
+
+if TYPE_CHECKING:
+    from sim.faults import AnyFault
+    from sim.record import Token
+    from sim.scenario import Scenario
+
+MAX_DRAWN: Final = 1000
+"""So many events of a seeded process are drawn for a node."""
+
+
+@dataclass(slots=True, frozen=True)
+class Strike:
+    """Something happens to a node. `after` are the seconds until it is over, None: it is for good."""
+
+    at: float
+    node: str
+    kind: Literal["crash", "hang", "pause"]
+    after: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Disturbance:
+    """What a link fault does to one direction, from `at` to `until`."""
+
+    source: str
+    target: str
+    at: float
+    until: float
+    fault: Link
+
+
+@dataclass(slots=True)
+class Timeline:
+    """All that happens to the nodes and links of one run."""
+
+    strikes: list[Strike] = field(default_factory=list)
+    starts: dict[str, float] = field(default_factory=dict)
+    """When a node is started, if it is not at the beginning."""
+    paces: dict[str, Pace] = field(default_factory=dict)
+    """How fast those workers compute whose speed changes."""
+    disturbances: list[Disturbance] = field(default_factory=list)
+    deaf: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Windows in which a node's heartbeats get lost."""
+    poisoned: set[Token] = field(default_factory=set)
+
+    def pace(self, node: str, seed: int) -> Pace:
+        """Return a node's pace, to add to it."""
+        return self.paces.setdefault(node, Pace(random.Random(f"{seed}:pace:{node}")))
+
+
+def draw_timeline(scenario: Scenario, seed: int) -> Timeline:
+    """Return the events of a run; equal seeds give equal events under every policy."""
+    timeline = Timeline()
+    for number, fault in enumerate(scenario.fault):
+        for node in scenario.select(fault.node):
+            _add(timeline, scenario, fault, node, seed, random.Random(f"{seed}:fault-{number}:{node}"))
+    timeline.strikes.sort(key=lambda strike: strike.at)
+    return timeline
+
+
+def _add(timeline: Timeline, scenario: Scenario, fault: AnyFault, node: str, seed: int, stream: random.Random) -> None:
+    match fault:
+        case Crash(at=at, restart=restart, times=times, every=every):
+            count = times if restart is not None else 1
+            timeline.strikes += [Strike(at + every * i, node, "crash", restart) for i in range(count)]
+        case Hang(at=at):
+            timeline.strikes.append(Strike(at, node, "hang"))
+        case Pause(at=at, duration=duration):
+            timeline.strikes.append(Strike(at, node, "pause", duration))
+            timeline.pace(node, seed).pauses.append((at, at + duration))
+        case Late(at=at):
+            timeline.starts[node] = at
+        case Spot():
+            timeline.strikes += _spot(fault, node, stream)
+        case Slow():
+            timeline.pace(node, seed).slow.append(fault)
+        case Bursts():
+            timeline.pace(node, seed).slow += _bursts(fault, stream)
+        case Link(to=to):
+            for other in scenario.select(to):
+                timeline.disturbances += _disturb(fault, node, other)
+        case HeartbeatLoss(at=at, duration=duration):
+            timeline.deaf.setdefault(node, []).append((at, at + duration))
+        case Poison(step=step):
+            timeline.poisoned.add((node, step))
+
+
+def _spot(fault: Spot, node: str, stream: random.Random) -> list[Strike]:
+    strikes = []
+    at = 0.0
+    for _ in range(MAX_DRAWN if fault.restart is not None else 1):
+        at += stream.weibullvariate(fault.scale, fault.shape)
+        strikes.append(Strike(at, node, "crash", fault.restart))
+        at += fault.restart or 0.0
+    return strikes
+
+
+def _bursts(fault: Bursts, stream: random.Random) -> list[Slow]:
+    windows = []
+    at = 0.0
+    for _ in range(MAX_DRAWN):
+        at += stream.expovariate(1.0 / fault.gap)
+        duration = stream.expovariate(1.0 / fault.duration)
+        windows.append(Slow(node=fault.node, factor=fault.factor, at=at, duration=duration))
+        at += duration
+    return windows
+
+
+def _disturb(fault: Link, node: str, other: str) -> list[Disturbance]:
+    if node == other:
+        return []
+    ways = [(node, other), (other, node)] if fault.both else [(node, other)]
+    return [Disturbance(source, target, fault.at, fault.at + fault.duration, fault) for source, target in ways]

@@ -1,0 +1,103 @@
+"""The way from one node to another: how long a message is under way, and what goes wrong with it."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sim.sections import NetworkSection
+    from sim.timeline import Disturbance
+
+MAX_TRIES: Final = 16
+"""A message gets through at the latest when it is sent for the last of so many times."""
+
+
+class Way:
+    """One direction between two nodes.
+
+    Args:
+        net: what is common to all ways.
+        source: name of the node that sends.
+        target: name of the node that receives.
+        extra: seconds on top of the latency, because they stand apart.
+        disturbances: what link faults do to it.
+        seed: the run's seed.
+    """
+
+    def __init__(
+        self,
+        net: NetworkSection,
+        source: str,
+        target: str,
+        *,
+        extra: float = 0.0,
+        disturbances: Sequence[Disturbance] = (),
+        seed: int = 0,
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.sent = 0
+        """Bytes that were handed over, each once."""
+        self.delivered = 0
+        self.lost = 0
+        """Bytes that had to be sent again."""
+        self.duplicate = 0
+        """Bytes that arrived once more."""
+        self.messages = 0
+        self._net = net
+        self._extra = extra
+        self._disturbances = disturbances
+        fixed = isinstance(net.latency, int | float) and not net.jitter and not net.loss and not disturbances
+        self.fixed = net.latency + extra if fixed else None  # type: ignore[operator]
+        """Seconds that every message is under way, when that is the same for all."""
+        if not fixed:
+            self._stream = random.Random(f"{seed}:way:{source}>{target}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing can delay a message beyond a fixed latency."""
+        return self.fixed is not None
+
+    def share(self, now: float) -> float:
+        """Return the share of the bandwidth that a transfer may use which begins now."""
+        return min((d.fault.bandwidth for d in self._active(now)), default=1.0)
+
+    def refuses(self, now: float) -> bool:
+        """Say whether a new connection fails."""
+        return any(d.fault.cut for d in self._active(now))
+
+    def delay(self, now: float, nbytes: int) -> float:
+        """Return how long a message is under way that has left the sender; infinite if it never arrives."""
+        if self.fixed is not None:
+            return self.fixed
+        net, stream = self._net, self._stream
+        base = net.latency if isinstance(net.latency, int | float) else net.latency.sample(stream)
+        if net.jitter:
+            base += stream.expovariate(1.0 / net.jitter)
+        active = self._active(now)
+        base += self._extra + sum(d.fault.latency for d in active)
+        passing = math.prod((1.0 - net.loss, *(1.0 - d.fault.loss for d in active)))
+        again, tries = net.retransmit, 1
+        while passing < 1.0 and tries < MAX_TRIES and stream.random() >= passing:
+            base += again
+            again *= 2.0
+            tries += 1
+            self.lost += nbytes
+        for d in active:
+            if d.fault.duplicate and stream.random() < d.fault.duplicate:
+                self.duplicate += nbytes
+            if d.fault.reorder and stream.random() < d.fault.reorder:
+                base *= 1.0 + stream.random()
+        # What is held arrives after the last window that holds it.
+        free = now
+        for d in self._disturbances:
+            if (d.fault.clog or d.fault.cut) and d.at <= free < d.until:
+                free = d.until
+        return free - now + base
+
+    def _active(self, now: float) -> list[Disturbance]:
+        return [d for d in self._disturbances if d.at <= now < d.until]

@@ -1,0 +1,116 @@
+"""Sweeps: combinations, common random numbers, and going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from aiokv.errors import ConfigError
+from sim import cli
+from sim.sweep import Task, compare, parse_settings, run_task, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CONTENT = b"""
+steps = 15
+[cluster]
+workers = 3
+[compute]
+law = "exponential"
+mean = 0.5
+"""
+
+
+class Refusing(Executor):
+    """An executor that must not be asked for anything."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        raise AssertionError("nothing is left to be done")
+
+
+def tasks(*policies: str, seeds: int = 2) -> list[Task]:
+    return [Task(CONTENT, "my.toml", (("policies", (policy,)),), seed) for policy in policies for seed in range(seeds)]
+
+
+def test_settings_give_all_combinations() -> None:
+    assert parse_settings(["policy=bsp,asp", "workers=2,4"]) == [
+        (("policies", ("bsp",)), ("cluster.workers", 2)),
+        (("policies", ("bsp",)), ("cluster.workers", 4)),
+        (("policies", ("asp",)), ("cluster.workers", 2)),
+        (("policies", ("asp",)), ("cluster.workers", 4)),
+    ]
+    assert parse_settings(["compute.law=quiet", "network.latency=0.5"]) == [
+        (("compute.law", "quiet"), ("network.latency", 0.5))
+    ]
+
+
+@pytest.mark.parametrize("text", ["policy", "policy=", "=3"])
+def test_a_setting_without_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected KEY=VALUE"):
+        parse_settings([text])
+
+
+def test_results_are_those_of_single_runs_whatever_the_executor() -> None:
+    wanted = tasks("bsp", "asp")
+    with ThreadPoolExecutor(1) as executor:
+        rows = sweep(wanted, executor)
+    assert [rows[task.key].digest for task in wanted] == [run_task(task).digest for task in wanted]
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    kept = tmp_path / "results.jsonl"
+    with ThreadPoolExecutor(1) as executor:
+        first = sweep(tasks("bsp"), executor, kept)
+        # What a killed sweep was just writing.
+        kept.write_bytes(kept.read_bytes() + b'{"key": "12')
+    assert sweep(tasks("bsp"), Refusing(), kept) == first
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    wanted = tasks("bsp", "asp", seeds=3)
+    rows = [run_task(task) for task in wanted]
+    settings = [wanted[0].changes, wanted[3].changes]
+    bsp, asp = compare(settings, [rows[:3], rows[3:]])
+    assert (bsp.setting, asp.setting) == ("policy=bsp", "policy=asp")
+    assert bsp.differences["mean_step"] == (0.0, 0.0)
+    difference, width = asp.differences["mean_step"]
+    assert difference == pytest.approx(asp.values["mean_step"][0] - bsp.values["mean_step"][0])
+    assert difference + width < 0.0
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.sim, list(arguments))
+
+
+def test_the_command_gives_the_same_for_any_number_of_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_bytes(CONTENT)
+    common = ("sweep", str(path), "--set", "workers=2,3", "--replications", "2", "--json")
+    one, two = (json.loads(invoke(*common, "--jobs", jobs).stdout) for jobs in ("1", "2"))
+    assert one == two
+    assert [row["setting"] for row in one] == [
+        f"policy={policy}, workers={workers}" for policy in ("bsp", "asp") for workers in (2, 3)
+    ]
+
+
+def test_the_table_names_each_setting(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_bytes(CONTENT)
+    result = invoke("sweep", str(path), "--set", "policy=bsp,asp", "--replications", "2", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "policy" in result.stdout
+    assert len((tmp_path / "results.jsonl").read_bytes().splitlines()) == 4
+
+
+def test_a_wrong_value_is_explained_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_bytes(CONTENT)
+    result = invoke("sweep", str(path), "--set", "workers=2,-1")
+    assert result.exit_code == 1
+    assert "cluster.workers: expected a whole number >= 1, got -1" in result.stderr
