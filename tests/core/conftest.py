@@ -406,7 +406,7 @@ class Server:
 
     def _check_slots(self) -> None:
         """Fail when a slot is lost: neither used, nor freed, nor held for an open update."""
-        held: list[Slot | None] = [*self._applied_slots(), *self.machine._tables.open_slots]
+        held: list[Slot | None] = [*self._applied_slots(), *self.machine._exchanges._tables.open_slots]
         for chunk in self.machine._catalog.chunks.values():
             for update in chunk.updates.values():
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]

@@ -292,7 +292,7 @@ def test_early_pull_waits_until_its_deadline(server: Server) -> None:
 def test_early_pull_of_a_worker_that_is_gone_is_forgotten(server: Server) -> None:
     server.pull(1)
     server.handle(PeerLost(11, "connection reset"))
-    assert not list(server.machine._early)
+    assert not list(server.machine._exchanges)
     server.init()
 
 
