@@ -68,14 +68,17 @@ def divide(bundle: Bundle, new_slot: NewSlot) -> tuple[list[Chunk], list[Effect]
     for waiter in whole.pulls:
         waiter.chunks, waiter.left = chunks, len(chunks)
         for chunk in chunks:
-            chunk.pulls.append(waiter)
+            chunk.pulls[waiter] = None
     bundle.chunk = None
     return chunks, effects
 
 
 def _divide_update(whole: Update, chunks: list[Chunk], new_slot: NewSlot) -> list[Effect]:
     accumulators, effects = split_slot(whole.accumulator, chunks, new_slot)
-    updates = [Update(whole.version, folded=list(whole.folded), accumulator=slot) for slot in accumulators]
+    updates = [
+        Update(whole.version, folded=list(whole.folded), unfolded=list(whole.unfolded), accumulator=slot)
+        for slot in accumulators
+    ]
     for chunk, update in zip(chunks, updates, strict=True):
         chunk.updates[whole.version] = update
     for rank, contribution in whole.contributions.items():
@@ -91,4 +94,4 @@ def _divide_update(whole: Update, chunks: list[Chunk], new_slot: NewSlot) -> lis
 def _wait_for_all(waiter: Waiter, chunks: list[Chunk], updates: list[Update]) -> None:
     waiter.chunks, waiter.updates, waiter.left = chunks, updates, len(chunks)
     for update in updates:
-        update.waiters.append(waiter)
+        update.waiters[waiter] = None

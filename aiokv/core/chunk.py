@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar
 
 from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows
@@ -59,15 +61,46 @@ class Contribution:
 class Update:
     """An open update: what has arrived for one version of a chunk.
 
-    `keeps` is set while it is applied, if the value that it replaces stays in the store.
+    `unfolded` is a heap of the ranks whose contribution is there, but not in the sum. `expected` are the ranks,
+    ascending, for which it waits by a `roster`; the first `reached` of them have contributed. `keeps` is set while it
+    is applied, if the value that it replaces stays in the store.
     """
 
     version: Version
     contributions: dict[Rank, Contribution] = field(default_factory=dict)
     folded: list[Rank] = field(default_factory=list)
+    unfolded: list[Rank] = field(default_factory=list)
     accumulator: Slot | None = None
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: dict[Waiter, None] = field(default_factory=dict)
     keeps: bool = False
+    roster: Roster | None = None
+    expected: Sequence[Rank] = ()
+    reached: int = 0
+
+    def add(self, contribution: Contribution) -> None:
+        """Enter what a rank has pushed."""
+        self.contributions[contribution.rank] = contribution
+        heappush(self.unfolded, contribution.rank)
+
+    def first_missing(self) -> Rank | None:
+        """Return the lowest rank for which it waits; None: it is complete. No rank is looked at twice."""
+        while self.reached < len(self.expected):
+            rank = self.expected[self.reached]
+            if rank not in self.contributions:
+                return rank
+            self.reached += 1
+        return None
+
+    def missing(self) -> list[Rank]:
+        """Return the ranks for which it waits, ascending."""
+        return [rank for rank in self.expected[self.reached :] if rank not in self.contributions]
+
+    def waits_for(self, rank: Rank) -> bool:
+        """Return True when the rank is missing."""
+        place = bisect_left(self.expected, rank)
+        if place == len(self.expected) or self.expected[place] != rank:
+            return False
+        return rank not in self.contributions
 
     def is_past(self, rank: Rank) -> bool:
         """Return True when the rank's turn is over: its contribution, or that of a higher rank, is in the sum."""
@@ -100,7 +133,7 @@ class Chunk:
     newest: Version = 0
     applying: bool = False
     updates: dict[Version, Update] = field(default_factory=dict)
-    pulls: list[Waiter] = field(default_factory=list)
+    pulls: dict[Waiter, None] = field(default_factory=dict)
     pushed: dict[Rank, int] = field(default_factory=dict)
     reflected: dict[Rank, int] = field(default_factory=dict)
     held: list[Received] = field(default_factory=list)
@@ -143,9 +176,12 @@ class Chunk:
         del update
         return apply
 
-    def missing(self, update: Update, roster: Roster) -> list[Rank]:
-        """Return the ranks that an update still waits for."""
-        return self.policy.missing(contributed=list(update.contributions), members=roster.members_of(self.group))
+    def expect(self, update: Update, roster: Roster) -> None:
+        """Let an update wait for the ranks of this view, if it does not yet."""
+        if update.roster is not roster:
+            members = roster.members_of(self.group)
+            update.expected = self.policy.expected(version=update.version, members=members)
+            update.roster, update.reached = roster, 0
 
     def is_closed(self, version: Version, rank: Rank) -> bool:
         """Return True when the version is made, or being made, without the rank."""
@@ -164,11 +200,11 @@ class Chunk:
                 return update
         return None
 
-    def combine(self, update: Update, missing: Sequence[Rank], reduction: str) -> list[Effect]:
+    def combine(self, update: Update, first_missing: Rank | None, reduction: str) -> list[Effect]:
         """Leave all contributions where they are until the last one is there, then make one of them."""
-        if missing or update.folded:
+        if first_missing is not None or update.folded:
             return []
-        update.folded = sorted(update.contributions)
+        update.folded, update.unfolded = sorted(update.contributions), []
         slots = []
         for rank in update.folded:
             slot, update.contributions[rank].slot = update.contributions[rank].slot, None
@@ -179,18 +215,18 @@ class Chunk:
         update.accumulator = slots[0]
         return [Combine(slots[0], slots[1:], self.spec.dtype, reduction)]
 
-    def fold(self, update: Update, missing: Sequence[Rank]) -> list[Effect]:
+    def fold(self, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Add what may be added: sums are made in rank order, so only contributions below the first missing rank.
 
         The first contribution becomes the accumulator as it is.
         """
         effects: list[Effect] = []
-        for rank in sorted(rank for rank in update.contributions if not update.is_past(rank)):
-            if missing and rank > missing[0]:
-                break
+        unfolded = update.unfolded
+        while unfolded and (first_missing is None or unfolded[0] < first_missing):
+            rank = heappop(unfolded)
             update.folded.append(rank)
-            slot = update.contributions[rank].slot
-            update.contributions[rank].slot = None
+            contribution = update.contributions[rank]
+            slot, contribution.slot = contribution.slot, None
             if slot is None:
                 continue
             if update.accumulator is None:

@@ -28,14 +28,19 @@ class Roster:
         self.world = len(self._workers)
         """How many workers the cluster was declared with."""
         self.lost: list[Rank] = [rank for rank in self.members if self._workers[rank].state == "lost"]
+        self._groups: dict[tuple[Rank, ...], list[Rank]] = {(): self.members}
 
     def entry(self, rank: Rank) -> WorkerEntry | None:
         """Return a worker's entry."""
         return self._workers.get(rank)
 
-    def members_of(self, group: Sequence[Rank]) -> list[Rank]:
-        """Return the members that are in a group; an empty one is that of all workers."""
-        return [rank for rank in self.members if rank in group] if group else self.members
+    def members_of(self, group: tuple[Rank, ...]) -> list[Rank]:
+        """Return the members that are in a group, ascending; an empty one is that of all workers."""
+        members = self._groups.get(group)
+        if members is None:
+            here = frozenset(group)
+            members = self._groups[group] = [rank for rank in self.members if rank in here]
+        return members
 
     def check_group(self, group: Sequence[Rank]) -> tuple[Rank, ...]:
         """Return a group as it is kept: in order, each rank once, and empty when it is all workers.

@@ -120,8 +120,8 @@ class Rounds:
                 update = chunk.updates[version] = Update(version)
             contribution = Contribution(rank, message.sequence, message.read_version, message.clock, slot)
             contribution.read = self._read(chunk, rank, message.read_version)
-            update.contributions[rank] = contribution
-            update.waiters.append(waiter)
+            update.add(contribution)
+            update.waiters[waiter] = None
             waiter.updates.append(update)
             chunk.pushed[rank] = message.sequence
             chunk.newest = max(chunk.newest, version)
@@ -168,7 +168,7 @@ class Rounds:
         waiter.at_least, waiter.left, waiter.rows = message.at_least, len(behind), rows
         effects: list[Effect] = []
         for chunk in behind:
-            chunk.pulls.append(waiter)
+            chunk.pulls[waiter] = None
             update = chunk.awaited_update(waiter)
             if update is not None and self.roster.lost:
                 effects += self._refuse_lost(chunk, update)
@@ -207,11 +207,12 @@ class Rounds:
             self._replaced(chunk, update, made=error is None)
         for rank, contribution in update.contributions.items():
             chunk.reflected[rank] = contribution.sequence
-        done, update.waiters = update.waiters, []
+        done = list(update.waiters)
+        update.waiters.clear()
         if chunk.pulls:
             ready = [pull for pull in chunk.pulls if chunk.reflected.get(pull.rank, 0) >= pull.at_least]
             for pull in ready:
-                chunk.pulls.remove(pull)
+                del chunk.pulls[pull]
             done += ready
         effects: list[Effect] = []
         for waiter in done:
@@ -227,10 +228,11 @@ class Rounds:
 
     def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
         """Fold what may be folded; apply the update if it is complete, and refuse its waiters if it never will be."""
-        missing = chunk.missing(update, self.roster)
+        chunk.expect(update, self.roster)
+        missing = update.first_missing()
         robust = None if chunk.policy.keeps_sum else self._rules.robust
         effects = chunk.combine(update, missing, robust) if robust else chunk.fold(update, missing)
-        if missing:
+        if missing is not None:
             return effects + self._refuse_lost(chunk, update) if self.roster.lost else effects
         if not chunk.applying and update.version == chunk.version + 1:
             chunk.applying = True
@@ -319,7 +321,8 @@ class Rounds:
         return [Retire(chunk.key, chunk.start, versions)] if versions else []
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
-        lost = [rank for rank in chunk.missing(update, self.roster) if rank in self.roster.lost]
+        chunk.expect(update, self.roster)
+        lost = [rank for rank in self.roster.lost if update.waits_for(rank)]
         if not lost:
             return []
         error = self.roster.loss(lost, f"{chunk.label}, round {update.version}", chunk.key, update.version)
@@ -352,11 +355,9 @@ class Rounds:
         """Take a waiter out that is not to be answered by an update."""
         self._unpark(waiter)
         for update in waiter.updates:
-            if waiter in update.waiters:
-                update.waiters.remove(waiter)
+            update.waiters.pop(waiter, None)
         for chunk in waiter.chunks:
-            if waiter in chunk.pulls:
-                chunk.pulls.remove(waiter)
+            chunk.pulls.pop(waiter, None)
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
         """Nobody is there any longer to answer; what was pushed stays counted."""
@@ -407,7 +408,10 @@ class Rounds:
         # The first that is not there yet; when all are on their way, the first.
         chunk, update = next((pair for pair in awaited if pair[1] is not None), awaited[0])
         version = update.version if update else chunk.version + 1
-        missing = chunk.missing(update, self.roster) if update else [waiter.rank]
+        missing = [waiter.rank]
+        if update is not None:
+            chunk.expect(update, self.roster)
+            missing = update.missing()
         reason = "its update is not applied yet"
         if missing:
             reason = f"no contribution from rank {self.roster.labels(missing)}"
@@ -449,6 +453,7 @@ class Rounds:
             for update in chunk.updates.values():
                 assert set(update.folded) <= set(update.contributions)
                 assert update.folded == sorted(update.folded)
+                assert sorted(update.folded + update.unfolded) == sorted(update.contributions)
                 assert all(self._waiters[w.peer, w.request] is w for w in update.waiters)
             for rank, reflected in chunk.reflected.items():
                 assert reflected <= chunk.pushed[rank]

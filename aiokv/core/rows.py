@@ -22,8 +22,6 @@ from aiokv.types import ROW_ID_BYTES, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Update
     from aiokv.core.creation import Creation
@@ -134,10 +132,10 @@ class RowChunk(Chunk):
         nbytes = len(rows) // ROW_ID_BYTES * row_bytes(self.spec)
         return StoredRows(self.key, self.start, self.version, rows, nbytes)
 
-    def fold(self, update: Update, missing: Sequence[int]) -> list[Effect]:
+    def fold(self, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Leave all contributions where they are until the last one is there."""
-        if not missing:
-            update.folded = sorted(update.contributions)
+        if first_missing is None:
+            update.folded, update.unfolded = sorted(update.contributions), []
         return []
 
     def completed(self, update: Update, apply: Apply) -> ApplyRows:

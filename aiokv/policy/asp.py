@@ -22,6 +22,6 @@ class ASP(Policy):
         """Return the next version, whoever pushes."""
         return newest + 1
 
-    def missing(self, *, contributed: Sequence[Rank], members: Sequence[Rank]) -> list[Rank]:
+    def expected(self, *, version: Version, members: Sequence[Rank]) -> Sequence[Rank]:
         """Return nobody: an update waits for no one."""
-        return []
+        return ()

@@ -35,10 +35,13 @@ class Policy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def missing(self, *, contributed: Sequence[Rank], members: Sequence[Rank]) -> list[Rank]:
-        """Return the ranks that the update still waits for, ascending; none when it is complete.
+    def expected(self, *, version: Version, members: Sequence[Rank]) -> Sequence[Rank]:
+        """Return the ranks for which an update waits, ascending; it is complete when each of them has contributed.
+
+        It is asked once for an update and a view, not at every contribution: with many workers that would be most of
+        a server's time.
 
         Args:
-            contributed: ranks whose contribution is there.
-            members: ranks of the current view that have not left, ascending.
+            version: the version that the update makes.
+            members: ranks of the current view that have not left, ascending; may be returned as it is.
         """

@@ -24,10 +24,9 @@ class BSP(Policy):
         """Return the round, whatever is open."""
         return sequence
 
-    def missing(self, *, contributed: Sequence[Rank], members: Sequence[Rank]) -> list[Rank]:
-        """Return the members that have not contributed."""
-        here = frozenset(contributed)
-        return [rank for rank in members if rank not in here]
+    def expected(self, *, version: Version, members: Sequence[Rank]) -> Sequence[Rank]:
+        """Return all members."""
+        return members
 
 
 class Sum(BSP):

@@ -12,6 +12,5 @@ def test_push_makes_the_next_version_whoever_pushes(sequence: int) -> None:
     assert ASP().version_of(sequence=sequence, newest=7) == 8
 
 
-@pytest.mark.parametrize("contributed", [[], [0], [2, 1]])
-def test_nobody_is_ever_missing(contributed: list[int]) -> None:
-    assert ASP().missing(contributed=contributed, members=[0, 1, 2]) == []
+def test_an_update_waits_for_nobody() -> None:
+    assert list(ASP().expected(version=8, members=[0, 1, 2])) == []

@@ -13,19 +13,6 @@ def test_push_belongs_to_the_round_of_its_number(sequence: int, newest: int) -> 
     assert BSP().version_of(sequence=sequence, newest=newest) == sequence
 
 
-@pytest.mark.parametrize(
-    ("contributed", "members", "missing"),
-    [
-        ([], [0, 1, 2], [0, 1, 2]),
-        ([2, 0], [0, 1, 2], [1]),
-        ([2, 0, 1], [0, 1, 2], []),
-        ([2], [0, 1, 2], [0, 1]),
-        ([0, 1], [1], []),
-        ([1], [], []),
-        ([], [], []),
-    ],
-)
-def test_members_that_have_not_pushed_are_missing(
-    contributed: list[int], members: list[int], missing: list[int]
-) -> None:
-    assert BSP().missing(contributed=contributed, members=members) == missing
+@pytest.mark.parametrize("members", [[0, 1, 2], [1], []])
+def test_a_round_waits_for_all_members(members: list[int]) -> None:
+    assert list(BSP().expected(version=3, members=members)) == members

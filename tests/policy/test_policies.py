@@ -25,7 +25,7 @@ def test_unknown_policy_is_refused_with_the_known_ones(name: str) -> None:
 
 def test_policy_has_to_answer_all_questions() -> None:
     class Half(Policy):
-        """A policy that does not say who is missing."""
+        """A policy that does not say for whom an update waits."""
 
         name = "half"
 
@@ -33,5 +33,5 @@ def test_policy_has_to_answer_all_questions() -> None:
             """Return anything."""
             return 1
 
-    with pytest.raises(TypeError, match="missing"):
+    with pytest.raises(TypeError, match="expected"):
         Half()  # type: ignore[abstract]
