@@ -73,6 +73,8 @@ class Membership:
     def __init__(self, plan: ClusterPlan) -> None:
         self._plan = plan
         self._members: dict[str, Member] = {}
+        self._here: dict[Role, dict[str, Member]] = {Role.WORKER: {}, Role.SERVER: {}}
+        """The members of each role."""
         self._by_peer: dict[Peer, Member] = {}
         self._epoch = 0
         self._joining: Deadlines[Peer] = Deadlines()
@@ -104,7 +106,7 @@ class Membership:
         """The places that nobody has taken yet, in words; empty when the cluster is complete."""
         absent = []
         for role, wanted in ((Role.WORKER, self._plan.num_workers), (Role.SERVER, self._plan.num_servers)):
-            present = len(self._of(role))
+            present = len(self._here[role])
             if present < wanted:
                 absent.append(f"{wanted - present} of {wanted} {role}s")
         return " and ".join(absent)
@@ -140,7 +142,11 @@ class Membership:
     # --- joining ---
 
     def _of(self, role: Role) -> list[Member]:
-        return [member for member in self._members.values() if member.role is role]
+        return list(self._here[role].values())
+
+    def _remove(self, member: Member) -> None:
+        """Let the member's place be free again: the cluster has never been complete."""
+        del self._members[member.name], self._here[member.role][member.name]
 
     def _register(self, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
         wanted = {Role.WORKER: self._plan.num_workers, Role.SERVER: self._plan.num_servers}.get(message.role)
@@ -149,11 +155,11 @@ class Membership:
         if message.name in self._members:
             state = self._members[message.name].state
             raise ClusterFullError(f"the name {message.name!r} is taken by a member that is {state}", got=message.name)
-        if len(self._of(message.role)) >= wanted:
+        if len(self._here[message.role]) >= wanted:
             text = f"all {wanted} places for a {message.role} are taken; {message.name!r} is one too many"
             raise ClusterFullError(text, expected=wanted)
         member = Member(peer, request, message.role, message.name, message.incarnation, message.host, message.port, now)
-        self._members[message.name] = self._by_peer[peer] = member
+        self._members[message.name] = self._here[member.role][message.name] = self._by_peer[peer] = member
         self._joining.add(peer, now + message.timeout)
         self._silent.add(peer, now + message.timeout + self._plan.death_timeout)
         if self.missing:
@@ -227,8 +233,7 @@ class Membership:
             return []
         effects: list[Effect] = [Log("error", f"{member.role} {member.name} is {member.state}: {reason}")]
         if not self._epoch:
-            # The cluster was never complete, so the place is simply free again.
-            del self._members[member.name]
+            self._remove(member)
             return effects
         return effects + self._publish() + self._barriers.release(self._roster) + self._end_if_over()
 
@@ -259,7 +264,7 @@ class Membership:
     def _give_up_join(self, member: Member, missing: str, now: float) -> list[Effect]:
         text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {missing}"
         self._drop(member, "left", text)
-        del self._members[member.name]
+        self._remove(member)
         return [Refuse(member.peer, member.request, JoinTimeoutError(text)), Log("error", f"{member.name}: {text}")]
 
     # --- for tests ---
@@ -272,6 +277,8 @@ class Membership:
         """
         assert all(self._members[member.name] is member for member in self._by_peer.values())
         assert all(member.is_here for member in self._by_peer.values())
+        assert sum(map(len, self._here.values())) == len(self._members)
+        assert all(self._here[member.role][name] is member for name, member in self._members.items())
         self._barriers.validate()
         assert len(self._of(Role.WORKER)) <= self._plan.num_workers
         assert len(self._of(Role.SERVER)) <= self._plan.num_servers

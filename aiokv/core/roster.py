@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiokv.errors import MembershipError, WorkerLostError
@@ -18,17 +19,31 @@ COUNTED = ("alive", "lost")
 
 
 class Roster:
-    """The workers of a view, by rank."""
+    """The workers of a view, by rank.
+
+    Tables are made when they are first asked for: a worker hardly ever asks, and in a large cluster there are many.
+    """
 
     def __init__(self, view: View | None = None) -> None:
         self.epoch = view.epoch if view else 0
-        self._workers: dict[Rank, WorkerEntry] = {entry.rank: entry for entry in view.workers} if view else {}
-        self.members: list[Rank] = sorted(rank for rank, entry in self._workers.items() if entry.state in COUNTED)
-        """Ranks for which rounds and barriers wait: alive or lost."""
-        self.world = len(self._workers)
+        self._entries = view.workers if view else ()
+        self.world = len(self._entries)
         """How many workers the cluster was declared with."""
-        self.lost: list[Rank] = [rank for rank in self.members if self._workers[rank].state == "lost"]
-        self._groups: dict[tuple[Rank, ...], list[Rank]] = {(): self.members}
+        self._groups: dict[tuple[Rank, ...], list[Rank]] = {}
+
+    @cached_property
+    def _workers(self) -> dict[Rank, WorkerEntry]:
+        return {entry.rank: entry for entry in self._entries}
+
+    @cached_property
+    def members(self) -> list[Rank]:
+        """Ranks for which rounds and barriers wait: alive or lost."""
+        return sorted(entry.rank for entry in self._entries if entry.state in COUNTED)
+
+    @cached_property
+    def lost(self) -> list[Rank]:
+        """Ranks of the members that are lost."""
+        return sorted(entry.rank for entry in self._entries if entry.state == "lost")
 
     def entry(self, rank: Rank) -> WorkerEntry | None:
         """Return a worker's entry."""
@@ -36,6 +51,8 @@ class Roster:
 
     def members_of(self, group: tuple[Rank, ...]) -> list[Rank]:
         """Return the members that are in a group, ascending; an empty one is that of all workers."""
+        if not group:
+            return self.members
         members = self._groups.get(group)
         if members is None:
             here = frozenset(group)
