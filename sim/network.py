@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokv.core.effects import URGENT
+from aiokv.core.records import Record
 from aiokv.wire.sendqueue import SendQueue
 from sim.clock import after
 from sim.fabric import FairFabric, FifoFabric
@@ -35,8 +35,7 @@ HEAD_BYTES: Final = 64
 Address = tuple[str, int]
 
 
-@dataclass(slots=True)
-class Packet:
+class Packet(Record, eq=False):
     """A message under way."""
 
     request: int
@@ -46,8 +45,7 @@ class Packet:
     """When, if the network is metered."""
 
 
-@dataclass(slots=True)
-class Closing:
+class Closing(Record, eq=False):
     """The last thing that a pipe carries: the other side closed the connection, or died."""
 
     reason: str

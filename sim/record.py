@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aiokv.core.records import Record
+
 if TYPE_CHECKING:
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Rank, Version
@@ -14,8 +16,7 @@ Token = tuple[str, int]
 """Stands for a gradient: the name of its worker and the number of the push (from 1) that brought it."""
 
 
-@dataclass(slots=True)
-class Step:
+class Step(Record):
     """A worker computed from `start` to `computed`, and waited for the servers until `end`."""
 
     start: float
@@ -60,8 +61,7 @@ class WorkerRecord:
     """Seconds spent on checkpoints."""
 
 
-@dataclass(slots=True)
-class UpdateRecord:
+class UpdateRecord(Record):
     """A server made `version` of a chunk out of these contributions."""
 
     time: float
@@ -75,8 +75,7 @@ class UpdateRecord:
     """The server that made it."""
 
 
-@dataclass(slots=True)
-class LogRecord:
+class LogRecord(Record):
     """A line that a node wrote for its operator."""
 
     time: float

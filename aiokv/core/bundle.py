@@ -8,8 +8,10 @@ with the state that the bundle had; open contributions are cut, and who waited f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from aiokv.core.chunk import Chunk, Update, Waiter
 from aiokv.core.effects import Divide, Effect, Split
@@ -85,7 +87,7 @@ def _divide_update(whole: Update, chunks: list[Chunk], new_slot: NewSlot) -> lis
         slots, more = split_slot(contribution.slot, chunks, new_slot)
         effects += more
         for update, slot in zip(updates, slots, strict=True):
-            update.contributions[rank] = replace(contribution, slot=slot)
+            update.contributions[rank] = structs.replace(contribution, slot=slot)
     for waiter in whole.waiters:
         _wait_for_all(waiter, chunks, updates)
     return effects

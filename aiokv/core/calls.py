@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiokv.core.bundle import name_keys
@@ -27,6 +26,7 @@ from aiokv.core.effects import (
 )
 from aiokv.core.encoding import Encodings, ask_compressed, refer_to_encoded
 from aiokv.core.joiner import REGISTER_REQUEST, answer_time
+from aiokv.core.records import Record, field
 from aiokv.core.stimuli import Operation, Transfer
 from aiokv.errors import (
     AiokvError,
@@ -50,8 +50,7 @@ NO_CALL = -1
 """Stands for the call of a request that the session makes for itself."""
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(Record, eq=False):
     """A user's call that is not answered yet.
 
     `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
@@ -76,8 +75,7 @@ class Call:
         return f"{self.verb} of {keys}" if self.transfer else self.verb
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Record, eq=False):
     """A message that is not answered yet. It outlives its call when the caller stopped waiting."""
 
     call: int

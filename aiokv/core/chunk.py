@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar
 
 from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows
+from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from aiokv.wire import messages as m
 
 
-@dataclass(slots=True, eq=False)
-class Waiter:
+class Waiter(Record, eq=False):
     """A parked request about one or several chunks; answered when none is `left` to wait for.
 
     A push waits until its `updates` are applied, one for each chunk; a pull until push `at_least` of `rank` is in each.
@@ -42,8 +41,7 @@ class Waiter:
     updates: list[Update] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class Contribution:
+class Contribution(Record, eq=False):
     """One rank's part of an update. `slot` is None once it is folded, and for a chunk without elements.
 
     `read` is the version that the rank had read, where that matters (see `Chunk.reads`).
@@ -57,8 +55,7 @@ class Contribution:
     read: Version | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Update:
+class Update(Record, eq=False):
     """An open update: what has arrived for one version of a chunk.
 
     `unfolded` is a heap of the ranks whose contribution is there, but not in the sum. `expected` are the ranks,
@@ -107,8 +104,7 @@ class Update:
         return bool(self.folded) and rank <= self.folded[-1]
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
+class Chunk(Record, eq=False):
     """Elements [start, stop) of a key on this server, or all elements of a bundle's keys (see `bundle`).
 
     `group` are the ranks whose contributions make an update, all of them if it is empty. `newest` is the largest

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from aiokv.core.effects import CallBuffer, CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
@@ -125,7 +126,7 @@ class Directory:
                 message = m.Init(*head, policy, wait, group, digests[tensor])
                 memory = _memory(call, tensor, chunk, spec) if values else None
                 parts.append(Part(chunk.server, message, memory, None, key, chunk.start))
-        options = replace(options, policy=policy)
+        options = structs.replace(options, policy=policy)
         for tensor, some in enumerate(rows, dense):
             key, spec = tensors[tensor]
             chunks = self.place_rows(key, spec)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
     from aiokv.codec import Codec
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 # --- payloads, by reference: the driver finds the bytes ---
 
 
-@dataclass(slots=True)
-class CallMemory:
+class CallMemory(Record):
     """Bytes [start, stop) of tensor `tensor` of the user's call `call`."""
 
     call: int
@@ -27,8 +27,7 @@ class CallMemory:
     stop: int
 
 
-@dataclass(slots=True)
-class CallTensors:
+class CallTensors(Record):
     """The whole tensors `tensors` of the user's call `call`, one after the other: `nbytes` together."""
 
     call: int
@@ -36,8 +35,7 @@ class CallTensors:
     nbytes: int
 
 
-@dataclass(slots=True)
-class EncodedParts:
+class EncodedParts(Record):
     """Compressed parts of tensors of the user's call `call`, one after the other: for each, tensor and first element.
 
     An `Encode` effect has made them. They are the driver's own memory, until `Settle`.
@@ -47,8 +45,7 @@ class EncodedParts:
     parts: tuple[tuple[int, int], ...]
 
 
-@dataclass(slots=True)
-class Replica:
+class Replica(Record):
     """What a worker keeps of a chunk, to which compressed values are differences: `size` elements of `dtype`.
 
     An answer that is a difference has `codec`. When the replica is up to date it is copied to `target`, if there is
@@ -64,8 +61,7 @@ class Replica:
     target: CallMemory | CallTensors | None
 
 
-@dataclass(slots=True)
-class StoredChunk:
+class StoredChunk(Record):
     """The chunk's immutable value at `version`; `nbytes` long."""
 
     key: Key
@@ -74,15 +70,13 @@ class StoredChunk:
     nbytes: int
 
 
-@dataclass(slots=True)
-class StoredChunks:
+class StoredChunks(Record):
     """Several chunks, one after the other."""
 
     chunks: list[StoredChunk]
 
 
-@dataclass(slots=True)
-class StoredRows:
+class StoredRows(Record):
     """Some rows of a row-sparse chunk at `version`: `rows` are their ids, int64 and increasing; `nbytes` long."""
 
     key: Key
@@ -92,8 +86,7 @@ class StoredRows:
     nbytes: int
 
 
-@dataclass(slots=True)
-class StoredDifference:
+class StoredDifference(Record):
     """What the chunk's value at `version` differs by from the replica of a peer, compressed with `codec`.
 
     The replica is then what the peer will make of it. Without a codec it is the whole value, and so is the replica.
@@ -107,8 +100,7 @@ class StoredDifference:
     codec: Codec | None
 
 
-@dataclass(slots=True)
-class StoredState:
+class StoredState(Record):
     """What the store has of a key in the chunk (chunk_key, chunk_start), at `version`: value, and state of the rule.
 
     Of a row-sparse key it has at most so many bytes as go in one message, of rows from `first` on. Without `arrays` it
@@ -123,8 +115,7 @@ class StoredState:
     arrays: bool
 
 
-@dataclass(slots=True)
-class CallBuffer:
+class CallBuffer(Record):
     """Memory of any length, which is made when an answer comes; number `number` of the user's call `call`."""
 
     call: int
@@ -141,8 +132,7 @@ Payload = (
 # --- effects of every machine ---
 
 
-@dataclass(slots=True)
-class Connect:
+class Connect(Record):
     """Open a connection to `host:port` after `delay` seconds; ends in `Connected` or `ConnectFailed`."""
 
     peer: Peer
@@ -151,8 +141,7 @@ class Connect:
     delay: float = 0.0
 
 
-@dataclass(slots=True)
-class Send:
+class Send(Record):
     """Send a message under a request id, followed by the payload; of what waits, the highest priority leaves first."""
 
     peer: Peer
@@ -162,8 +151,7 @@ class Send:
     priority: int = URGENT
 
 
-@dataclass(slots=True)
-class Refuse:
+class Refuse(Record):
     """Answer a request with an error. The peer lives on."""
 
     peer: Peer
@@ -171,24 +159,21 @@ class Refuse:
     error: AiokvError
 
 
-@dataclass(slots=True)
-class Disconnect:
+class Disconnect(Record):
     """Close a connection; no `PeerLost` follows."""
 
     peer: Peer
     reason: str
 
 
-@dataclass(slots=True)
-class Log:
+class Log(Record):
     """One line for the operator; `level` as in `logging` ("info", "warning", "error")."""
 
     level: str
     text: str
 
 
-@dataclass(slots=True)
-class Stop:
+class Stop(Record):
     """This node's work is over. `failed` when it did not end as it should."""
 
     reason: str
@@ -198,24 +183,21 @@ class Stop:
 # --- effects of a node with callers: worker and server ---
 
 
-@dataclass(slots=True)
-class Complete:
+class Complete(Record):
     """A call succeeded; `result` is what it returns to its user."""
 
     call: int
     result: Any = None
 
 
-@dataclass(slots=True)
-class Fail:
+class Fail(Record):
     """A call failed."""
 
     call: int
     error: AiokvError
 
 
-@dataclass(slots=True)
-class Release:
+class Release(Record):
     """The caller of a worker's call gets its memory back, although frames are still under way.
 
     Nothing more may be received into it (`receiving`: the peers and request ids concerned), and what is still to be
@@ -229,8 +211,7 @@ class Release:
 # --- effects of a worker on what it compresses ---
 
 
-@dataclass(slots=True)
-class Encode:
+class Encode(Record):
     """Compress tensors of the user's call `call`: for each, its number, key and the cuts; ends in `Encoded`.
 
     What the tensors' earlier payloads did not say goes into these. Without a codec that is all: they are sent as they
@@ -242,16 +223,14 @@ class Encode:
     tensors: list[tuple[int, Key, list[tuple[int, int]]]]
 
 
-@dataclass(slots=True)
-class Settle:
+class Settle(Record):
     """The parts were answered, and are not needed any longer. Unless they are `counted`, what they say is due again."""
 
     parts: EncodedParts
     counted: bool
 
 
-@dataclass(slots=True)
-class ForgetResiduals:
+class ForgetResiduals(Record):
     """The keys are no more."""
 
     keys: list[Key]
@@ -260,8 +239,7 @@ class ForgetResiduals:
 # --- effects of a server on its store ---
 
 
-@dataclass(slots=True)
-class Install:
+class Install(Record):
     """The slot's content becomes version 0 of a new chunk of `size` elements; the store takes the slot over.
 
     `slot` is None for a chunk without elements, here and in `Apply`. `pieces` are the keys that lie in it, one after
@@ -276,15 +254,13 @@ class Install:
     pieces: list[Piece]
 
 
-@dataclass(slots=True)
-class Prepare:
+class Prepare(Record):
     """Payloads of this codec are to be expected."""
 
     codec: Codec
 
 
-@dataclass(slots=True)
-class Decode:
+class Decode(Record):
     """Decode the payload in `slot` into `target`, a new slot; free `slot`; ends in `Decoded`.
 
     It says `dtype` values of tensors with these `sizes`, one after the other; of a single one it may be a part. `slot`
@@ -298,15 +274,13 @@ class Decode:
     sizes: list[int]
 
 
-@dataclass(slots=True)
-class ForgetReplicas:
+class ForgetReplicas(Record):
     """The peer is gone, and what it keeps with it."""
 
     peer: Peer
 
 
-@dataclass(slots=True)
-class Fold:
+class Fold(Record):
     """Add `source` to `target`, elementwise, as `dtype`; free `source`."""
 
     target: Slot
@@ -318,8 +292,7 @@ Sums = list[tuple[float, ...]]
 """For each key in a chunk, sums of squares of its elements."""
 
 
-@dataclass(slots=True)
-class Norms:
+class Norms(Record):
     """Compute the sums of squares that `phase` before an update needs; the slot stays; ends in `Normed`.
 
     `gathered` are, for each phase before, the sums over whole tensors. The rest is as in `Apply`.
@@ -336,8 +309,7 @@ class Norms:
     divisor: int
 
 
-@dataclass(slots=True)
-class Combine:
+class Combine(Record):
     """Put what `reduction` makes of `target` and `sources`, as `dtype`, into `target`; free the others."""
 
     target: Slot
@@ -346,8 +318,7 @@ class Combine:
     reduction: str
 
 
-@dataclass(slots=True)
-class Apply:
+class Apply(Record):
     """Update the chunk with the sum in `slot`, giving `version`; free the slot; ends in `Applied`.
 
     `ranks` are the contributors in the order of the sum, `staleness` is, for each of them, the number of versions
@@ -370,8 +341,7 @@ class Apply:
     read: Version | None = None
 
 
-@dataclass(slots=True)
-class Skip:
+class Skip(Record):
     """Make no update: the value stays, and is `version` too; free the slot."""
 
     key: Key
@@ -380,8 +350,7 @@ class Skip:
     slot: Slot | None
 
 
-@dataclass(slots=True)
-class Retire:
+class Retire(Record):
     """Nobody refers to these earlier versions of the chunk any longer."""
 
     key: Key
@@ -389,8 +358,7 @@ class Retire:
     versions: list[Version]
 
 
-@dataclass(slots=True)
-class InstallRows:
+class InstallRows(Record):
     """Make version 0 of a row-sparse chunk, rows [start, stop): `slot` holds rows and values, or is None for none."""
 
     key: Key
@@ -402,16 +370,14 @@ class InstallRows:
     slot: Slot | None
 
 
-@dataclass(slots=True)
-class ApplyRows:
+class ApplyRows(Record):
     """As `update`, which has no slot, of a row-sparse chunk: sum the rows in `slots`, in this order, and free them."""
 
     update: Apply
     slots: list[Slot]
 
 
-@dataclass(slots=True)
-class JoinRows:
+class JoinRows(Record):
     """Make a new `slot` of the rows in `parts`, each `row_bytes` long without its id; free them."""
 
     slot: Slot
@@ -419,16 +385,14 @@ class JoinRows:
     row_bytes: int
 
 
-@dataclass(slots=True)
-class Split:
+class Split(Record):
     """Cut the slot's content into `parts`, new slots and the bytes of each, in order; free the slot."""
 
     slot: Slot
     parts: list[tuple[Slot, int]]
 
 
-@dataclass(slots=True)
-class Divide:
+class Divide(Record):
     """Make a chunk of its own, with value and optimizer state, of each of `parts`: a key and its number of elements.
 
     They lie in the chunk (key, start) one after the other; that one is no more. The new ones start at 0.
@@ -439,16 +403,14 @@ class Divide:
     parts: list[tuple[Key, int]]
 
 
-@dataclass(slots=True)
-class Forget:
+class Forget(Record):
     """The chunk is no more."""
 
     key: Key
     start: int
 
 
-@dataclass(slots=True)
-class Restore:
+class Restore(Record):
     """Put what the slot has, as of a `StoredState`, in the place of the chunk's value and state; free the slot.
 
     `rule` says what state there can be. A row-sparse chunk forgets the rows that it has if `first`, from which on the
@@ -464,22 +426,19 @@ class Restore:
     slot: Slot
 
 
-@dataclass(slots=True)
-class Free:
+class Free(Record):
     """The slot's content is not needed."""
 
     slot: Slot
 
 
-@dataclass(slots=True)
-class Configure:
+class Configure(Record):
     """A first update rule is set: begin with a new optimizer state, and prepare what the rule needs."""
 
     optimizer: Optimizer
 
 
-@dataclass(slots=True)
-class Execute:
+class Execute(Record):
     """Run a command, which may take its time, as server number `index`; ends in `Executed`."""
 
     peer: Peer

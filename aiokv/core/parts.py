@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiokv.core.effects import URGENT, CallBuffer, CallMemory, CallTensors, EncodedParts, Replica
+from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
     from aiokv.types import Key, Peer, TensorSpec, Version
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 Tensors = list[tuple["Key", "TensorSpec"]]
 
 
-@dataclass(slots=True, eq=False)
-class KnownBundle:
+class KnownBundle(Record, eq=False):
     """Keys that go together in one message; `number` is the server's, `pushed` and `version` are as in `Known`."""
 
     server: Peer
@@ -26,8 +25,7 @@ class KnownBundle:
     version: Version = 0
 
 
-@dataclass(slots=True, eq=False)
-class Known:
+class Known(Record, eq=False):
     """One key. `spec` is set when this worker has initialised it; the rest counts while it is in no bundle.
 
     `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
@@ -41,15 +39,13 @@ class Known:
     versions: dict[int, Version] = field(default_factory=dict)
 
 
-@dataclass(slots=True, eq=False)
-class Pushed:
+class Pushed(Record, eq=False):
     """One push of a key or bundle that is under way; `left` of its messages are not answered."""
 
     left: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Part:
+class Part(Record, eq=False):
     """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes.
 
     `push` is set when it pushes, `replica` when the answer may be a compressed difference.
@@ -80,8 +76,7 @@ class Part:
         return nbytes > 0 if isinstance(self.receives, CallBuffer) else nbytes == self.nbytes
 
 
-@dataclass(slots=True, eq=False)
-class Plan:
+class Plan(Record, eq=False):
     """How the keys of a call go together; good until a bundle is made or taken apart."""
 
     tensors: Tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import split_slot
@@ -23,6 +22,7 @@ from aiokv.core.effects import (
     Sums,
 )
 from aiokv.core.reads import Reads
+from aiokv.core.records import Record
 from aiokv.core.roster import Roster
 from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
 from aiokv.optim import Assign
@@ -51,8 +51,7 @@ MAX_OPEN_UPDATES = 1024
 """How far a worker may push ahead of the rounds that are closed, per chunk."""
 
 
-@dataclass(slots=True)
-class Asker:
+class Asker(Record, eq=False):
     """Who gets a value, and how: some rows of it, or what it differs by in a codec; see `Value`."""
 
     peer: Peer

@@ -8,7 +8,7 @@ as those of dense keys do. Contributions wait in their slots and are summed all 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -116,8 +116,7 @@ def check_options(key: Key, known: RowOptions | None, given: RowOptions | None) 
         raise SpecMismatchError(text, key=key, expected=str(known), got=str(given))
 
 
-@dataclass(slots=True, eq=False)
-class RowChunk(Chunk):
+class RowChunk(Chunk, eq=False):
     """Rows [start, stop) of a row-sparse key. `spec` is that of the whole key."""
 
     is_dense = False
@@ -253,7 +252,9 @@ class Tables:
         spec = TensorSpec(message.shape, message.dtype)
         whole = msgspec.structs.replace(message, first=0, count=message.total)
         nbytes = sum(piece.nbytes for piece in pieces)
-        return replace(received, message=whole, slot=slot, nbytes=nbytes), [JoinRows(slot, parts, row_bytes(spec))]
+        return msgspec.structs.replace(received, message=whole, slot=slot, nbytes=nbytes), [
+            JoinRows(slot, parts, row_bytes(spec))
+        ]
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
         """Free what a connection that is over has not completed."""

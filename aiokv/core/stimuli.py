@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 # --- for every machine ---
 
 
-@dataclass(slots=True)
-class Received:
+class Received(Record):
     """A whole frame arrived: its control message, and the slot where its payload landed, if it had one.
 
     `span` are the lowest and the highest row id that came with it, None if they are not increasing or there are none.
@@ -32,15 +32,13 @@ class Received:
     span: tuple[int, int] | None = None
 
 
-@dataclass(slots=True)
-class Connected:
+class Connected(Record):
     """A connection that a `Connect` effect asked for is open and authenticated."""
 
     peer: Peer
 
 
-@dataclass(slots=True)
-class ConnectFailed:
+class ConnectFailed(Record):
     """A connection that a `Connect` effect asked for did not come about.
 
     `error` says why when the other side refused it, rather than not being there.
@@ -51,24 +49,21 @@ class ConnectFailed:
     error: AiokvError | None = None
 
 
-@dataclass(slots=True)
-class PeerLost:
+class PeerLost(Record):
     """An open connection ended, whatever the cause."""
 
     peer: Peer
     reason: str
 
 
-@dataclass(slots=True)
-class Tick:
+class Tick(Record):
     """The machine's `deadline()` has come."""
 
 
 # --- for a server ---
 
 
-@dataclass(slots=True)
-class Applied:
+class Applied(Record):
     """The update that an `Apply` effect asked for is done: the chunk is at `version` now.
 
     With an `error` the value could not be computed, and is still the one before.
@@ -80,8 +75,7 @@ class Applied:
     error: AiokvError | None = None
 
 
-@dataclass(slots=True)
-class Decoded:
+class Decoded(Record):
     """What a `Decode` effect asked for is done: the values are in slot `target`.
 
     With an `error` the payload was malformed, and there is no such slot.
@@ -91,8 +85,7 @@ class Decoded:
     error: AiokvError | None = None
 
 
-@dataclass(slots=True)
-class Normed:
+class Normed(Record):
     """The sums of squares that a `Norms` effect asked for, for each key in the chunk; none with an `error`."""
 
     key: Key
@@ -103,8 +96,7 @@ class Normed:
     error: AiokvError | None = None
 
 
-@dataclass(slots=True)
-class Executed:
+class Executed(Record):
     """The command that an `Execute` effect asked for is over, with its answer or an error."""
 
     peer: Peer
@@ -112,8 +104,7 @@ class Executed:
     outcome: dict[str, Any] | AiokvError
 
 
-@dataclass(slots=True)
-class Restored:
+class Restored(Record):
     """What a `Restore` effect asked for is done; with an `error` all is as it was."""
 
     peer: Peer
@@ -124,8 +115,7 @@ class Restored:
 # --- for a node that joins: worker and server ---
 
 
-@dataclass(slots=True)
-class Join:
+class Join(Record):
     """Connect to the scheduler and take a place. `call` is completed when the view is there and all links are up."""
 
     call: int
@@ -144,8 +134,7 @@ class Operation(enum.Enum):
     PUSHPULL = "pushpull"
 
 
-@dataclass(slots=True)
-class KeyOptions:
+class KeyOptions(Record):
     """What an init says of its keys, besides their specs.
 
     `group` are the ranks whose contributions make a round, all of them if it is empty; an empty `policy` is the
@@ -160,8 +149,7 @@ class KeyOptions:
     initializer: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Rows:
+class Rows(Record):
     """Which rows of a row-sparse key a call is about: how many lie in each of the key's parts, in their order.
 
     A tensor that is sent has, for each part, the row ids and then the values. For a pull, `ids` are the row ids, int64
@@ -172,8 +160,7 @@ class Rows:
     ids: bytes = b""
 
 
-@dataclass(slots=True)
-class Transfer:
+class Transfer(Record):
     """One call with one or more tensors. Tensor i of the call is what `CallMemory(call, i, ...)` refers to.
 
     `options` are for an init. The last `len(rows)` of the tensors are row-sparse.
@@ -188,8 +175,7 @@ class Transfer:
     rows: list[Rows] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class EnterBarrier:
+class EnterBarrier(Record):
     """Wait until every worker of the group is here; an empty one is all of them."""
 
     call: int
@@ -198,16 +184,14 @@ class EnterBarrier:
     group: tuple[Rank, ...] = ()
 
 
-@dataclass(slots=True)
-class Finish:
+class Finish(Record):
     """Contribute no more, and let nobody wait for this worker."""
 
     call: int
     timeout: float
 
 
-@dataclass(slots=True)
-class DeleteKeys:
+class DeleteKeys(Record):
     """Forget the keys; their root also lets the servers forget them. All workers of the keys' groups stand still."""
 
     call: int
@@ -215,8 +199,7 @@ class DeleteKeys:
     timeout: float
 
 
-@dataclass(slots=True)
-class ConfigureOptimizer:
+class ConfigureOptimizer(Record):
     """Set the servers' update rule, and what becomes of contributions."""
 
     call: int
@@ -226,8 +209,7 @@ class ConfigureOptimizer:
     reduction: str = "sum"
 
 
-@dataclass(slots=True)
-class AdjustOptimizer:
+class AdjustOptimizer(Record):
     """Change parameters of the servers' update rule from round `since` on; None: from the next one that is pushed."""
 
     call: int
@@ -236,8 +218,7 @@ class AdjustOptimizer:
     timeout: float
 
 
-@dataclass(slots=True)
-class SendCommand:
+class SendCommand(Record):
     """Let every server run a command. The result is a dict of their answers, by the servers' numbers."""
 
     call: int
@@ -246,8 +227,7 @@ class SendCommand:
     timeout: float
 
 
-@dataclass(slots=True)
-class ConfigureCompression:
+class ConfigureCompression(Record):
     """Compress what is pushed from now on, and what is received, with codecs; an empty name is none."""
 
     call: int
@@ -258,8 +238,7 @@ class ConfigureCompression:
     timeout: float
 
 
-@dataclass(slots=True)
-class RestoreResiduals:
+class RestoreResiduals(Record):
     """The driver has put residuals of these keys in the place of those that it had."""
 
     call: int
@@ -267,16 +246,14 @@ class RestoreResiduals:
     timeout: float
 
 
-@dataclass(slots=True)
-class Encoded:
+class Encoded(Record):
     """What an `Encode` effect asked for is done; with an `error` nothing has become of it, and nothing has changed."""
 
     call: int
     error: AiokvError | None = None
 
 
-@dataclass(slots=True)
-class StatePart:
+class StatePart(Record):
     """Elements, or rows, [start, stop) of a key that this worker has initialised: a part of one chunk from its start,
     or from row `start` of a row-sparse one on.
     """
@@ -286,8 +263,7 @@ class StatePart:
     stop: int
 
 
-@dataclass(slots=True)
-class ReadState:
+class ReadState(Record):
     """Fetch what the servers have of some parts; that of part i is received into `CallBuffer(call, i)`."""
 
     call: int
@@ -296,8 +272,7 @@ class ReadState:
     arrays: bool = True
 
 
-@dataclass(slots=True)
-class WriteState:
+class WriteState(Record):
     """Replace what the servers have of some parts by tensors of the call, one for each."""
 
     call: int
@@ -306,16 +281,14 @@ class WriteState:
     timeout: float
 
 
-@dataclass(slots=True)
-class ReadRules:
+class ReadRules(Record):
     """Ask all servers for their update rule; the call's result is a list of `messages.RulesState`."""
 
     call: int
     timeout: float
 
 
-@dataclass(slots=True)
-class WriteRules:
+class WriteRules(Record):
     """Let all servers go on with an update rule and a clock."""
 
     call: int
@@ -323,8 +296,7 @@ class WriteRules:
     timeout: float
 
 
-@dataclass(slots=True)
-class Resume:
+class Resume(Record):
     """Count this worker's next pushes from a clock on; `updates` says how many each key has seen."""
 
     call: int
@@ -332,15 +304,13 @@ class Resume:
     updates: Mapping[Key, int]
 
 
-@dataclass(slots=True)
-class Cancel:
+class Cancel(Record):
     """The caller stopped waiting. What was pushed is still delivered; what was to be received is dropped."""
 
     call: int
 
 
-@dataclass(slots=True)
-class Depart:
+class Depart(Record):
     """Leave the cluster in good order."""
 
     call: int

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -244,7 +245,7 @@ class Server:
             self.slots[slot] = dict(rows)
         span = (min(rows), max(rows)) if rows else None
         received = st.Received(asked.peer, asked.request, message, slot, 12 * len(rows or ()), span)
-        self.handle(replace(received, **facts))
+        self.handle(structs.replace(received, **facts))
         return asked
 
     def init_rows(
