@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows
 from aiokv.core.records import Record, field
+from aiokv.policy import ChunkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.core.open_rounds import OpenRounds
     from aiokv.core.reads import Reads
     from aiokv.core.roster import Roster
     from aiokv.core.stimuli import Received
-    from aiokv.policy import Policy
+    from aiokv.policy import Gate, Policy
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
     from aiokv.wire import messages as m
 
@@ -24,7 +26,8 @@ class Waiter(Record, eq=False):
     """A parked request about one or several chunks; answered when none is `left` to wait for.
 
     A push waits until its `updates` are applied, one for each chunk; a pull until push `at_least` of `rank` is in each.
-    `rows` are the row ids that a pull of a row-sparse chunk wants.
+    `rows` are the row ids that a pull of a row-sparse chunk wants. `dropped` says why a push is in no update. After all
+    that, the chunks' gates may hold a read back: `held_since` is set while they do.
     """
 
     peer: Peer
@@ -38,13 +41,16 @@ class Waiter(Record, eq=False):
     want_value: bool = True
     rows: bytes = b""
     value_codec: int = 0
+    dropped: str = ""
+    held_since: float | None = None
     updates: list[Update] = field(default_factory=list)
 
 
 class Contribution(Record, eq=False):
     """One rank's part of an update. `slot` is None once it is folded, and for a chunk without elements.
 
-    `read` is the version that the rank had read, where that matters (see `Chunk.reads`).
+    `read` is the version that the rank had read, where that matters (see `Chunk.reads`). `place` is where it stands in
+    the sum of its update: by the rank, or, in a round of several steps of one worker, by rank and clock.
     """
 
     rank: Rank
@@ -53,20 +59,24 @@ class Contribution(Record, eq=False):
     clock: int
     slot: Slot | None
     read: Version | None = None
+    place: int = -1
+
+    def __post_init__(self) -> None:
+        self.place = self.rank
 
 
 class Update(Record, eq=False):
     """An open update: what has arrived for one version of a chunk.
 
-    `unfolded` is a heap of the ranks whose contribution is there, but not in the sum. `expected` are the ranks,
-    ascending, for which it waits by a `roster`; the first `reached` of them have contributed. `keeps` is set while it
-    is applied, if the value that it replaces stays in the store.
+    Contributions are named by their place. `unfolded` is a heap of those that are there, but not in the sum. `expected`
+    are the ranks, ascending, for which it waits by a `roster`; the first `reached` of them have contributed. `keeps` is
+    set while it is applied, if the value that it replaces stays in the store.
     """
 
     version: Version
-    contributions: dict[Rank, Contribution] = field(default_factory=dict)
-    folded: list[Rank] = field(default_factory=list)
-    unfolded: list[Rank] = field(default_factory=list)
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    folded: list[int] = field(default_factory=list)
+    unfolded: list[int] = field(default_factory=list)
     accumulator: Slot | None = None
     waiters: dict[Waiter, None] = field(default_factory=dict)
     keeps: bool = False
@@ -76,8 +86,8 @@ class Update(Record, eq=False):
 
     def add(self, contribution: Contribution) -> None:
         """Enter what a rank has pushed."""
-        self.contributions[contribution.rank] = contribution
-        heappush(self.unfolded, contribution.rank)
+        self.contributions[contribution.place] = contribution
+        heappush(self.unfolded, contribution.place)
 
     def first_missing(self) -> Rank | None:
         """Return the lowest rank for which it waits; None: it is complete. No rank is looked at twice."""
@@ -112,7 +122,8 @@ class Chunk(Record, eq=False):
     value holds. `held` are requests that can't be looked at while an update is under way.
 
     `pending` is the update that is prepared by computing norms, `gathering` says that it waits for those of other
-    chunks. `reads` is there when the rule looks at what a worker had read.
+    chunks. `reads` is there when the rule looks at what a worker had read, `rounds` when rounds are decided for all
+    keys at once. `gate` holds reads back, those of `gated`.
     """
 
     is_dense: ClassVar[bool] = True
@@ -136,6 +147,12 @@ class Chunk(Record, eq=False):
     pending: Apply | None = None
     gathering: bool = False
     reads: Reads | None = None
+    rounds: OpenRounds | None = None
+    gate: Gate | None = None
+    gated: dict[Waiter, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gate = self.policy.gate()
 
     @property
     def is_whole(self) -> bool:
@@ -176,6 +193,7 @@ class Chunk(Record, eq=False):
         """Let an update wait for the ranks of this view, if it does not yet."""
         if update.roster is not roster:
             members = roster.members_of(self.group)
+            assert isinstance(self.policy, ChunkPolicy), "a decided round waits for its steps"
             update.expected = self.policy.expected(version=update.version, members=members)
             update.roster, update.reached = roster, 0
 

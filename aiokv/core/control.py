@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from aiokv.core.rules import Rules
     from aiokv.core.saving import Saving
     from aiokv.core.stimuli import Executed, Received
+    from aiokv.core.tallies import Tallies
     from aiokv.optim import Optimizer
     from aiokv.types import Peer, Rank
 
-Asked = m.SetOptimizer | m.ChangeOptimizer | m.GetRules | m.PutRules | m.SetCompression | m.Command
+Asked = m.SetOptimizer | m.ChangeOptimizer | m.GetRules | m.PutRules | m.SetCompression | m.GetTally | m.Command
 """The requests that `Control` carries out."""
 
 
@@ -36,14 +37,18 @@ class Control:
         rules: its update rule.
         codecs: how contributions and values may be compressed.
         saving: who reads and writes saved rules.
+        tallies: what became of contributions.
     """
 
-    def __init__(self, joiner: Joiner, catalog: Catalog, rules: Rules, codecs: Codecs, saving: Saving) -> None:
+    def __init__(
+        self, joiner: Joiner, catalog: Catalog, rules: Rules, codecs: Codecs, saving: Saving, tallies: Tallies
+    ) -> None:
         self._joiner = joiner
         self._catalog = catalog
         self._rules = rules
         self._codecs = codecs
         self._saving = saving
+        self._tallies = tallies
 
     def asked(self, received: Received, message: Asked, rank: Rank, roster: Roster) -> list[Effect]:
         """Do what a worker asks for.
@@ -65,6 +70,8 @@ class Control:
             case m.SetCompression():
                 new = self._codecs.set(message, rank, roster)
                 return [*map(Prepare, new), Send(peer, request, m.Done())]
+            case m.GetTally():
+                return [Send(peer, request, self._tallies.answer())]
             case _:
                 return self._execute(peer, request, message.name, message.params)
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aiokv.core.answers import Answers
 from aiokv.core.catalog import Catalog
 from aiokv.core.compression import Codecs, Decoding, check_length
 from aiokv.core.control import Asked, Control
 from aiokv.core.creation import Creation
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
+from aiokv.core.decisions import Deciding, Question
 from aiokv.core.effects import (
     Decode,
     Disconnect,
@@ -23,6 +25,7 @@ from aiokv.core.effects import (
 )
 from aiokv.core.exchanges import Exchanges, Requested
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
+from aiokv.core.making import Making
 from aiokv.core.neighbours import Neighbours
 from aiokv.core.norms import Norms, Outcome
 from aiokv.core.roster import Roster
@@ -30,6 +33,7 @@ from aiokv.core.rounds import Rounds
 from aiokv.core.rows import Tables
 from aiokv.core.rules import Rules
 from aiokv.core.saving import Saving, restored
+from aiokv.core.steps import Steps
 from aiokv.core.stimuli import (
     Applied,
     Connected,
@@ -44,6 +48,7 @@ from aiokv.core.stimuli import (
     Stimulus,
     Tick,
 )
+from aiokv.core.tallies import Tallies
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
@@ -85,16 +90,21 @@ class Coordinator:
         self._rules = Rules()
         self._deadlines: Deadlines[RequestName] = Deadlines()
         self._creation = Creation(self._catalog, self._rules, self._deadlines)
-        self._neighbours: Neighbours[Chunk] = Neighbours(joiner)
+        self._neighbours: Neighbours[Chunk | Question] = Neighbours(joiner)
         self._norms = Norms(self._catalog, self._neighbours)
+        self._deciding = Deciding(self._neighbours)
         self._codecs = Codecs()
         self._decoding = Decoding()
-        self._rounds = Rounds(self._deadlines, self._rules, self._norms, self._codecs)
+        tallies = Tallies()
+        self._answers = Answers(self._deadlines, self._codecs, tallies)
+        self._making = Making(self._rules, tallies)
+        self._steps = Steps(self._deciding, self._answers, self._making, tallies)
+        self._rounds = Rounds(self._answers, self._making, self._steps, self._norms)
         tables = Tables(self._catalog, self._creation, self._rounds)
         saving = Saving(self._catalog, self._rules)
-        self._control = Control(joiner, self._catalog, self._rules, self._codecs, saving)
-        shared = (self._catalog, self._creation, self._rounds, tables, self._norms, saving, self._deadlines)
-        self._exchanges = Exchanges(*shared, again=self._received)
+        self._control = Control(joiner, self._catalog, self._rules, self._codecs, saving, tallies)
+        shared = (self._catalog, self._creation, self._rounds, self._answers, tables, self._norms, saving)
+        self._exchanges = Exchanges(*shared, self._deadlines, again=self._received)
         self._scheduler_lost = False
         self._stopped = False
 
@@ -146,7 +156,9 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        return earliest(self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline())
+        return earliest(
+            self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline(), self._deciding.deadline()
+        )
 
     # --- messages ---
 
@@ -188,6 +200,8 @@ class Coordinator:
                 return self._attach(peer, request, message, now)
             case m.Sums():
                 return self._go_on(self._norms.asked(peer, request, message), now)
+            case m.Arrived():
+                return self._steps.decided(self._deciding.asked(peer, request, message, self._roster, now), now)
             case _ if isinstance(message, Requested):
                 return self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
             case _ if isinstance(message, Asked):
@@ -202,7 +216,7 @@ class Coordinator:
         if view.epoch <= self._roster.epoch:
             return []
         self._joiner.on_view(view, now)
-        self._roster = self._rounds.roster = Roster(view)
+        self._roster = self._answers.roster = Roster(view)
         effects = self._joiner.complete()
         for (peer, request), attach in list(self._attaching.items()):
             if attach.epoch <= view.epoch:
@@ -213,7 +227,8 @@ class Coordinator:
         effects += self._go_on(self._norms.viewed(view), now)
         for gone, reason in self._neighbours.gone():
             effects += [Disconnect(gone, reason), *self._neighbour_gone(gone, reason, now)]
-        return effects + self._rounds.advance(self._catalog.chunks.values())
+        effects += self._steps.decided(self._deciding.changed(self._roster, now), now)
+        return effects + self._rounds.advance(self._catalog.chunks.values(), now)
 
     def _attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float) -> list[Effect]:
         if message.epoch > self._roster.epoch:
@@ -260,6 +275,7 @@ class Coordinator:
         for name in [name for name in self._attaching if name[0] == peer]:
             del self._attaching[name]
             self._deadlines.discard(name)
+        self._deciding.forget_peer(peer)
         effects = self._exchanges.forget_peer(peer)
         effects += self._go_on(self._norms.forget_peer(peer, reason), now)
         return effects + self._stop_when_alone()
@@ -294,17 +310,22 @@ class Coordinator:
         if peer not in self._neighbours:
             return []
         try:
-            chunk, effects = self._neighbours.answered(peer, request, message)
+            about, effects = self._neighbours.answered(peer, request, message)
         except ProtocolError as error:
             return [Disconnect(peer, error.message), *self._neighbour_gone(peer, error.message, now)]
-        if chunk is None:
+        if about is None:
             return effects
-        return self._go_on(self._norms.answered(chunk, message), now)
+        if isinstance(about, Question):
+            return self._steps.decided(self._deciding.answered(about, message), now)
+        return self._go_on(self._norms.answered(about, message), now)
 
     def _neighbour_gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for chunk, error in self._neighbours.end(peer, reason):
-            effects += self._go_on(self._norms.refused(chunk, error), now)
+        for about, error in self._neighbours.end(peer, reason):
+            if isinstance(about, Question):
+                effects += self._steps.decided(self._deciding.refused(about, error), now)
+            else:
+                effects += self._go_on(self._norms.refused(about, error), now)
         return effects
 
     def _go_on(self, outcome: Outcome, now: float) -> list[Effect]:
@@ -316,9 +337,9 @@ class Coordinator:
                 # Its key was deleted meanwhile.
                 continue
             if not isinstance(result, AiokvError):
-                effects += self._rounds.normed(chunk, result)
+                effects += self._making.normed(chunk, result)
                 continue
-            effects += self._rounds.skip(chunk)
+            effects += self._making.skip(chunk)
             effects += self._exchanges.applied(chunk, Applied(chunk.key, chunk.start, chunk.version + 1, result), now)
         return effects
 
@@ -358,8 +379,9 @@ class Coordinator:
             effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
         for peer, reason in self._neighbours.due(now):
             effects += [Disconnect(peer, reason), *self._neighbour_gone(peer, reason, now)]
+        effects += self._steps.decided(self._deciding.due(self._roster, now), now)
         for name in self._deadlines.due(now):
-            if name in self._rounds:
+            if name in self._answers:
                 effects.append(self._rounds.expire(name))
             elif name in self._creation:
                 effects.append(self._creation.expire(name, self._roster))

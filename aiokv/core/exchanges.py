@@ -13,6 +13,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from aiokv.core.answers import Answers
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
     from aiokv.core.creation import Creation
@@ -41,6 +42,7 @@ class Exchanges:
         catalog: the server's keys.
         creation: who makes them.
         rounds: who makes their versions.
+        answers: who keeps requests waiting for these.
         tables: who deals with row-sparse keys.
         norms: who computes norms for updates.
         saving: who reads and writes saved state.
@@ -53,6 +55,7 @@ class Exchanges:
         catalog: Catalog,
         creation: Creation,
         rounds: Rounds,
+        answers: Answers,
         tables: Tables,
         norms: Norms,
         saving: Saving,
@@ -62,6 +65,7 @@ class Exchanges:
         self._catalog = catalog
         self._creation = creation
         self._rounds = rounds
+        self._answers = answers
         self._tables = tables
         self._norms = norms
         self._saving = saving
@@ -102,12 +106,12 @@ class Exchanges:
         self._creation.forget_peer(peer)
         for name, _ in self._early.take_peer(peer):
             self._deadlines.discard(name)
-        return self._rounds.forget_peer(peer) + self._tables.forget_peer(peer)
+        return self._answers.forget_peer(peer) + self._tables.forget_peer(peer)
 
     def applied(self, chunk: Chunk, applied: Applied, now: float) -> list[Effect]:
         """Take note that the store has made a version, and go on with what has waited for it."""
         held, chunk.held = chunk.held, []
-        effects = self._rounds.applied(chunk, applied.version, applied.error, go_on=not held)
+        effects = self._rounds.applied(chunk, applied.version, now, applied.error, go_on=not held)
         if not held:
             return effects
         # No further update begins before these are looked at.
@@ -118,7 +122,7 @@ class Exchanges:
         for received in held:
             effects += self._again(received, now)
         left = [other for other in self._catalog.chunks.values() if other.key in keys]
-        return effects + self._rounds.advance(left)
+        return effects + self._rounds.advance(left, now)
 
     # --- requests ---
 
@@ -225,7 +229,7 @@ class Exchanges:
     def _divide(self, bundle: Bundle) -> list[Effect]:
         whole = bundle.chunk
         assert whole is not None, "a bundle is divided once"
-        self._rounds.replicas.forget_chunk(whole.key, whole.start)
+        self._answers.replicas.forget_chunk(whole.key, whole.start)
         chunks, effects = divide(bundle, self._rounds.new_slot)
         self._catalog.replace(bundle, chunks)
         return effects

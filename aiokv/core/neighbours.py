@@ -122,7 +122,8 @@ class Neighbours(Generic[T]):
             link.give_up_at = None
             unsent, link.unsent = link.unsent, {}
             return None, [Send(peer, number, question) for number, question in unsent.items()]
-        about = link.asked.pop(request, None)
+        # A question that has to wait is answered twice.
+        about = link.asked.get(request) if isinstance(message, m.Accepted) else link.asked.pop(request, None)
         if about is None:
             what = message.message if isinstance(message, m.Error) else f"unexpected {type(message).__name__}"
             raise ProtocolError(what)

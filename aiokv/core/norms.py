@@ -20,6 +20,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
+    from aiokv.core.decisions import Question
     from aiokv.core.neighbours import Neighbours
     from aiokv.core.parked import RequestName
     from aiokv.core.stimuli import Normed
@@ -67,7 +68,7 @@ class Norms:
         neighbours: the other servers.
     """
 
-    def __init__(self, catalog: Catalog, neighbours: Neighbours[Chunk]) -> None:
+    def __init__(self, catalog: Catalog, neighbours: Neighbours[Chunk | Question]) -> None:
         self.view: m.View | None = None
         """The newest view; the owner puts it here."""
         self._catalog = catalog

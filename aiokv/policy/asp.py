@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from aiokv.policy.base import Policy
+from aiokv.policy.base import ChunkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from aiokv.types import Rank, Version
 
 
-class ASP(Policy):
+@dataclass(frozen=True)
+class ASP(ChunkPolicy):
     """Each push makes the next version at once."""
 
     name: ClassVar[str] = "asp"

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiokv.types import Rank, Version
+    from aiokv.types import Rank, Round, Version
 
 
+class Token(NamedTuple):
+    """A worker's step: all that it pushes at one clock."""
+
+    rank: Rank
+    clock: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Policy(abc.ABC):
-    """Says to which update a contribution belongs and when that update is complete.
+    """Says which contributions make an update, and which reads wait.
 
-    A policy is asked about one chunk at a time and keeps no state of its own: what it needs is passed in, so that the
-    same answers come from a server over TCP and from one in the simulator.
+    A policy is a frozen dataclass: its fields are its options, and `str` gives the text by which `get_policy` makes it.
+    It keeps no state of its own. What has some is made by it: a `Decider` or a `Gate`.
     """
 
     name: ClassVar[str]
@@ -24,6 +33,31 @@ class Policy(abc.ABC):
 
     per_push: ClassVar[bool] = False
     """Each push is an update of its own, in an order that may differ from chunk to chunk."""
+
+    in_step: ClassVar[bool] = False
+    """Every update is one contribution of each member, and none is stale."""
+
+    decides: ClassVar[bool] = False
+    """Whether it is a `RoundPolicy`."""
+
+    waits: ClassVar[bool] = True
+    """A push is answered when its update is made; otherwise when it has arrived, and its worker goes on."""
+
+    def __str__(self) -> str:
+        return ":".join([self.name, *(str(getattr(self, field.name)) for field in dataclasses.fields(self))])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks need nothing but their versions for it, so that small keys can be one chunk together."""
+        return isinstance(self, ChunkPolicy) and self.gate() is None
+
+    def gate(self) -> Gate | None:
+        """Return what decides which reads of one chunk wait; None: none does."""
+        return None
+
+
+class ChunkPolicy(Policy):
+    """A policy that every server can follow alone, chunk by chunk: all come to the same result."""
 
     @abc.abstractmethod
     def version_of(self, *, sequence: int, newest: Version) -> Version:
@@ -45,3 +79,93 @@ class Policy(abc.ABC):
             version: the version that the update makes.
             members: ranks of the current view that have not left, ascending; may be returned as it is.
         """
+
+
+class RoundPolicy(Policy):
+    """A policy whose rounds depend on who comes first, so one server decides each round, once for all keys."""
+
+    decides: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def decider(self) -> Decider:
+        """Return what decides the rounds of all keys that have this policy and one group."""
+
+
+@dataclasses.dataclass(slots=True)
+class Closed:
+    """A round is closed: it is made of these steps, ascending."""
+
+    round: Round
+    tokens: list[Token]
+
+
+@dataclasses.dataclass(slots=True)
+class Dropped:
+    """A step is in no round, and why: "late" (its round was closed without it) or "stale"."""
+
+    token: Token
+    reason: str
+
+
+Decision = Closed | Dropped
+
+
+class Decider(abc.ABC):
+    """Puts workers' steps into rounds, in the order in which they come.
+
+    `members` are always the ranks of the current view that have not left, ascending, those included that are lost.
+    """
+
+    def __init__(self) -> None:
+        self.round: Round = 0
+        """The last round that is closed."""
+
+    @abc.abstractmethod
+    def arrived(self, token: Token, read: Round, members: Sequence[Rank], now: float) -> list[Decision]:
+        """Take in a step.
+
+        Args:
+            token: the step.
+            read: the last round in the values that it was computed from.
+            members: the ranks that count.
+            now: the time in seconds.
+        """
+
+    def changed(self, members: Sequence[Rank], now: float) -> list[Decision]:
+        """Look again, because the members are others."""
+        del members, now
+        return []
+
+    def deadline(self) -> float | None:
+        """Return the time at which `due` wants to be called."""
+        return None
+
+    def due(self, members: Sequence[Rank], now: float) -> list[Decision]:
+        """Look again, because it is that time."""
+        del members, now
+        return []
+
+    @abc.abstractmethod
+    def missing(self, members: Sequence[Rank]) -> list[Rank]:
+        """Return the ranks whose next step may close the open round, ascending."""
+
+    def needed(self, members: Sequence[Rank]) -> int:
+        """Return how many of the missing ranks have to come for the open round to close."""
+        del members
+        return 1
+
+
+class Gate(abc.ABC):
+    """Says which ranks may read a chunk, from how often each has pushed it."""
+
+    @abc.abstractmethod
+    def advanced(self, rank: Rank, count: int, members: Sequence[Rank], now: float) -> bool:
+        """Take note that a rank's push number `count` is in the value; False: nobody may read because of that."""
+
+    @abc.abstractmethod
+    def waits_for(self, rank: Rank, members: Sequence[Rank]) -> list[Rank]:
+        """Return the ranks that have to push before this one may read, ascending; none: it may read."""
+
+    def changed(self, members: Sequence[Rank]) -> None:
+        """Take note that the members are others."""
+        del members

@@ -5,9 +5,10 @@ MXNet calls it `dist_sync`, but counts requests; here ranks are counted.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from aiokv.policy.base import Policy
+from aiokv.policy.base import ChunkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from aiokv.types import Rank, Version
 
 
-class BSP(Policy):
+@dataclass(frozen=True)
+class BSP(ChunkPolicy):
     """Push number r of every rank belongs to round r; the round makes version r."""
 
     name: ClassVar[str] = "bsp"
+    in_step: ClassVar[bool] = True
 
     def version_of(self, *, sequence: int, newest: Version) -> Version:
         """Return the round, whatever is open."""
@@ -29,6 +32,7 @@ class BSP(Policy):
         return members
 
 
+@dataclass(frozen=True)
 class Sum(BSP):
     """An all-reduce: in the rounds of `BSP`, and the value is the sum of the round whatever update rule is set."""
 

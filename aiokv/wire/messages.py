@@ -390,9 +390,13 @@ class Command(Message):
 
 
 class Done(Message):
-    """The request was carried out; `version` is the chunk's version where there is one."""
+    """The request was carried out; `version` is the chunk's version where there is one.
+
+    `dropped` says why a contribution is in no update, and will be in none; see `aiokv.policy`.
+    """
 
     version: int = 0
+    dropped: str = ""
 
 
 class Bundled(Message):
@@ -406,10 +410,12 @@ class Value(Message):
 
     A worker that asks for compressed values keeps a replica of each chunk. The first answer is the elements as they
     are, and so becomes the replica; those with a `codec`, which is then not 0, say by what the elements differ from it.
+    `dropped` as in `Done`.
     """
 
     version: int
     codec: int = 0
+    dropped: str = ""
 
 
 class CommandResult(Message):
@@ -528,6 +534,64 @@ class PutRules(Message):
     timeout: float
 
 
+# --- rounds that are decided once for all keys, between servers; see `core.decisions` ---
+
+
+class Arrived(Message):
+    """This server has seen a step of a worker, for keys of a policy and a group: which round is it in?
+
+    `read` is the last round in the values that it was computed from, `known` the last one that this server has heard
+    of. Answered by `Accepted`, if it has to wait, and by a `Verdict`.
+    """
+
+    policy: str
+    group: tuple[int, ...]
+    rank: int
+    clock: int
+    read: int
+    known: int
+
+
+class Accepted(Message):
+    """The step will be in a round; the `Verdict` follows."""
+
+
+class Verdict(Message):
+    """The step is in a round, or, with a reason, in none.
+
+    `rounds` are those that were closed since the last known one: each with the ranks and clocks of its steps.
+    """
+
+    round: int
+    reason: str
+    rounds: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+
+
+class GetTally(Message):
+    """Answer `Tally`."""
+
+    timeout: float
+
+
+class RankTally(Message):
+    """What became of one worker's contributions to the chunks of a server.
+
+    `dropped` are counted by reason, `staleness` by the number of versions between the one that was read and the one
+    that was changed. `waited` is how long its reads were held back, in seconds.
+    """
+
+    applied: int = 0
+    dropped: dict[str, int] = {}
+    staleness: dict[int, int] = {}
+    waited: float = 0.0
+
+
+class Tally(Message):
+    """The tallies of all workers, by rank."""
+
+    ranks: dict[int, RankTally]
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -573,6 +637,11 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     77: CommandResult,
     78: RulesState,
     79: PutRules,
+    82: Arrived,
+    83: Accepted,
+    84: Verdict,
+    85: GetTally,
+    86: Tally,
 }
 """Frame type number -> the class of its control message."""
 

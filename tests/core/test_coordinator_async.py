@@ -160,5 +160,5 @@ def test_thousands_of_updates_leave_nothing_behind(server: Server) -> None:
     (chunk,) = server.machine._catalog.chunks.values()
     assert server.value() == 3000.0
     assert not chunk.updates
-    assert not server.machine._rounds._waiters
+    assert not server.machine._answers._waiters
     assert len(server.machine._deadlines) == 0

@@ -251,7 +251,7 @@ def test_answers_to_a_connection_that_ended_are_dropped(server: Server) -> None:
     assert gone.pending
     assert pull.pending
     assert server.value() == 3.0
-    assert not server.machine._rounds._waiters
+    assert not server.machine._answers._waiters
 
 
 def test_connection_that_ended_while_it_attached_is_forgotten(server: Server) -> None:
@@ -355,7 +355,7 @@ def test_worker_that_talks_nonsense_is_cut_off(server: Server, like: type[Like])
     waiting = server.push(1)
     effects = server.handle(st.Received(waiting.peer, 7, m.Heartbeat()))
     assert effects == [like(ef.Disconnect, peer=waiting.peer)]
-    assert not server.machine._rounds._waiters
+    assert not server.machine._answers._waiters
     assert isinstance(server.pull(1).answer, MembershipError)
 
 

@@ -332,7 +332,7 @@ def test_nothing_waits_after_everybody_was_answered(server: Server) -> None:
         server.pull(rank)
     machine = server.machine
     (chunk,) = machine._catalog.chunks.values()
-    assert not machine._rounds._waiters
+    assert not machine._answers._waiters
     assert not chunk.pulls
     assert not chunk.updates
     assert not server.slots

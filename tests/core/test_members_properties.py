@@ -247,7 +247,7 @@ class Cluster(RuleBasedStateMachine):
     def nothing_waits_for_the_lost(self) -> None:
         """Check that no push waits for a round that can't close."""
         lost = [rank for rank, state in self.seen.items() if state == "lost"]
-        for waiter in self.server.machine._rounds._waiters.values():
+        for waiter in self.server.machine._answers._waiters.values():
             if self.policy == "bsp" and not waiter.at_least:
                 assert all(rank in self.rounds[waiter.updates[0].version] for rank in lost)
 
@@ -264,7 +264,7 @@ class Cluster(RuleBasedStateMachine):
         # Who has left or died is not answered any more.
         present = self.scheduler.machine._by_peer
         assert not any(asked.pending and asked.peer in present for asked in self.arrivals)
-        assert not self.server.machine._rounds._waiters
+        assert not self.server.machine._answers._waiters
         assert not self.scheduler.machine._barriers._arrivals
 
 

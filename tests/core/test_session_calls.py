@@ -54,7 +54,7 @@ def test_policy_of_the_worker_goes_with_its_keys(make_worker: type[Worker]) -> N
 
 
 def test_worker_with_an_unknown_policy_is_not_made(make_worker: type[Worker]) -> None:
-    with pytest.raises(PolicyError, match="asp, bsp"):
+    with pytest.raises(PolicyError, match="known: adasync, asp, backup, bsp"):
         make_worker(policy="nope")
 
 

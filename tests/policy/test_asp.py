@@ -12,5 +12,5 @@ def test_push_makes_the_next_version_whoever_pushes(sequence: int) -> None:
     assert ASP().version_of(sequence=sequence, newest=7) == 8
 
 
-def test_an_update_waits_for_nobody() -> None:
+def test_nobody_is_waited_for() -> None:
     assert list(ASP().expected(version=8, members=[0, 1, 2])) == []

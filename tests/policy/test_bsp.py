@@ -14,5 +14,5 @@ def test_push_belongs_to_the_round_of_its_number(sequence: int, newest: int) -> 
 
 
 @pytest.mark.parametrize("members", [[0, 1, 2], [1], []])
-def test_a_round_waits_for_all_members(members: list[int]) -> None:
-    assert list(BSP().expected(version=3, members=members)) == members
+def test_round_waits_for_every_member(members: list[int]) -> None:
+    assert list(BSP().expected(version=4, members=members)) == members

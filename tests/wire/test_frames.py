@@ -107,7 +107,7 @@ def test_what_may_still_become_a_frame_is_waited_for(start: bytes) -> None:
         (TYPE_OF[Welcome], b"", "truncated"),
         (TYPE_OF[Welcome], b"\x90\x90", "trailing"),
         (TYPE_OF[Done], b"\x91\xa1x", "Expected `int`, got `str`"),
-        (TYPE_OF[Done], b"\x92\x01\x02", "at most length 1"),
+        (TYPE_OF[Done], b"\x93\x01\xa0\x02", "at most length 2"),
         (TYPE_OF[Value], b"\x90", "length 1"),
         (TYPE_OF[Hello], b"\x92\xa2\xff\xfe\xc4\x00", "(UTF|utf)-8"),
         (TYPE_OF[Hello], b"\x92\xdb\xff\xff\xff\xff", "truncated"),

@@ -305,15 +305,15 @@ def test_discarding_after_an_error_gives_the_slot_back() -> None:
 
 
 def test_lengths_up_to_the_limits_are_accepted() -> None:
-    receiver = Receiver(Landings().land, Limits(max_control_bytes=4, max_payload_bytes=8))
+    receiver = Receiver(Landings().land, Limits(max_control_bytes=5, max_payload_bytes=8))
     assert len(feed(receiver, encode_frame(Done(2000), 1) + encode_frame(Value(200), 2, 8) + bytes(8))) == 2
 
 
 def test_a_control_part_over_its_limit_is_refused() -> None:
     receiver = Receiver(Landings().land, Limits(max_control_bytes=2))
-    with pytest.raises(LimitError, match="a Done frame announces a control part of 3 bytes, but at most 2") as caught:
+    with pytest.raises(LimitError, match="a Done frame announces a control part of 4 bytes, but at most 2") as caught:
         feed(receiver, encode_frame(Done(200)))
-    assert caught.value.details == {"expected": 2, "got": 3}
+    assert caught.value.details == {"expected": 2, "got": 4}
 
 
 def test_a_payload_over_its_limit_is_refused_before_it_lands() -> None:

@@ -1,0 +1,249 @@
+"""Requests about chunks that wait on a server, and what they are answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokv.core.chunk import Waiter
+from aiokv.core.compression import Replicas, is_compressible
+from aiokv.core.effects import Effect, Refuse, Send, StoredChunk, StoredChunks, StoredDifference
+from aiokv.core.records import Record
+from aiokv.core.roster import Roster
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from aiokv.core.chunk import Chunk, Contribution
+    from aiokv.core.compression import Codecs
+    from aiokv.core.deadlines import Deadlines
+    from aiokv.core.effects import Payload
+    from aiokv.core.parked import RequestName
+    from aiokv.core.stimuli import Received
+    from aiokv.core.tallies import Tallies
+    from aiokv.errors import AiokvError
+    from aiokv.types import Peer, Rank
+
+AnyPush = m.Push | m.PushBundle | m.PushRows
+AnyPull = m.Pull | m.PullBundle | m.PullRows
+
+DIFFERENCE_PRIORITY = 0
+"""At which compressed values are sent, whatever priority they were asked for with."""
+
+
+class Asker(Record, eq=False):
+    """Who gets a value, and how: some rows of it, or what it differs by in a codec; see `Value`."""
+
+    peer: Peer
+    request: int
+    rank: Rank
+    priority: int
+    rows: bytes
+    codec: int
+    dropped: str = ""
+
+
+class Answers:
+    """The part of a `Coordinator` that keeps pushes and pulls waiting, and answers them.
+
+    Args:
+        deadlines: where parked requests are entered, under peer and request id.
+        codecs: which codecs values may be asked for in.
+        tallies: where is counted how long reads are held back.
+    """
+
+    def __init__(self, deadlines: Deadlines[RequestName], codecs: Codecs, tallies: Tallies) -> None:
+        self.roster = Roster()
+        """The workers of the newest view; the owner puts it here."""
+        self.replicas = Replicas()
+        """What peers keep of values that they got compressed."""
+        self._deadlines = deadlines
+        self._codecs = codecs
+        self._tallies = tallies
+        self._waiters: dict[RequestName, Waiter] = {}
+
+    def __contains__(self, name: RequestName) -> bool:
+        return name in self._waiters
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter(self._waiters.values())
+
+    def get(self, name: RequestName) -> Waiter:
+        """Return a request that waits."""
+        return self._waiters[name]
+
+    def check_codec(self, message: AnyPush | AnyPull) -> None:
+        """Refuse to answer in a codec that nobody has set.
+
+        Raises:
+            CodecError: it is one.
+        """
+        if message.value_codec:
+            self._codecs.find(message.value_codec)
+
+    # --- waiting ---
+
+    def park(
+        self, received: Received, rank: Rank, message: AnyPush | AnyPull, chunks: list[Chunk], now: float
+    ) -> Waiter:
+        """Let a request wait for chunks."""
+        name = (received.peer, received.request)
+        waiter = self._waiters[name] = Waiter(*name, rank, message.timeout, chunks, len(chunks), message.priority)
+        waiter.value_codec = message.value_codec
+        self._deadlines.add(name, now + message.timeout)
+        return waiter
+
+    def is_parked(self, waiter: Waiter) -> bool:
+        """Return True while a request waits, and somebody is there to hear the answer."""
+        return self._waiters.get((waiter.peer, waiter.request)) is waiter
+
+    def _unpark(self, waiter: Waiter) -> None:
+        name = (waiter.peer, waiter.request)
+        self._waiters.pop(name, None)
+        self._deadlines.discard(name)
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Take a waiter out that is not to be answered by an update."""
+        self._unpark(waiter)
+        for update in waiter.updates:
+            update.waiters.pop(waiter, None)
+        for chunk in waiter.chunks:
+            chunk.pulls.pop(waiter, None)
+            chunk.gated.pop(waiter, None)
+
+    def forget_peer(self, peer: Peer) -> list[Effect]:
+        """Nobody is there any longer to answer; what was pushed stays counted."""
+        for waiter in [waiter for waiter in self._waiters.values() if waiter.peer == peer]:
+            self._forget(waiter)
+        return self.replicas.forget_peer(peer)
+
+    def read_on(self, chunk: Chunk, now: float) -> list[Effect]:
+        """Let the pulls go on whose own pushes are in the value of a chunk."""
+        ready = [pull for pull in chunk.pulls if chunk.reflected.get(pull.rank, 0) >= pull.at_least]
+        effects: list[Effect] = []
+        for pull in ready:
+            del chunk.pulls[pull]
+            effects += self.advance(pull, now)
+        return effects
+
+    # --- reads that a policy holds back ---
+
+    def advanced(self, chunk: Chunk, contributions: Iterable[Contribution], now: float) -> list[Effect]:
+        """Let those read who waited for these pushes."""
+        if chunk.gate is None:
+            return []
+        members = self.roster.members_of(chunk.group)
+        free = [chunk.gate.advanced(part.rank, chunk.reflected[part.rank], members, now) for part in contributions]
+        return self._release(chunk, now) if any(free) else []
+
+    def changed(self, chunk: Chunk, now: float) -> list[Effect]:
+        """Look again who may read, because the members are others."""
+        if chunk.gate is None:
+            return []
+        chunk.gate.changed(self.roster.members_of(chunk.group))
+        return self._release(chunk, now)
+
+    def _release(self, chunk: Chunk, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for waiter in list(chunk.gated):
+            if self.behind(chunk, waiter.rank):
+                effects += self._refuse_held(chunk, waiter)
+                continue
+            del chunk.gated[waiter]
+            waiter.left -= 1
+            if not waiter.left:
+                effects.append(self._answer(waiter, now))
+        return effects
+
+    def behind(self, chunk: Chunk, rank: Rank) -> list[Rank]:
+        """Return the ranks for which a read of this rank is held back."""
+        return [] if chunk.gate is None else chunk.gate.waits_for(rank, self.roster.members_of(chunk.group))
+
+    def _hold(self, waiter: Waiter, now: float) -> list[Effect] | None:
+        """Hold a read back, if it has to be; None: it has not."""
+        chunks = [chunk for chunk in waiter.chunks if chunk.gate is not None and self.behind(chunk, waiter.rank)]
+        if not chunks:
+            return None
+        waiter.left, waiter.held_since = len(chunks), now
+        effects: list[Effect] = []
+        for chunk in chunks:
+            chunk.gated[waiter] = None
+        for chunk in chunks:
+            effects = effects or self._refuse_held(chunk, waiter)
+        return effects
+
+    def _refuse_held(self, chunk: Chunk, waiter: Waiter) -> list[Effect]:
+        lost = [rank for rank in self.behind(chunk, waiter.rank) if rank in self.roster.lost]
+        if not lost:
+            return []
+        return [self.refuse(waiter, self.roster.loss(lost, f"{chunk.label}, read", chunk.key, chunk.version))]
+
+    # --- answers ---
+
+    def refuse(self, waiter: Waiter, error: AiokvError) -> Effect:
+        """Answer a request that waits with an error."""
+        self._forget(waiter)
+        return Refuse(waiter.peer, waiter.request, error)
+
+    def advance(self, waiter: Waiter, now: float) -> list[Effect]:
+        """Take note that one of the chunks is done for which a request waits; answer it after the last."""
+        waiter.left -= 1
+        if waiter.left:
+            return []
+        return self.finish(waiter, now)
+
+    def finish(self, waiter: Waiter, now: float) -> list[Effect]:
+        """Answer a request that waits for no update any longer, as soon as it may read."""
+        held = self._hold(waiter, now) if waiter.want_value else None
+        return [self._answer(waiter, now)] if held is None else held
+
+    def _answer(self, waiter: Waiter, now: float) -> Effect:
+        self._unpark(waiter)
+        if waiter.held_since is not None:
+            self._tallies.waited(waiter.rank, now - waiter.held_since)
+        if waiter.want_value:
+            named = waiter.peer, waiter.request, waiter.rank
+            asker = Asker(*named, waiter.priority, waiter.rows, waiter.value_codec, waiter.dropped)
+            return self.value(asker, waiter.chunks)
+        done = m.Done(min(chunk.version for chunk in waiter.chunks), waiter.dropped)
+        return Send(waiter.peer, waiter.request, done)
+
+    def value(self, asker: Asker, chunks: list[Chunk]) -> Effect:
+        """Return the answer with the current value of chunks."""
+        payload: Payload = chunks[0].stored(asker.rows)
+        if len(chunks) > 1:
+            payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])
+        named = min(chunk.version for chunk in chunks)
+        for chunk in chunks:
+            if chunk.reads is not None:
+                chunk.reads.answered(asker.rank, named, chunk.version)
+        if asker.codec and len(chunks) == 1 and is_compressible(chunks[0].spec.dtype, chunks[0].size):
+            return self._difference(asker, chunks[0])
+        return Send(asker.peer, asker.request, m.Value(named, dropped=asker.dropped), payload, asker.priority)
+
+    def _difference(self, asker: Asker, chunk: Chunk) -> Effect:
+        """Answer with what the value differs by from the peer's replica; the first time with the value itself."""
+        known = self.replicas.add(asker.peer, chunk.key, chunk.start)
+        codec = self._codecs.find(asker.codec) if known else None
+        payload = StoredDifference(chunk.key, chunk.start, chunk.version, chunk.nbytes, asker.peer, codec)
+        message = m.Value(chunk.version, asker.codec if known else 0, asker.dropped)
+        # All at one priority: they are to be added up in the order in which they were made.
+        return Send(asker.peer, asker.request, message, payload, DIFFERENCE_PRIORITY)
+
+    # --- for tests ---
+
+    def validate(self) -> set[RequestName]:
+        """Check what must hold between any two stimuli; return the parked requests.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        for waiter in self._waiters.values():
+            waits = sum(waiter in update.waiters for update in waiter.updates)
+            waits += sum(waiter in chunk.pulls for chunk in waiter.chunks)
+            waits += sum(waiter in chunk.gated for chunk in waiter.chunks)
+            for chunk in waiter.chunks:
+                if chunk.rounds is not None:
+                    waits += sum(one.waiter is waiter for one in chunk.rounds.undecided.values())
+            assert waits == waiter.left > 0
+        return set(self._waiters)

@@ -1,0 +1,120 @@
+"""How an update is made, once its contributions are there: by which rule, with which norms, from which versions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokv.core.effects import Apply, Effect, Norms, Retire, Skip, Sums
+from aiokv.core.reads import Reads
+from aiokv.optim import Assign
+
+if TYPE_CHECKING:
+    from aiokv.core.chunk import Chunk, Contribution, Update
+    from aiokv.core.roster import Roster
+    from aiokv.core.rules import Rules
+    from aiokv.core.tallies import Tallies
+    from aiokv.optim import Optimizer
+    from aiokv.types import Rank, Version
+
+
+class Making:
+    """The part of a `Coordinator` that says how updates are made.
+
+    Args:
+        rules: which rule makes an update.
+        tallies: where contributions are counted.
+    """
+
+    def __init__(self, rules: Rules, tallies: Tallies) -> None:
+        self._rules = rules
+        self._tallies = tallies
+
+    def sum_up(self, chunk: Chunk, update: Update, first_missing: Rank | None) -> list[Effect]:
+        """Add up what may be added; the highest place below which all is there is that of the first missing one."""
+        robust = None if chunk.policy.keeps_sum else self._rules.robust
+        return chunk.combine(update, first_missing, robust) if robust else chunk.fold(update, first_missing)
+
+    def begin(self, chunk: Chunk, update: Update, roster: Roster) -> Effect:
+        """Apply an update, or first let the norms be computed that its rule needs."""
+        chunk.applying = True
+        apply = self._apply(chunk, update, roster)
+        if not apply.rule.norm_counts:
+            return chunk.completed(update, apply)
+        chunk.pending = apply
+        return self._norms_of(apply)
+
+    def _norms_of(self, apply: Apply) -> Norms:
+        head = (apply.key, apply.start, apply.version, apply.slot)
+        return Norms(*head, len(apply.norms), list(apply.norms), apply.clock, apply.rule, apply.divisor)
+
+    def normed(self, chunk: Chunk, sums: Sums) -> list[Effect]:
+        """Go on with the sums over whole tensors of one phase before an update."""
+        apply = chunk.pending
+        assert apply is not None, "norms are for an update"
+        chunk.gathering = False
+        apply.norms.append(sums)
+        if len(apply.norms) < apply.rule.norm_phases:
+            return [self._norms_of(apply)]
+        chunk.pending = None
+        return [apply]
+
+    def skip(self, chunk: Chunk) -> list[Effect]:
+        """Do without the update for which norms were computed; `applied` is to follow."""
+        apply, chunk.pending, chunk.gathering = chunk.pending, None, False
+        assert apply is not None, "norms are for an update"
+        return [Skip(apply.key, apply.start, apply.version, apply.slot)]
+
+    def _apply(self, chunk: Chunk, update: Update, roster: Roster) -> Apply:
+        parts = [update.contributions[place] for place in update.folded]
+        ranks = [part.rank for part in parts]
+        behind = [chunk.version - part.read_version for part in parts]
+        if not chunk.policy.in_step:
+            self._tallies.applied(ranks, behind)
+        clock = max(contribution.clock for contribution in update.contributions.values())
+        rule: Optimizer = Assign()
+        divisor = 1
+        if not chunk.policy.keeps_sum:
+            rule = self._rules.for_update(clock)
+            divisor = self._rules.divisor(len(ranks), len(chunk.group) or roster.world)
+        apply = Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
+        if chunk.reads is not None:
+            read = parts[0].read
+            apply.read = chunk.version if read is None else read
+            update.keeps = True
+        return apply
+
+    # --- what workers had read ---
+
+    def read(self, chunk: Chunk, rank: Rank, named: Version) -> Version | None:
+        """Return the version that a rank had read, if the rule looks at it; from now on such versions are kept."""
+        if chunk.reads is None:
+            if not (self._rules.current.reads_weight and chunk.policy.per_push and chunk.is_dense):
+                return None
+            # An update that is under way keeps nothing.
+            chunk.reads = Reads(chunk.version + chunk.applying)
+        return chunk.reads.read(rank, named)
+
+    def replaced(self, chunk: Chunk, update: Update, *, made: bool) -> None:
+        """Take note of what became of the value before an update: it is kept, or has another number now."""
+        assert chunk.reads is not None, "nobody asks otherwise"
+        before = update.version - 1
+        if made and update.keeps:
+            chunk.reads.kept.append(before)
+        elif not made:
+            chunk.reads.replaced(before, update.version)
+            for contribution in _open_contributions(chunk):
+                if contribution.read == before:
+                    contribution.read = update.version
+
+    def retire(self, chunk: Chunk, roster: Roster) -> list[Effect]:
+        """Drop the versions that no rank can refer to any longer."""
+        if chunk.reads is None:
+            return []
+        ranks = [rank for rank in roster.members_of(chunk.group) if rank not in roster.lost]
+        pending = [part.read for part in _open_contributions(chunk) if part.read is not None]
+        versions = chunk.reads.retire(ranks, pending)
+        return [Retire(chunk.key, chunk.start, versions)] if versions else []
+
+
+def _open_contributions(chunk: Chunk) -> list[Contribution]:
+    return [part for update in chunk.updates.values() for part in update.contributions.values()]

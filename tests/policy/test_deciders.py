@@ -1,0 +1,246 @@
+"""Which steps make a round, where that depends on who comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiokv.policy import Closed, Decision, Dropped, RoundPolicy, Token, get_policy
+
+THREE = [0, 1, 2]
+
+
+class Rounds:
+    """A decider with a clock for each rank. Steps are made from the newest values unless a round is given."""
+
+    def __init__(self, text: str, members: list[int] = THREE) -> None:
+        policy = get_policy(text)
+        assert isinstance(policy, RoundPolicy)
+        self.decider = policy.decider()
+        self.members = members
+        self._clocks: dict[int, int] = {}
+
+    def push(self, rank: int, read: int | None = None, now: float = 0.0) -> list[Any]:
+        self._clocks[rank] = self._clocks.get(rank, 0) + 1
+        token = Token(rank, self._clocks[rank])
+        return shown(self.decider.arrived(token, self.decider.round if read is None else read, self.members, now))
+
+    def leave(self, rank: int) -> list[Any]:
+        self.members = [member for member in self.members if member != rank]
+        return shown(self.decider.changed(self.members, 0.0))
+
+    @property
+    def open(self) -> tuple[list[int], int]:
+        return self.decider.missing(self.members), self.decider.needed(self.members)
+
+
+def shown(decisions: list[Decision]) -> list[Any]:
+    """Return rounds as (number, ranks and clocks), and what is dropped as (rank, clock, reason)."""
+    result: list[Any] = []
+    for one in decisions:
+        if isinstance(one, Closed):
+            result.append((one.round, [tuple(token) for token in one.tokens]))
+        else:
+            assert isinstance(one, Dropped)
+            result.append((*one.token, one.reason))
+    return result
+
+
+# --- k_sync, backup ---
+
+
+@pytest.mark.parametrize("text", ["k_sync:2", "backup:1"])
+def test_first_k_make_the_round_and_the_late_one_is_dropped(text: str) -> None:
+    rounds = Rounds(text)
+    assert rounds.push(2) == []
+    assert rounds.open == ([0, 1], 1)
+    assert rounds.push(0) == [(1, [(0, 1), (2, 1)])]
+    assert rounds.push(1, read=0) == [(1, 1, "late")]
+    assert rounds.push(1) == []
+    assert rounds.open == ([0, 2], 1)
+
+
+@pytest.mark.parametrize("text", ["k_sync:3", "k_sync:9", "backup:0", "k_async:3"])
+def test_k_of_all_waits_for_all(text: str) -> None:
+    rounds = Rounds(text)
+    assert rounds.push(1) == rounds.push(0) == []
+    assert rounds.open == ([2], 1)
+    assert rounds.push(2) == [(1, [(0, 1), (1, 1), (2, 1)])]
+
+
+@pytest.mark.parametrize("text", ["k_sync:3", "backup:0", "k_async:3"])
+def test_round_closes_when_who_is_missing_leaves(text: str) -> None:
+    rounds = Rounds(text)
+    rounds.push(1)
+    rounds.push(0)
+    assert rounds.leave(2) == [(1, [(0, 1), (1, 1)])]
+
+
+def test_number_of_spare_workers_stays_when_one_leaves() -> None:
+    rounds = Rounds("backup:1")
+    assert rounds.leave(2) == []
+    assert rounds.push(1) == [(1, [(1, 1)])]
+
+
+def test_one_worker_always_makes_a_round() -> None:
+    assert Rounds("backup:7").push(1) == [(1, [(1, 1)])]
+
+
+def test_second_step_of_a_worker_waits_for_the_next_round() -> None:
+    rounds = Rounds("k_async:2")
+    rounds.push(1)
+    assert rounds.push(1) == []
+    assert rounds.push(0) == [(1, [(0, 1), (1, 1)])]
+    assert rounds.open == ([0, 2], 1)
+    assert rounds.push(2) == [(2, [(1, 2), (2, 1)])]
+
+
+# --- k_batch_sync, k_async, k_batch_async ---
+
+
+def test_batches_of_one_round_may_come_from_one_worker() -> None:
+    rounds = Rounds("k_batch_sync:3")
+    assert rounds.push(1) == rounds.push(1) == []
+    assert rounds.open == (THREE, 1)
+    assert rounds.push(0) == [(1, [(0, 1), (1, 1), (1, 2)])]
+    assert rounds.push(2, read=0) == [(2, 1, "late")]
+
+
+def test_async_rounds_take_gradients_of_any_age() -> None:
+    rounds = Rounds("k_async:2")
+    rounds.push(0)
+    rounds.push(1)
+    assert rounds.push(2, read=0) == []
+    assert rounds.push(0) == [(2, [(0, 2), (2, 1)])]
+
+
+def test_every_kth_gradient_closes_a_round() -> None:
+    rounds = Rounds("k_batch_async:2")
+    assert rounds.push(0) == []
+    assert rounds.push(0) == [(1, [(0, 1), (0, 2)])]
+    assert rounds.push(1, read=0) == []
+    assert rounds.push(2, read=0) == [(2, [(1, 1), (2, 1)])]
+
+
+@pytest.mark.parametrize("text", ["k_async:1", "k_batch_async:1"])
+def test_rounds_of_one_are_asynchronous(text: str) -> None:
+    rounds = Rounds(text)
+    assert [rounds.push(rank, read=0) for rank in (2, 0, 2)] == [[(1, [(2, 1)])], [(2, [(0, 1)])], [(3, [(2, 2)])]]
+
+
+# --- adasync: k_t = ceil(k sqrt(1 + t / halving)) ---
+
+
+def test_more_and_more_workers_make_a_round() -> None:
+    rounds = Rounds("adasync:1:1", list(range(10)))
+    sizes = []
+    for _ in range(9):
+        size = 1
+        while not rounds.push(size - 1):
+            size += 1
+        sizes.append(size)
+    # sqrt 1, 2, 3, ... 9, rounded up
+    assert sizes == [1, 2, 2, 2, 3, 3, 3, 3, 3]
+
+
+def test_no_round_needs_more_than_all() -> None:
+    rounds = Rounds("adasync:5:1")
+    assert [rounds.push(rank) for rank in THREE][-1] == [(1, [(0, 1), (1, 1), (2, 1)])]
+
+
+# --- quorum ---
+
+
+def test_round_closes_at_its_deadline_with_those_who_are_there() -> None:
+    rounds = Rounds("quorum:2:5")
+    rounds.push(0, now=10.0)
+    assert rounds.decider.deadline() == 15.0
+    assert rounds.open == ([1, 2], 1)
+    rounds.push(2, now=12.0)
+    assert shown(rounds.decider.due(THREE, 14.0)) == []
+    assert shown(rounds.decider.due(THREE, 15.0)) == [(1, [(0, 1), (2, 1)])]
+    assert rounds.decider.deadline() is None
+    assert rounds.push(1, read=0, now=15.1) == [(1, 1, "late")]
+
+
+def test_round_closes_early_when_all_are_there() -> None:
+    rounds = Rounds("quorum:1:5")
+    rounds.push(0)
+    rounds.push(1)
+    assert rounds.push(2, now=1.0) == [(1, [(0, 1), (1, 1), (2, 1)])]
+    assert rounds.decider.deadline() is None
+
+
+def test_fewer_than_k_wait_beyond_the_deadline_for_the_kth() -> None:
+    rounds = Rounds("quorum:2:5")
+    rounds.push(0)
+    assert shown(rounds.decider.due(THREE, 5.0)) == []
+    assert rounds.decider.deadline() is None, "nothing more happens by itself"
+    assert rounds.push(1, now=9.0) == [(1, [(0, 1), (1, 1)])]
+
+
+def test_worker_that_is_late_too_often_is_not_waited_for_until_it_is_in_time() -> None:
+    rounds = Rounds("quorum:2:5:2")
+    for number in (1, 2):
+        rounds.push(0)
+        rounds.push(1)
+        assert shown(rounds.decider.due(THREE, 5.0)) == [(number, [(0, number), (1, number)])]
+    rounds.push(0)
+    assert rounds.open == ([1], 1)
+    assert rounds.push(1) == [(3, [(0, 3), (1, 3)])]
+    rounds.push(2)
+    rounds.push(0)
+    assert rounds.push(1) == [(4, [(0, 4), (1, 4), (2, 1)])]
+    rounds.push(0)
+    rounds.push(1)
+    assert rounds.open == ([2], 0)
+
+
+def test_second_step_of_a_worker_in_an_open_round_is_dropped() -> None:
+    rounds = Rounds("quorum:2:5")
+    rounds.push(0)
+    assert rounds.push(0) == [(0, 2, "late")]
+
+
+# --- ringmaster: applied if its staleness is below r (Maranjyan et al., 2025) ---
+
+
+def test_gradient_that_is_too_old_is_dropped() -> None:
+    rounds = Rounds("ringmaster:2")
+    assert rounds.push(0) == [(1, [(0, 1)])]
+    assert rounds.push(1, read=0) == [(2, [(1, 1)])]
+    assert rounds.push(2, read=0) == [(2, 1, "stale")]
+    assert rounds.push(2, read=1) == [(3, [(2, 2)])]
+    assert rounds.open == (THREE, 1)
+
+
+def test_when_nothing_waits_neither_time_nor_members_matter() -> None:
+    rounds = Rounds("ringmaster:2")
+    assert rounds.leave(0) == []
+    assert rounds.decider.deadline() is None
+    assert rounds.decider.due(THREE, 9.0) == []
+
+
+# --- round_robin: one after the other, in the order of the ranks (Chen et al., 2019) ---
+
+
+def test_workers_take_turns() -> None:
+    rounds = Rounds("round_robin")
+    assert rounds.push(2) == rounds.push(1) == rounds.push(1) == []
+    assert rounds.open == ([0], 1)
+    assert rounds.push(0) == [(1, [(0, 1)]), (2, [(1, 1)]), (3, [(2, 1)])]
+    assert rounds.push(0) == [(4, [(0, 2)]), (5, [(1, 2)])]
+
+
+def test_turn_of_who_has_left_is_over_but_not_what_it_pushed() -> None:
+    rounds = Rounds("round_robin")
+    rounds.push(2)
+    assert rounds.leave(0) == []
+    assert rounds.leave(2) == []
+    assert rounds.push(1) == [(1, [(1, 1)]), (2, [(2, 1)])]
+
+
+def test_without_members_nobody_is_missing() -> None:
+    rounds = Rounds("round_robin", [])
+    assert rounds.open == ([], 1)

@@ -1,0 +1,19 @@
+"""Sync-Switch: rounds at first, every push by itself later."""
+
+from __future__ import annotations
+
+from aiokv.policy import ChunkPolicy, get_policy
+
+
+def switch() -> ChunkPolicy:
+    policy = get_policy("sync_switch:0.25:8")
+    assert isinstance(policy, ChunkPolicy)
+    return policy
+
+
+def test_first_quarter_of_eight_steps_is_synchronous() -> None:
+    assert [switch().version_of(sequence=number, newest=6) for number in (1, 2, 3)] == [1, 2, 7]
+
+
+def test_rounds_wait_for_all_and_later_pushes_for_nobody() -> None:
+    assert [list(switch().expected(version=number, members=[0, 1])) for number in (1, 2, 3)] == [[0, 1], [0, 1], []]
