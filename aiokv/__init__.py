@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from aiokv.errors import AiokvError
 
 if TYPE_CHECKING:
+    from aiokv.averaging import ElasticAveraging, LocalSGD
+    from aiokv.balancer import BatchBalancer
     from aiokv.config import Config, load_config
     from aiokv.kvstore import KVStore, create, register_store
     from aiokv.local import LocalStore
@@ -30,9 +32,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AiokvError",
+    "BatchBalancer",
     "Client",
     "Config",
+    "ElasticAveraging",
     "KVStore",
+    "LocalSGD",
     "LocalStore",
     "RowSparse",
     "Scheduler",
@@ -48,9 +53,12 @@ __all__ = [
 
 # Loaded when they are used: a program that only wants `create("local")` should not pay for the network.
 _HOMES = {
+    "BatchBalancer": "aiokv.balancer",
     "Client": "aiokv.net.worker",
     "Config": "aiokv.config",
+    "ElasticAveraging": "aiokv.averaging",
     "KVStore": "aiokv.kvstore",
+    "LocalSGD": "aiokv.averaging",
     "LocalStore": "aiokv.local",
     "RowSparse": "aiokv.sparse",
     "Scheduler": "aiokv.net.scheduler",

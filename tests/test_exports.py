@@ -12,9 +12,12 @@ import aiokv
 
 PUBLIC = [
     "AiokvError",
+    "BatchBalancer",
     "Client",
     "Config",
+    "ElasticAveraging",
     "KVStore",
+    "LocalSGD",
     "LocalStore",
     "RowSparse",
     "Scheduler",
