@@ -6,6 +6,8 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aiokv import plugins
 from aiokv.arrays import bytes_of
 from aiokv.codec.formats import warm_up
@@ -19,7 +21,7 @@ from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, get_backend
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.node import Node, local_host_towards
-from aiokv.optim import Assign, Optimizer
+from aiokv.optim import PRECISIONS, Assign, Optimizer
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span, state_bytes
 from aiokv.types import Peer, Role
@@ -217,5 +219,9 @@ def _compiled(optimizer: Optimizer, dtypes: list[str]) -> Backend:
     """Return the compiled backend, ready for the first update."""
     backend = get_backend("cpu")
     for dtype in dtypes:
-        backend.warm_up(optimizer, dtype)
+        if dtype in PRECISIONS:
+            backend.warm_up(optimizer, dtype)
+        else:
+            # Keys that are only summed may hold what no rule can update.
+            backend.accumulate(np.ones(1, dtype), np.ones(1, dtype))
     return backend

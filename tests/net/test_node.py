@@ -138,6 +138,20 @@ async def test_a_server_compiles_its_arithmetic_when_a_rule_is_set_and_goes_on_m
         assert store.backend.name == "cpu"
 
 
+async def test_keys_of_whole_numbers_that_are_only_summed_keep_no_server_from_compiling(cluster: MakeCluster) -> None:
+    pytest.importorskip("numba", reason="Numba is an extra")
+    async with cluster(workers=1, backend="auto") as running:
+        (kv,) = running.workers
+        store = running.servers[0].store
+        await kv.init("w", np.ones(3, np.float32))
+        await kv.init("counts", np.zeros(3, np.int64), policy="sum")
+        await kv.set_optimizer("sgd", learning_rate=0.5)
+        while store.backend.name == "reference":  # noqa: ASYNC110 - it comes from a thread
+            await asyncio.sleep(0.01)
+        np.testing.assert_array_equal(await kv.pushpull("w", np.ones(3, np.float32)), np.full(3, 0.5))
+        np.testing.assert_array_equal(await kv.pushpull("counts", np.arange(3)), np.arange(3))
+
+
 async def test_without_numba_a_server_updates_with_numpy(
     cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
