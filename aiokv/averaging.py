@@ -110,10 +110,8 @@ class LocalSGD:
         Every worker calls it, however many steps it has made. Steps since the last average count in the next one, and
         this worker receives the averages that the others still make. Can be called twice.
         """
-        if not self._finished:
-            self._finished = True
-            while self._synchronize(goes_on=False):
-                pass
+        while not self._finished:
+            self._finished = not self._synchronize(goes_on=False)
 
     def _synchronize(self, *, goes_on: bool) -> bool:
         """Average if any worker has made steps, and say whether any worker goes on."""

@@ -56,7 +56,7 @@ def check_batch(total: int, *, workers: int, least: int) -> None:
         raise ConfigError(f"least must be at least 1, got {least}", key="least", expected="at least 1", got=least)
     if total < workers * least:
         raise ConfigError(
-            f"a batch of {total} gives not each of {workers} workers {least} samples: it needs {workers * least}",
+            f"a batch of {total} is too small for {workers} workers with at least {least} samples each",
             key="batch_size",
             expected=f"at least {workers * least}",
             got=total,

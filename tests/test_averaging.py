@@ -37,7 +37,7 @@ def test_alone_it_is_plain_training_bit_by_bit() -> None:
     assert [params[name].tobytes() for name in params] == [plain[name].tobytes() for name in params]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_outer_nesterov_by_hand(dtype: str) -> None:
     """Sutskever's form, m = .5 m - .5 g, x = x + .5 m - .5 g, where g is what the worker has moved by, downwards.
 
@@ -147,9 +147,10 @@ def test_outer_rules_that_can_not_be(name: Any, params: Any, complaint: str) -> 
 # --- elastic averaging ---
 
 
-def test_worker_and_center_pull_each_other_by_hand() -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_worker_and_center_pull_each_other_by_hand(dtype: str) -> None:
     """Both at 8; the worker goes to 4: d = .25 * (4 - 8) = -1. Then to 1 from 5: d = .25 * (1 - 7) = -1.5."""
-    x = full(8)
+    x = full(8, dtype=dtype)
     elastic = aiokv.ElasticAveraging(aiokv.create("local"), {"x": x}, every=2, alpha=0.25)
     seen = []
     for move in (2, 2, 1, 3):

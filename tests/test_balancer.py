@@ -24,7 +24,7 @@ def test_what_can_not_be_balanced() -> None:
     kv = aiokv.create("local")
     with pytest.raises(ConfigError, match="every must be at least 1, got 0"):
         aiokv.BatchBalancer(kv, 100, every=0)
-    with pytest.raises(ConfigError, match="a batch of 7 gives not each of 1 workers 8 samples"):
+    with pytest.raises(ConfigError, match="a batch of 7 is too small for 1 workers with at least 8 samples each"):
         aiokv.BatchBalancer(kv, 7, least=8)
     with pytest.raises(ConfigError, match="weight must be more than 0"):
         aiokv.BatchBalancer(kv, 7, weight=0.0)

@@ -69,7 +69,7 @@ def test_the_unit_of_speed_does_not_matter(speeds: list[float], total: int, doub
 @pytest.mark.parametrize(
     ("total", "speeds", "least", "complaint"),
     [
-        (5, [1.0, 1.0, 1.0], 2, "a batch of 5 gives not each of 3 workers 2 samples: it needs 6"),
+        (5, [1.0, 1.0, 1.0], 2, "a batch of 5 is too small for 3 workers with at least 2 samples each"),
         (5, [0.0, 0.0], 1, "no worker takes part"),
         (5, [1.0, -2.0], 1, "the speed of rank 1 must be a finite number of at least 0, got -2.0"),
         (5, [float("nan")], 1, "the speed of rank 0"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aiokv
+from aiokv.errors import RoundTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +138,36 @@ def test_outer_momentum_is_not_moved_by_those_who_wait_for_the_end(on_cluster: O
         return float(x[0])
 
     assert on_cluster(work) == [4.75, 4.75]
+
+
+def test_nobody_waits_for_a_worker_that_leaves_without_finishing(on_cluster: OnCluster) -> None:
+    """Both at 1 and 3, the mean is 2; then rank 0 alone makes two more steps of 1."""
+
+    def work(kv: aiokv.KVStore) -> float:
+        x = np.zeros(1)
+        local = aiokv.LocalSGD(kv, {"x": x}, every=1)
+        for _ in range([3, 1][kv.rank]):
+            x += 1 + 2 * kv.rank
+            local.step()
+        if kv.rank == 0:
+            local.finish()
+        return float(x[0])
+
+    assert on_cluster(work) == [4.0, 2.0]
+
+
+def test_a_wait_for_a_worker_that_does_not_come_ends_and_names_it(on_cluster: OnCluster) -> None:
+    def work(kv: aiokv.KVStore) -> str:
+        local = aiokv.LocalSGD(kv, {"x": np.zeros(1)}, every=1, timeout=0.2)
+        message = ""
+        if kv.rank == 0:
+            with pytest.raises(RoundTimeoutError) as caught:
+                local.finish()
+            message = str(caught.value)
+        kv.barrier()
+        return message
+
+    assert "worker-1" in on_cluster(work)[0]
 
 
 @pytest.mark.parametrize("outer", [None, "nag"])
