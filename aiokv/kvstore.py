@@ -87,6 +87,11 @@ class KVStore(ABC):
         """How many workers and servers are lost, as far as this worker knows."""
         return self._operations.num_dead_nodes
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many contributions of this worker to a key count nowhere, by reason: "late" or "stale"."""
+        return self._operations.dropped
+
     def group(self, ranks: Iterable[int]) -> Group:
         """Return some of the workers, to give them keys and barriers of their own.
 
@@ -139,6 +144,7 @@ class KVStore(ABC):
     save_optimizer_states = _waiting(Operations.save_optimizer_states)
     load_optimizer_states = _waiting(Operations.load_optimizer_states)
     update_counts = _waiting(Operations.update_counts)
+    tallies = _waiting(Operations.tallies)
 
 
 def _local(name: str, *, device: str | None = None, **settings: Any) -> KVStore:
@@ -152,10 +158,10 @@ def _local(name: str, *, device: str | None = None, **settings: Any) -> KVStore:
     return store
 
 
-def _cluster(name: str, *, device: str | None = None, **settings: Any) -> KVStore:
+def _cluster(name: str, *, device: str | None = None, policy: str | None = None, **settings: Any) -> KVStore:
     from aiokv.net import blocking  # noqa: PLC0415
 
-    policy = DIST_POLICIES[ON_DEVICE.get(name, name)]
+    policy = policy or DIST_POLICIES[ON_DEVICE.get(name, name)]
     client = blocking.connect(policy=policy, device=device or "cpu", **settings)
     client.type = name
     client.start()
@@ -202,7 +208,8 @@ def create(name: str = "local", *, device: str | None = None, **settings: Any) -
             was registered. Case does not matter.
         device: where arrays that a call gives for one key are summed, "cpu" or "cuda"; that is "cuda" where the name
             has "device" in it. In this process updates are made there too.
-        settings: for "local" and "device" the backend; otherwise fields of `Config` that win over the environment.
+        settings: for "local" and "device" the backend; otherwise fields of `Config` that win over the environment, and
+            `policy`: the text of another one than "bsp" or "asp", such as "backup:2"; see `docs/policies.md`.
 
     Raises:
         StoreNameError: the name is no text.

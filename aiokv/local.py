@@ -105,6 +105,7 @@ class _LocalWorker(Operations):
         self._coordinator = Coordinator(_joiner(Role.SERVER, "server"))
         self._now = 0.0
         self._queue: deque[tuple[Session | Coordinator, st.Stimulus]] = deque()
+        self._done: list[st.Stimulus] = []
         self._calls = itertools.count()
         self._ended: dict[int, ef.Complete | ef.Fail] = {}
         self._arguments = Arguments([], [], [], [], single=False)
@@ -122,7 +123,7 @@ class _LocalWorker(Operations):
 
     async def _transfer(
         self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
-    ) -> None:
+    ) -> Any:
         if self._updater is not None and arguments.rows:
             raise OptimizerError("an updater makes updates of whole arrays: set a rule for row-sparse keys")
         if self._updater is not None and arguments.sources:
@@ -131,7 +132,7 @@ class _LocalWorker(Operations):
             arguments.sources = [
                 await self._updated(key, source) for key, source in zip(arguments.keys, arguments.sources, strict=True)
             ]
-        await super()._transfer(operation, arguments, timeout, priority)
+        return await super()._transfer(operation, arguments, timeout, priority)
 
     async def _updated(self, key: Any, received: Any) -> Any:
         """Return the new value that the user's function makes of a key's own one; it may write into what it gets."""
@@ -164,6 +165,9 @@ class _LocalWorker(Operations):
             begin = time.perf_counter() if self._profile.running and machine is self._coordinator else 0.0
             for effect in machine.handle(stimulus, now=self._now):
                 self._perform(machine, effect)
+            # The server hears first of what came of its effects, or it would not know its own state.
+            self._queue.extendleft((self._coordinator, done) for done in reversed(self._done))
+            self._done.clear()
             if begin:
                 self._profile.add(stimulus, begin, time.perf_counter())
 
@@ -212,7 +216,7 @@ class _LocalWorker(Operations):
                 done = perform(self._store, effect)
                 if done is not None:
                     self._counters["updates"] += isinstance(done, st.Applied)
-                    self._queue.append((self._coordinator, done))
+                    self._done.append(done)
 
     def _deliver(self, sender: Session | Coordinator, send: ef.Send) -> None:
         if send.peer == SCHEDULER:

@@ -22,7 +22,7 @@ from aiokv.core.rows import check_sparse
 from aiokv.errors import CodecError, CommandError, ConfigError
 from aiokv.groups import Group
 from aiokv.sparse import RowSparse, aligned, is_sparse, pulling, pulling_rows, refuse_sparse, sending_rows
-from aiokv.types import TensorSpec
+from aiokv.types import Tally, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -100,6 +100,11 @@ class Operations(ABC):
     def num_dead_nodes(self) -> int:
         """How many workers and servers are lost, as far as this worker knows."""
         return self._session.num_lost
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many contributions of this worker to a key count nowhere, by reason: "late" or "stale"."""
+        return self._session.dropped
 
     def group(self, ranks: Iterable[int]) -> Group:
         """Return some of the workers, to give them keys and barriers of their own.
@@ -245,10 +250,12 @@ class Operations(ABC):
         await self._call(lambda call: st.DeleteKeys(call, names, seconds))
         await self.barrier(f"aiokv: deleted {names!r}", timeout=timeout)
 
-    async def push(self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None) -> None:
+    async def push(
+        self, key: Keys, value: Any = None, *, priority: int = 0, timeout: float | None = None
+    ) -> dict[Key, str]:
         """Contribute to the keys' next update.
 
-        In sync it returns when the round is closed, in async when the update is applied.
+        In sync it returns when the round is closed, in async when the update is applied; see `docs/policies.md`.
 
         Args:
             key: one key, a list of keys, or a dict of keys and arrays.
@@ -257,11 +264,16 @@ class Operations(ABC):
             priority: calls of a higher one go first; the bytes of lower ones go on behind them.
             timeout: seconds.
 
+        Returns:
+            The keys to which the contribution does not count, and why: "late" or "stale". Only policies that drop some
+            have them; see also `dropped`.
+
         Raises:
             UnknownKeyError: the key is not initialised.
             SpecMismatchError: another shape or dtype than the key has.
         """
-        await self._transfer(st.Operation.PUSH, self._sending(key, value), timeout, priority)
+        result = await self._transfer(st.Operation.PUSH, self._sending(key, value), timeout, priority)
+        return result or {}
 
     async def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Read the keys, at a round at least as new as this worker's last push of each.
@@ -375,6 +387,20 @@ class Operations(ABC):
         """
         seconds = self._seconds(timeout)
         await self._call(lambda call: st.Finish(call, seconds))
+
+    async def tallies(self, *, timeout: float | None = None) -> dict[int, Tally]:
+        """Return what became of every worker's contributions so far, by rank: staleness, what was dropped, waits."""
+        seconds = self._seconds(timeout)
+        answers = await self._call(lambda call: st.ReadTallies(call, seconds))
+        totals: dict[int, Tally] = {}
+        for rank, one in (pair for answer in answers for pair in answer.ranks.items()):
+            total = totals.setdefault(rank, Tally())
+            total.applied += one.applied
+            total.waited += one.waited
+            for counts, more in ((total.dropped, one.dropped), (total.staleness, one.staleness)):
+                for name, count in more.items():
+                    counts[name] = counts.get(name, 0) + count
+        return dict(sorted(totals.items()))
 
     # --- update rule ---
 
@@ -601,7 +627,7 @@ class Operations(ABC):
 
     async def _transfer(
         self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
-    ) -> None:
+    ) -> Any:
         seconds = self._seconds(timeout)
         if arguments.lists:
             await self._compute(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
@@ -609,7 +635,7 @@ class Operations(ABC):
             nbytes = sum(source.nbytes for source in arguments.sources)
             await self._compute(lambda: check_finite(arguments.keys, arguments.sources), nbytes)
         transfer = operation, arguments.tensors, seconds, priority
-        await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
+        return await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
 
 
 def _read_codec(given: Codec, params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Key = str | int
 """Name of a parameter: a non-empty str, or an int with 0 <= key < 2**63. One cluster uses one kind."""
@@ -98,6 +98,28 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one worker's contributions, counted for each chunk of each key.
+
+    Attributes:
+        applied: how many are in an update. In rounds of all workers nothing is counted.
+        dropped: how many are in none, by reason: "late" (the round was closed without it), "stale" (too old).
+        staleness: how many were applied after so many versions since the one that was read.
+        waited: seconds for which the policy held reads back.
+    """
+
+    applied: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
+    waited: float = 0.0
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean staleness of what was applied, in versions; 0 when nothing was."""
+        return sum(behind * count for behind, count in self.staleness.items()) / max(1, self.applied)
 
 
 @dataclass(slots=True, frozen=True)

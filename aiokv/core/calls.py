@@ -96,6 +96,8 @@ class Calls:
         self._directory = directory
         self._label = label
         self._most = max_open_pushes
+        self.dropped: dict[str, int] = {}
+        """How many contributions to a key count nowhere, by reason."""
         self._next_request = REGISTER_REQUEST + 1
         self._calls: dict[int, Call] = {}
         self._requests: dict[int, Request] = {}
@@ -291,7 +293,11 @@ class Calls:
             if part.push is not None and not counted:
                 self._directory.take_back(part)
             effects += self._settle(part, counted=counted)
+            if part.push is not None and isinstance(message, m.Done | m.Value) and message.dropped:
+                part.push.dropped = message.dropped
             freed = self._directory.answered(part)
+            if part.push is not None and part.push.dropped and freed:
+                self._count_dropped(pending.call, freed, part.push.dropped)
             if part.bundle is not None and isinstance(message, m.Bundled):
                 self._directory.bundled(part.bundle, message.bundle)
         call = self._calls.get(pending.call)
@@ -299,6 +305,12 @@ class Calls:
             call.open.pop(request)
             effects += self._advance(call, peer, part, message, nbytes)
         return effects + self._resume(freed)
+
+    def _count_dropped(self, number: int, keys: tuple[Key, ...], reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + len(keys)
+        call = self._calls.get(number)
+        if call is not None:
+            call.result = {**(call.result or {}), **dict.fromkeys(keys, reason)}
 
     def _settle(self, part: Part, *, counted: bool) -> list[Effect]:
         """Let go of what was encoded for a part."""
@@ -322,7 +334,7 @@ class Calls:
     def _advance(self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int) -> list[Effect]:
         if isinstance(message, m.Error):
             return self.fail(call, from_code(message.code, message.message, message.details))
-        if isinstance(message, m.RulesState):
+        if isinstance(message, m.RulesState | m.Tally):
             call.result = [*(call.result or []), message]
         # The length of a compressed difference is checked where it is decoded.
         fits = not nbytes if part is None else part.fits(nbytes)

@@ -14,6 +14,7 @@ from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
 from aiokv.core.stimuli import KeyOptions, Operation
 from aiokv.errors import UnknownKeyError
+from aiokv.policy import get_policy
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -103,10 +104,10 @@ class Directory:
         self, call: int, tensors: Tensors, rows: list[Rows], wait: float, options: KeyOptions, *, values: bool
     ) -> list[Part]:
         """Return the messages of an init; `rows` are of the last tensors, `values`: this worker sends them."""
-        policy, group = options.policy or self._policy, options.group
+        policy, group = str(get_policy(options.policy or self._policy)), options.group
         digests = options.digests if values and options.digests else (b"",) * len(tensors)
         dense = len(tensors) - len(rows)
-        bundles, singles = self._group(tensors[:dense])
+        bundles, singles = self._group(tensors[:dense], joins=get_policy(policy).is_plain)
         parts: list[Part] = []
         for members in bundles:
             named = [tensors[tensor] for tensor in members]
@@ -138,8 +139,11 @@ class Directory:
             ]
         return parts
 
-    def _group(self, tensors: Tensors) -> tuple[list[list[int]], list[int]]:
-        """Put small new tensors together by server and dtype, the same way on every worker; and the rest."""
+    def _group(self, tensors: Tensors, *, joins: bool) -> tuple[list[list[int]], list[int]]:
+        """Put small new tensors together by server and dtype, the same way on every worker; and the rest.
+
+        Unless the policy `joins` keys, each stays alone.
+        """
         groups: dict[tuple[Peer, str], list[list[int]]] = {}
         room: dict[tuple[Peer, str], int] = {}
         singles: list[int] = []
@@ -147,7 +151,8 @@ class Directory:
         for tensor in order:
             key, spec = tensors[tensor]
             chunks = self._place(key, spec)
-            if len(chunks) > 1 or not 0 < spec.nbytes <= BUNDLED_BYTES or self._is_used(key):
+            is_small = len(chunks) == 1 and 0 < spec.nbytes <= BUNDLED_BYTES
+            if not (joins and is_small) or self._is_used(key):
                 singles.append(tensor)
                 continue
             name = (chunks[0].server, spec.dtype)

@@ -40,9 +40,13 @@ class Known(Record, eq=False):
 
 
 class Pushed(Record, eq=False):
-    """One push of a key or bundle that is under way; `left` of its messages are not answered."""
+    """One push of a key or bundle that is under way; `left` of its messages are not answered.
+
+    `dropped` says why it counts nowhere.
+    """
 
     left: int = 0
+    dropped: str = ""
 
 
 class Part(Record, eq=False):

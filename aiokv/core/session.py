@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1_000_000
 
+ANSWERS = (m.Done, m.Value, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Tally)
+"""What a server or the scheduler may answer."""
+
 MAX_OPEN_PUSHES = 16
 """How many pushes of one key may be under way unless another number is given."""
 
@@ -72,18 +75,18 @@ class Session:
 
     Args:
         joiner: this worker's place in the cluster.
-        policy: name of the synchronisation policy of the keys that it initialises ("bsp", "asp").
+        policy: text of the synchronisation policy of the keys that it initialises, such as "bsp" or "ssp:3".
         max_open_pushes: how many pushes of one key may be under way. Calls that would push more of it wait, and with
             them later ones of that key, so that a server holds at most so many contributions of a worker.
 
     Raises:
-        PolicyError: unknown policy.
+        PolicyError: unknown policy, or a wrong option.
     """
 
     def __init__(self, joiner: Joiner, *, policy: str, max_open_pushes: int = MAX_OPEN_PUSHES) -> None:
         if joiner.role is not Role.WORKER:
             raise ValueError(f"a session joins as a worker, not as a {joiner.role}")
-        self.policy = get_policy(policy).name
+        self.policy = str(get_policy(policy))
         self._joiner = joiner
         self._rank: Rank = -1
         self._roster = Roster()
@@ -131,6 +134,11 @@ class Session:
     def spec(self, key: Key) -> TensorSpec | None:
         """Return shape and dtype of a key that this worker has initialised."""
         return self._directory.spec(key)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many contributions of this worker to a key count nowhere, by reason."""
+        return dict(self._calls.dropped)
 
     @property
     def compression(self) -> Compression:
@@ -209,6 +217,8 @@ class Session:
                 return self._change_optimizer(stimulus, now)
             case st.SendCommand():
                 return self._command(stimulus, now)
+            case st.ReadTallies(call, timeout):
+                return self._ask_all(Call(call, "reading of tallies", timeout), m.GetTally, now)
             case st.ConfigureCompression():
                 return self._set_compression(stimulus, now)
             case st.RestoreResiduals(call, keys, timeout):
@@ -460,7 +470,7 @@ class Session:
                 return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
 
     def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
-        if not isinstance(message, (m.Done, m.Bundled, m.Value, m.CommandResult, m.State, m.RulesState, m.Error)):
+        if not isinstance(message, ANSWERS):
             return self._cut(peer, f"unexpected {type(message).__name__}")
         try:
             if peer in self._servers and peer not in self._attached:

@@ -227,6 +227,13 @@ class SendCommand(Record):
     timeout: float
 
 
+class ReadTallies(Record):
+    """Ask every server what became of contributions. The result is a list of `messages.Tally`."""
+
+    call: int
+    timeout: float
+
+
 class ConfigureCompression(Record):
     """Compress what is pushed from now on, and what is received, with codecs; an empty name is none."""
 
@@ -344,6 +351,7 @@ Stimulus = (
     | WriteRules
     | Resume
     | SendCommand
+    | ReadTallies
     | ConfigureCompression
     | RestoreResiduals
     | Encoded

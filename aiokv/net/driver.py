@@ -82,6 +82,8 @@ class Driver:
         self._dirty: dict[AnyLink, None] = {}
         self._next_peer: Peer = 0
         self._stimuli: deque[st.Stimulus] = deque()
+        self._done: deque[st.Stimulus] = deque()
+        """What came of effects: the machine hears of it before anything else, or it would not know its own state."""
         self._pumping = False
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
@@ -104,8 +106,8 @@ class Driver:
             return
         self._pumping = True
         try:
-            while self._stimuli:
-                stimulus = self._stimuli.popleft()
+            while self._stimuli or self._done:
+                stimulus = (self._done or self._stimuli).popleft()
                 now = self._loop.time()
                 # The loop's clock stands still while it runs a callback, and is coarse.
                 begin = time.perf_counter() if self.profile.running else 0.0

@@ -204,7 +204,7 @@ class Server(Node):
     def _perform_stored(self, effect: ef.Effect) -> None:
         stimulus = perform(self._store, effect)
         if stimulus is not None:
-            self.feed(stimulus)
+            self._done.append(stimulus)
 
     def _perform(self, effect: ef.Effect) -> None:
         try:

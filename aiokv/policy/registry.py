@@ -33,9 +33,13 @@ _POLICIES: Final[dict[str, type[Policy]]] = {
 }
 
 
+_INSTALLED: Final = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+"""What packages bring. It is looked up once, when this is imported: later there may be an event loop to hold up."""
+
+
 def policy_names() -> list[str]:
     """Return the names of all policies, those of installed packages included."""
-    return sorted({*_POLICIES, *entry_points(group=ENTRY_POINTS).names})
+    return sorted({*_POLICIES, *_INSTALLED})
 
 
 def policy_class(name: str) -> type[Policy]:
@@ -46,7 +50,8 @@ def policy_class(name: str) -> type[Policy]:
     """
     if name in _POLICIES:
         return _POLICIES[name]
-    for point in entry_points(group=ENTRY_POINTS, name=name):
+    if name in _INSTALLED:
+        point = _INSTALLED[name]
         found: Any = point.load()
         is_policy = isinstance(found, type) and issubclass(found, ChunkPolicy | RoundPolicy)
         if not is_policy or found.name != name:
