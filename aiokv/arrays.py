@@ -127,16 +127,18 @@ def check_finite(keys: Sequence[Key], arrays: Sequence[Array]) -> None:
 
 
 def gather(arrays: Sequence[Array]) -> memoryview:
-    """Return copies of C-contiguous arrays' memory, one after the other."""
-    return memoryview(b"".join([array.data for array in arrays]))
+    """Return copies of the elements of arrays of one dtype, one array after the other."""
+    # Not with `array.data`: NumPy gives no buffer of a bfloat16.
+    return bytes_of(np.concatenate(arrays, axis=None))
 
 
 def scatter(buffer: memoryview, arrays: Sequence[Array]) -> None:
-    """Copy what lies one after the other into C-contiguous arrays."""
+    """Copy elements that lie one after the other into C-contiguous arrays of one dtype."""
+    values = np.frombuffer(buffer, arrays[0].dtype)
     offset = 0
     for array in arrays:
-        end = offset + array.nbytes
-        array.data.cast("B")[:] = buffer[offset:end]
+        end = offset + array.size
+        array.ravel()[:] = values[offset:end]
         offset = end
 
 
