@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -212,6 +214,8 @@ def exchanging(key: Keys, value: Any, out: Any, *, lists: bool = True) -> Argume
     else:
         arguments.outs = [checked_out(name, array) for name, array in zip(keys, _matching(keys, key, out), strict=True)]
     arguments.targets = _targets(arguments.outs)
+    if out is not None:
+        _keep_apart(sources, arguments.targets)
     for name, source, target in zip(keys, sources, arguments.targets, strict=True):
         expected, got = spec_of(source), spec_of(target)
         if expected != got:
@@ -322,6 +326,37 @@ def _targets(outs: list[Any]) -> list[Array]:
 def _target(out: Any) -> Array:
     first: Array = out[0] if isinstance(out, list) else out
     return first if first.flags.c_contiguous else np.empty(first.shape, first.dtype)
+
+
+def _keep_apart(sources: list[Array], targets: list[Array]) -> None:
+    """Put a new array in the place of each target in which a source lies, unless it is just its own source.
+
+    A value may come while a source is still being sent; that of its own key comes only when that has been sent.
+    """
+    owners = {id(_owner(source)) for source in sources}
+    pairs = enumerate(zip(sources, targets, strict=True))
+    suspects = [i for i, (source, target) in pairs if target is not source and id(_owner(target)) in owners]
+    if not suspects:
+        return
+    spans = sorted(map(_span, sources))
+    starts = [start for start, _ in spans]
+    ends = list(itertools.accumulate((end for _, end in spans), max))
+    for i in suspects:
+        start, end = _span(targets[i])
+        before_end = bisect.bisect_left(starts, end)
+        if (start, end) != _span(sources[i]) and before_end and ends[before_end - 1] > start:
+            targets[i] = np.empty(targets[i].shape, targets[i].dtype)
+
+
+def _owner(array: Array) -> Any:
+    """Return what the array's memory belongs to: all views of an array have the same, and it costs little to ask."""
+    return array if array.base is None else array.base
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """Return the addresses between which a contiguous array lies."""
+    start: int = array.__array_interface__["data"][0]
+    return start, start + array.nbytes
 
 
 def _matching(keys: list[Key], key: Keys, out: Any) -> list[Any]:

@@ -63,6 +63,32 @@ def test_a_strided_out_gets_the_values_in_the_end() -> None:
     np.testing.assert_array_equal(out, W)
 
 
+BUFFER = np.zeros(100)
+PLACES = {
+    "in place": ([(0, 10), (10, 20)], [(0, 10), (10, 20)], []),
+    "beside": ([(0, 10), (20, 30)], [(10, 20), (30, 40)], []),
+    "one place further": ([(0, 10)], [(1, 11)], [0]),
+    "one place before": ([(5, 15)], [(4, 14)], [0]),
+    "they trade places": ([(0, 10), (10, 20)], [(10, 20), (0, 10)], [0, 1]),
+    "only the second": ([(0, 10), (10, 20)], [(0, 10), (15, 25)], [1]),
+    "inside a longer one": ([(0, 50), (5, 8), (60, 62)], [(50, 100), (5, 8), (40, 42)], [0, 2]),
+    "nothing inside something": ([(0, 50), (5, 5)], [(50, 100), (6, 6)], []),
+}
+"""Where in one buffer the arrays of a call lie that are sent, and those that are received into -> which must be new."""
+
+
+@pytest.mark.parametrize(("sent", "received", "apart"), PLACES.values(), ids=PLACES)
+def test_an_out_in_which_something_lies_that_is_still_to_be_sent_is_received_aside(
+    sent: list[tuple[int, int]], received: list[tuple[int, int]], apart: list[int]
+) -> None:
+    names: list[Any] = [str(i) for i in range(len(sent))]
+    outs = [BUFFER[start:end] for start, end in received]
+    arguments = exchanging(names, [BUFFER[start:end] for start, end in sent], outs)
+    new = [i for i, target in enumerate(arguments.targets) if target.size and not np.shares_memory(target, BUFFER)]
+    assert new == apart
+    assert all(out is given for out, given in zip(arguments.outs, outs, strict=True))
+
+
 # --- lists ---
 
 

@@ -354,7 +354,8 @@ class Calls:
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
-            self._directory.initialized(call.tensors, len(call.transfer.rows))
+            transfer = call.transfer
+            self._directory.initialized(call.tensors, len(transfer.rows), transfer.options.policy)
         return [Complete(call.number, call.result)]
 
     def _forget(self, call: Call) -> list[Effect]:

@@ -12,6 +12,7 @@ from aiokv.core.parts import Known, KnownBundle, Part, Plan, Pushed
 from aiokv.core.placement import Chunk, place, place_rows
 from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
+from aiokv.core.rules import check_dtype
 from aiokv.core.stimuli import KeyOptions, Operation
 from aiokv.errors import UnknownKeyError
 from aiokv.policy import get_policy
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.parts import Tensors
     from aiokv.core.stimuli import Rows, StatePart
+    from aiokv.optim import Optimizer
     from aiokv.types import Key, Peer, TensorSpec, Version
 
 BUNDLED_BYTES = 16 * 1024
@@ -97,6 +99,18 @@ class Directory:
             checked.append((key, spec))
         self._kind = kind
         return checked
+
+    def check_rule(self, rule: Optimizer, reduction: str) -> None:
+        """Refuse an update rule that some key which this worker has initialised can't have.
+
+        The key's server would refuse it too, but servers without such a key would have set it by then.
+
+        Raises:
+            OptimizerError: names the key.
+        """
+        for key, known in self._known.items():
+            if known.spec is not None and not get_policy(known.policy).keeps_sum:
+                check_dtype(key, known.spec.dtype, rule, reduction)
 
     # --- messages ---
 
@@ -415,11 +429,11 @@ class Directory:
             self._known.pop(key, None)
         self._plans.clear()
 
-    def initialized(self, tensors: Tensors, sparse: int = 0) -> None:
+    def initialized(self, tensors: Tensors, sparse: int = 0, policy: str = "") -> None:
         """Remember the specs of keys whose init has succeeded; the last `sparse` of them are row-sparse."""
         for number, (key, spec) in enumerate(tensors, sparse - len(tensors)):
             known = self._known.setdefault(key, Known())
-            known.spec, known.is_sparse = spec, number >= 0
+            known.spec, known.is_sparse, known.policy = spec, number >= 0, policy or self._policy
         self._plans.clear()
 
     def bundled(self, bundle: KnownBundle, number: int) -> None:

@@ -37,6 +37,18 @@ def check_reduction(name: str) -> None:
         raise OptimizerError(f"unknown reduction {name!r}; known: {known}", expected=known, got=name)
 
 
+def check_dtype(key: Key, dtype: str, rule: Optimizer, reduction: str) -> None:
+    """Refuse a key whose contributions can't be reduced so, or whose value the rule can't update.
+
+    Raises:
+        OptimizerError: names the key.
+    """
+    rule.check_dtype(key, dtype)
+    if reduction != "sum" and dtype not in PRECISIONS:
+        text = f"reduction {reduction!r} divides, but key {key!r} has {dtype}; make it floats, or use 'sum'"
+        raise OptimizerError(text, key=key, expected="float", got=dtype)
+
+
 def check_changes(params: Mapping[str, Any]) -> None:
     """Refuse parameters that can't change while a rule is used.
 
@@ -125,11 +137,7 @@ class Rules:
         Raises:
             OptimizerError: names the key.
         """
-        (rule or self.current).check_dtype(key, dtype)
-        reduced = self._reduction if reduction is None else reduction
-        if reduced != "sum" and dtype not in PRECISIONS:
-            text = f"reduction {reduced!r} divides, but key {key!r} has {dtype}; make it floats, or use 'sum'"
-            raise OptimizerError(text, key=key, expected="float", got=dtype)
+        check_dtype(key, dtype, rule or self.current, self._reduction if reduction is None else reduction)
 
     @property
     def robust(self) -> str | None:

@@ -351,7 +351,7 @@ class Session:
         try:
             self._check_ready(call)
             check_reduction(reduction)
-            make_optimizer(name, params)
+            self._directory.check_rule(make_optimizer(name, params), reduction)
         except AiokvError as error:
             return [Fail(call.number, error)]
         message = m.SetOptimizer(name, dict(params), reduction, answer_time(call.timeout))

@@ -392,6 +392,22 @@ def test_rule_that_cannot_be_is_refused(worker: Worker, name: str, params: dict[
     assert_refused_here(worker.call(st.ConfigureOptimizer, name=name, params=params, timeout=1.0), OptimizerError)
 
 
+@pytest.mark.parametrize(("name", "reduction"), [("sgd", "sum"), ("assign", "mean")])
+def test_rule_that_a_key_cannot_have_is_refused_before_a_server_without_that_key_sets_it(
+    worker: Worker, name: str, reduction: str
+) -> None:
+    worker.finish(worker.transfer("init", "count", dtype="int64"))
+    call = worker.call(st.ConfigureOptimizer, name=name, params={}, reduction=reduction, timeout=1.0)
+    assert_refused_here(call, OptimizerError)
+
+
+def test_rule_is_set_where_the_keys_that_cannot_have_it_only_sum(make_worker: type[Worker]) -> None:
+    worker = make_worker(policy="sum")
+    worker.finish(worker.transfer("init", "count", dtype="int64"))
+    call = worker.call(st.ConfigureOptimizer, name="sgd", params={}, reduction="mean", timeout=1.0)
+    assert [send.peer for send in call.sends] == [0, 1]
+
+
 def test_barrier_says_whose_it_is(worker: Worker) -> None:
     (send,) = worker.call(st.EnterBarrier, name="b", timeout=10.0, group=(1, 0)).sends
     assert send.message == m.Barrier("b", 9.5, (1, 0))
