@@ -383,7 +383,8 @@ class Operations(ABC):
     async def finish(self, *, timeout: float | None = None) -> None:
         """Say that this worker has no more batches: no round and no barrier waits for it from now on.
 
-        It stays a member and can still read. What a mean is over then is said by `reduction` of `set_optimizer`.
+        The pushes that were called before still count. It stays a member and can still read. What a mean is over then
+        is said by `reduction` of `set_optimizer`.
         """
         seconds = self._seconds(timeout)
         await self._call(lambda call: st.Finish(call, seconds))
@@ -414,8 +415,8 @@ class Operations(ABC):
         Args:
             name: of the rule, such as "assign", "sgd" or "adam"; see `aiokv.optim`.
             reduction: "sum" of the contributions; "mean": that divided by their number; "mean_of_world": by the number
-                of workers that the cluster was declared with, whether they still contribute or not; "median" or
-                "trimmed_mean" of each element: one worker that is far off does little harm.
+                of workers of the key's group, or of the whole cluster, whether they still contribute or not; "median"
+                or "trimmed_mean" of each element: one worker that is far off does little harm.
             timeout: seconds.
             params: the rule's parameters.
 

@@ -35,6 +35,7 @@ from aiokv.errors import (
     from_code,
     is_counted,
 )
+from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Call(Record, eq=False):
     """A user's call that is not answered yet.
 
     `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
-    the key that it names. `encode` is set once its turn has come, if it is to be encoded first.
+    the key that it names. `encode` is set once its turn has come, if it is to be encoded first. `last` goes to the
+    scheduler when the servers have answered.
     """
 
     number: int
@@ -67,6 +69,7 @@ class Call(Record, eq=False):
     result: Any = None
     compression: Compression = UNCOMPRESSED
     encode: Encode | None = None
+    last: m.Message | None = None
 
     @property
     def what(self) -> str:
@@ -171,6 +174,16 @@ class Calls:
             rows = call.transfer.rows
             parts = self._directory.init(call.number, call.tensors, rows, wait, options, values=rank == root)
             return self._send(call, parts)
+        return self._enter(call)
+
+    def finish(self, call: Call, now: float) -> list[Effect]:
+        """Send a call's `last` message to the scheduler when all pushes so far have arrived at their servers."""
+        self.open(call, now)
+        call.tensors = [tensor for calls in self._waiting.values() for held in calls for tensor in held.tensors]
+        return self._enter(call)
+
+    def _enter(self, call: Call) -> list[Effect]:
+        """Send what a call sends, or hold it until its turn comes."""
         call.held = self._obstacle(call)
         if call.held is None:
             return self._begin(call)
@@ -178,8 +191,21 @@ class Calls:
             self._waiting.setdefault(key, deque()).append(call)
         return []
 
+    def _fence(self, call: Call) -> list[Effect]:
+        """Ask the servers what is answered at once, behind the pushes that they have not answered.
+
+        What they hear by way of the scheduler could overtake those. Frames of one priority keep their order.
+        """
+        parts = [(request.peer, request.part) for request in self._requests.values()]
+        behind = dict.fromkeys((peer, part.priority) for peer, part in parts if part and part.push)
+        message = m.GetRules(answer_time(call.timeout))
+        effects: list[Effect] = [Send(peer, self.ask(call, peer), message, None, priority) for peer, priority in behind]
+        return effects or self._complete(call)
+
     def _begin(self, call: Call) -> list[Effect]:
         """Send what a call sends, now that its turn has come, or have it encoded first."""
+        if call.last is not None:
+            return self._fence(call)
         # Rows are sent as they are.
         if _pushes(call) and call.transfer is not None and not call.transfer.rows:
             call.encode = self._encodings.encode(call.number, call.tensors, call.compression.push)
@@ -215,14 +241,13 @@ class Calls:
 
     def _obstacle(self, call: Call) -> Key | None:
         """Return a key because of which the call can't be sent yet."""
-        assert call.transfer is not None, "only transfers wait"
         if self._waiting:
             # Calls of a key stay in their order.
             for key, _ in call.tensors:
                 first = self._waiting.get(key)
                 if first and first[0] is not call:
                     return key
-        if not _pushes(call):
+        if call.transfer is None or not _pushes(call):
             return None
         return self._directory.full(call.tensors, self._most, len(call.transfer.rows))
 
@@ -351,6 +376,9 @@ class Calls:
     # --- ends ---
 
     def _complete(self, call: Call) -> list[Effect]:
+        if call.last is not None:
+            message, call.last = call.last, None
+            return [Send(SCHEDULER, self.ask(call, SCHEDULER), message)]
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:

@@ -28,8 +28,8 @@ class KnownBundle(Record, eq=False):
 class Known(Record, eq=False):
     """One key. `spec` is set when this worker has initialised it; the rest counts while it is in no bundle.
 
-    `policy` is by which it was initialised, `pushed` this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
-    by first row of a key that `is_sparse`.
+    `policy` is by which it was initialised, `pushed` this worker's number of pushes, `versions` the last version
+    received of each chunk, by first element, or by first row of a key that `is_sparse`.
     """
 
     spec: TensorSpec | None = None

@@ -328,7 +328,10 @@ class Session:
                 raise self._scheduler_error("it is not connected")
         except AiokvError as error:
             return [Fail(call.number, error)]
-        self._finished = self._finished or isinstance(message, m.Finish)
+        if isinstance(message, m.Finish):
+            self._finished = True
+            call.last = message
+            return self._calls.finish(call, now)
         self._calls.open(call, now)
         return [Send(SCHEDULER, self._calls.ask(call, SCHEDULER), message)]
 

@@ -449,6 +449,37 @@ def test_worker_that_has_finished_reads_and_pushes_no_more(worker: Worker) -> No
     assert worker.finish(worker.transfer("pull")).outcome == "done"
 
 
+def test_finish_is_told_when_the_pushes_before_it_have_arrived(make_worker: type[Worker]) -> None:
+    """The message goes through the scheduler: it could reach a server before they do."""
+    worker = make_worker(max_open_pushes=1)
+    first, held = worker.transfer("push", "a"), worker.transfer("push", "a")
+    finish = worker.call(st.Finish, timeout=10.0)
+    assert finish.sends == held.sends == []
+    assert_refused_here(worker.transfer("push", "a"), MembershipError)
+    worker.finish(first)
+    push, fence = worker.effects[-2:]
+    assert isinstance(push, ef.Send)
+    assert isinstance(fence, ef.Send)
+    assert isinstance(push.message, m.Push)
+    assert (fence.message, fence.peer, fence.priority) == (m.GetRules(9.5), push.peer, push.priority)
+    (last,) = worker.answer(fence, m.RulesState("", {}, "sum", (), 0))
+    assert isinstance(last, ef.Send)
+    assert (last.peer, last.message, held.outcome) == (SCHEDULER, m.Finish(), None)
+    worker.answer(last)
+    assert finish.outcome == "done"
+
+
+def test_finish_follows_pushes_of_every_priority_to_every_server(make_worker: type[Worker]) -> None:
+    """Frames of one priority keep their order on a link; those of two priorities do not."""
+    worker = make_worker(servers=2, split_bytes=8, chunk_bytes=12)
+    for key, priority in (("a", 3), ("a", 3), ("b", -9)):
+        tensors = [(key, TensorSpec((2, 3), "float32"))]
+        worker.call(st.Transfer, operation=st.Operation.PUSH, tensors=tensors, timeout=10.0, priority=priority)
+    fences = worker.call(st.Finish, timeout=10.0).sends
+    assert {(send.peer, send.priority) for send in fences} == {(0, 3), (1, 3), (0, -9), (1, -9)}
+    assert len(fences) == 4
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_deleted_keys_are_forgotten_and_rank_0_tells_the_servers(make_worker: type[Worker], rank: int) -> None:
     worker = make_worker(rank=rank)

@@ -115,7 +115,9 @@ async def test_a_random_scale_before_or_after_the_sum(
             assert result.dtype == np.dtype(dtype)
             # Each of the three was rounded before, and their sum is rounded once more: in units of the largest of them.
             largest = factor * 120
-            np.testing.assert_allclose(result.astype("float64"), expected, rtol=0, atol=4 * tolerance * largest, err_msg=key)
+            np.testing.assert_allclose(
+                result.astype("float64"), expected, rtol=0, atol=4 * tolerance * largest, err_msg=key
+            )
 
     async with cluster(workers=3, **CUT) as running:
         await running.each(work)

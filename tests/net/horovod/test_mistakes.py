@@ -26,10 +26,8 @@ from aiokv.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.net.conftest import Cluster, MakeCluster
+    from tests.net.conftest import MakeCluster
 
-SOON = 0.2
-"""Seconds, for a call that can't succeed."""
 CUT = {"servers": 2, "split_bytes": 4096}
 
 SPECS: dict[str, Callable[[int], tuple[tuple[int, ...], str]]] = {
@@ -87,21 +85,32 @@ async def test_specs_that_differ_are_an_error_on_every_rank(
         assert error.details["key"] == "w"
         for value in await asyncio.gather(*(kv.pull("w", np.empty(*right)) for kv in running.workers)):
             np.testing.assert_array_equal(value, ones(right))
-        waited, refused = await errors_of(
-            root.push(tensors(root, right), timeout=SOON), other.push("w", ones(spec_of(1)), timeout=SOON)
-        )
-        assert type(refused) is SpecMismatchError
-        assert type(waited) is RoundTimeoutError
-        assert waited.details["ranks"] == [1]
-        # What rank 0 has pushed still counts: it is 1 + 1.
+        (error,) = await errors_of(other.push("w", ones(spec_of(1))))
+        assert type(error) is SpecMismatchError
         await other.init(tensors(other, right))
-        for value in await other.pushpull(tensors(other, right)):
-            np.testing.assert_array_equal(value, np.full_like(value, 2))
+        for values in await running.each(lambda kv: kv.pushpull(tensors(kv, right))):
+            for value in values:
+                np.testing.assert_array_equal(value, np.full_like(value, 2))
         assert all(server.store.open_slots == 0 for server in running.servers)
 
 
-async def every_rank_pushes_wrong(running: Cluster, call: Callable[[aiokv.Client], Any]) -> list[Any]:
-    return await errors_of(*(call(kv) for kv in running.workers))
+@pytest.mark.parametrize("size", [17, 17_000], ids=["small", "cut"])
+async def test_who_waits_for_a_rank_that_is_wrong_gets_an_error_that_names_it(cluster: MakeCluster, size: int) -> None:
+    """What rank 0 has pushed still counts: when the others have done right, the sum is 1 + 1 + 1."""
+    right = {"w": np.ones(size, "float32"), "v": np.ones(17, "float32")}
+    async with cluster(workers=3, **CUT) as running:
+        await running.each(lambda kv: kv.init(right))
+        root, *others = running.workers
+        wrong = [{"w": np.ones(size + kv.rank, "float32"), "v": right["v"]} for kv in others]
+        waited, *refused = await errors_of(
+            root.push(right, timeout=1.0), *(kv.push(given) for kv, given in zip(others, wrong, strict=True))
+        )
+        assert [type(error) for error in refused] == [SpecMismatchError] * 2
+        assert type(waited) is RoundTimeoutError
+        assert waited.details["ranks"] == [1, 2]
+        for values in await asyncio.gather(*(kv.pushpull(right) for kv in others)):
+            for value in values:
+                np.testing.assert_array_equal(value, np.full_like(value, 3))
 
 
 WRONG: dict[str, tuple[Callable[[aiokv.Client], Any], type[AiokvError]]] = {
