@@ -1,13 +1,13 @@
 """Horovod's test/parallel (its allreduce) over real clusters: sums, means, scales, groups of tensors, many at a time.
 
-Its other collectives, broadcast, joins, process sets and lifetimes are in the modules beside this one. What has no place
-here, and why:
+Its errors, broadcast, joins, process sets and lifetimes are in the modules beside this one. What has no place here, and
+why:
 
 - Minimum, maximum and product: updates are made of sums, means, medians and trimmed means.
 - All-to-all and reduce-scatter: workers do not talk to each other; who needs a part of a tensor reads it as a key.
 - Gradients of collectives in TensorFlow and PyTorch: the calls here are not part of a graph.
-- Tensors on different devices, and several devices for one worker: arrays lie in the host's memory; lists of them are in
-  `tests/net/mxnet`.
+- Tensors on different devices, and several devices for one worker: arrays lie in the host's memory; lists of arrays are
+  in `tests/net/mxnet`.
 - Broadcast of optimizer state: it is on the servers and never sent around; `test_saving.py` saves and loads it for all
   rules.
 - Adasum, hierarchical and MPI variants, `local_rank`: there is one way to sum, and no hosts with ranks of their own.
@@ -25,6 +25,8 @@ import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from aiokv import RowSparse
 
 if TYPE_CHECKING:
     import aiokv
@@ -113,11 +115,9 @@ async def test_a_random_scale_before_or_after_the_sum(
         await kv.init(zeros_like(tensors))
         for result, (key, expected) in zip(await kv.pushpull(tensors), exact.items(), strict=True):
             assert result.dtype == np.dtype(dtype)
-            # Each of the three was rounded before, and their sum is rounded once more: in units of the largest of them.
-            largest = factor * 120
-            np.testing.assert_allclose(
-                result.astype("float64"), expected, rtol=0, atol=4 * tolerance * largest, err_msg=key
-            )
+            # Each of the three was rounded, and then their sum: four times at most half a unit of the largest sum.
+            atol = 4 * tolerance * factor * 120
+            np.testing.assert_allclose(result.astype("float64"), expected, rtol=0, atol=atol, err_msg=key)
 
     async with cluster(workers=3, **CUT) as running:
         await running.each(work)
@@ -195,7 +195,7 @@ async def test_a_name_that_is_in_flight_already_is_the_next_round(cluster: MakeC
 @pytest.mark.parametrize("codec", ["fp16", "bf16"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 async def test_compressed_whole_numbers_come_back_as_they_were(cluster: MakeCluster, codec: str, dtype: str) -> None:
-    """Sums of at most 120 have few enough bits for both formats, there and back; the dtype is the one that was given."""
+    """Sums of at most 120 have few enough bits for both formats. The dtype that comes back is the one that was given."""
     given = [whole_numbers(rank, dtype) for rank in range(3)]
     expected = {key: np.asarray(sum(tensors[key] for tensors in given)) for key in given[0]}
 
@@ -214,8 +214,6 @@ async def test_gather_of_unequal_parts_is_a_table_to_which_each_rank_gives_its_r
     cluster: MakeCluster, dtype: str
 ) -> None:
     """First dimensions 17, 32 and 81, each times 5, one of them without any rows the second time."""
-    import aiokv  # noqa: PLC0415 - the name is for types alone elsewhere
-
     sizes = [17, 32, 81]
     starts = [0, 17, 49, 130]
 
@@ -225,7 +223,7 @@ async def test_gather_of_unequal_parts_is_a_table_to_which_each_rank_gives_its_r
             size = 0 if (step, kv.rank) == (1, 2) else sizes[kv.rank]
             rows = np.arange(starts[kv.rank], starts[kv.rank] + size)
             values = np.full((size, 5), kv.rank + 1 + 10 * step, dtype)
-            await kv.push("all", aiokv.RowSparse(rows, values, (130, 5)))
+            await kv.push("all", RowSparse(rows, values, (130, 5)))
             table = await kv.row_sparse_pull("all", np.empty((130, 5), dtype), np.arange(130))
             for rank in range(3):
                 # Without a rule a row that nobody gives keeps what it had.

@@ -1,7 +1,7 @@
 """Horovod's join: ranks whose batches are over say `finish`, and the others go on without waiting for them.
 
-Horovod's `join` returns when all have joined, and says who was last; here `finish` returns at once, and who wants to wait
-for the others keeps a key or a barrier for it. So nothing is said of the last rank.
+Horovod's `join` returns when all have joined, and says who was last. Here `finish` returns at once, so nothing is said of
+the last rank.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ async def test_when_all_have_joined_values_stay_and_can_be_read(cluster: MakeClu
 
 
 async def test_a_joined_root_s_keys_are_not_waited_for_silently(cluster: MakeCluster) -> None:
-    """Horovod refuses broadcasts once a rank has joined; here the root may still give values, and the others get them."""
+    """Horovod refuses broadcasts once a rank has joined. Here the root may still give values."""
     async with cluster(workers=WORKERS, **CUT) as running:
         root, *others = running.workers
         await root.finish()

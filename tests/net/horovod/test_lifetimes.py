@@ -1,7 +1,7 @@
 """Horovod's tests of the lifetime of tensors: what a caller may do with an array, and when.
 
-An array that was given belongs to its caller again when the call has returned, in whatever way it has ended; one that was
-received belongs to the caller alone.
+An array that was given belongs to its caller again when the call has returned, in whatever way it has ended. One that
+was received belongs to the caller alone.
 """
 
 from __future__ import annotations

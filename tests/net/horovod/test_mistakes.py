@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import aiokv
 from aiokv.errors import (
     AiokvError,
     KeyUseError,
@@ -26,6 +25,7 @@ from aiokv.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import aiokv
     from tests.net.conftest import MakeCluster
 
 CUT = {"servers": 2, "split_bytes": 4096}
