@@ -195,7 +195,7 @@ async def test_a_name_that_is_in_flight_already_is_the_next_round(cluster: MakeC
 @pytest.mark.parametrize("codec", ["fp16", "bf16"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 async def test_compressed_whole_numbers_come_back_as_they_were(cluster: MakeCluster, codec: str, dtype: str) -> None:
-    """Sums of at most 120 have few enough bits for both formats. The dtype that comes back is the one that was given."""
+    """Sums of at most 120 have few enough bits for both formats. The dtype that comes back is the one that went in."""
     given = [whole_numbers(rank, dtype) for rank in range(3)]
     expected = {key: np.asarray(sum(tensors[key] for tensors in given)) for key in given[0]}
 

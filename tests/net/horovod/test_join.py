@@ -1,7 +1,7 @@
 """Horovod's join: ranks whose batches are over say `finish`, and the others go on without waiting for them.
 
-Horovod's `join` returns when all have joined, and says who was last. Here `finish` returns at once, so nothing is said of
-the last rank.
+Horovod's `join` returns when all have joined, and says who was last. Here `finish` returns at once, so nothing is said
+of the last rank.
 """
 
 from __future__ import annotations
