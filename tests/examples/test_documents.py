@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +49,23 @@ def test_the_worker_of_the_readme_trains_on_two_workers(tmp_path: Path) -> None:
 def test_the_local_store_of_the_page(page: Path, expected: str, tmp_path: Path) -> None:
     snippet = next(snippet for snippet in snippets(page, "python") if 'create("local")' in snippet)
     assert expected in run(sys.executable, "-c", snippet, cwd=tmp_path)
+
+
+def test_the_uneven_batches_of_the_tutorial(tmp_path: Path) -> None:
+    worker = next(snippet for snippet in snippets(TUTORIAL, "python") if "finish()" in snippet)
+    (tmp_path / "uneven.py").write_text(worker, encoding="utf-8")
+    command = next(line for line in commands(TUTORIAL) if line.endswith("uneven.py"))
+    assert "[-5.5 -5.5 -5.5]" in run(sys.executable, "-m", *command.split(), cwd=tmp_path)
+
+
+def test_the_groups_of_the_tutorial(tmp_path: Path) -> None:
+    snippet = next(snippet for snippet in snippets(TUTORIAL, "python") if "kv.group" in snippet)
+    head = "import asyncio, aiokv, numpy as np\nasync def main():\n    async with aiokv.connect() as kv:\n"
+    body = textwrap.indent(snippet + "print(kv.rank, value)\n", " " * 8)
+    (tmp_path / "groups.py").write_text(head + body + "asyncio.run(main())\n", encoding="utf-8")
+    output = run(sys.executable, "-m", "aiokv", "run", "-s", "2", "-w", "4", "--", "python", "groups.py", cwd=tmp_path)
+    for rank in range(4):
+        assert f"{rank} {np.full(3, 3 if rank < 2 else 7, np.float32)}" in output
 
 
 @pytest.mark.parametrize("page", [README, TUTORIAL], ids=["readme", "tutorial"])
