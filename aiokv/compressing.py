@@ -132,6 +132,11 @@ class Compressor:
         """Who computes `1bit` and `2bit`."""
         return self._backend
 
+    @property
+    def keys(self) -> list[Key]:
+        """The keys of which something may be left."""
+        return list(self._kept)
+
     # --- what is pushed ---
 
     def begin(self, effect: ef.Encode, sources: Sequence[Array], rank: Rank) -> Job:

@@ -201,6 +201,14 @@ class LossScale:
         self.value = self.START if isinstance(scale, str) else float(scale)
         self.good_steps = 0
 
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to go on as this one would."""
+        return {"loss_scale": self.value, "good_steps": self.good_steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the one would have that the state is from."""
+        self.value, self.good_steps = float(state["loss_scale"]), int(state["good_steps"])
+
     def stepped(self, *, overflow: bool) -> None:
         """Take note of how a step went."""
         if not self.is_dynamic:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from aiokv import saving, snapshot
+from aiokv import checkpoints, snapshot
 from aiokv.arrays import Arguments, Keys, check_finite, digest_of, exchanging, named, receiving, sending
 from aiokv.codec.formats import warm_up
 from aiokv.commands import plain
@@ -556,59 +556,85 @@ class Operations(ABC):
 
     # --- saving ---
 
-    async def save(self, url: str, *, timeout: float | None = None) -> None:
+    async def save(
+        self,
+        url: str,
+        *,
+        keys: Collection[Key] | None = None,
+        facts: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Write weights, optimizer state and update rule to one file. Every worker calls it, and waits for the others.
 
-        Worker 0 does the work, with all keys that it has initialised; nobody pushes meanwhile. The file is written
-        aside and then gets its name, so that there is always a whole one. It is a safetensors file with a checksum.
+        Rank 0 does the work, a few parts of tensors at a time; nobody pushes meanwhile. The file is written aside and
+        then gets its name, so that there is always a whole one. It is a safetensors file with a checksum. A worker that
+        compresses writes what is left of its gradients beside it, to `url` and ".rank" and its rank.
 
         Args:
             url: a path, or an address that fsspec knows, such as "s3://bucket/name".
-            timeout: seconds, for each worker's wait for the others, and for each exchange with the servers.
+            keys: which are saved; all when not given.
+            facts: what else is to be kept, as JSON, such as the epoch; those of rank 0.
+            timeout: seconds, for each wait of a worker for the others, and for each exchange with the servers.
 
         Raises:
-            DataError: the file can't be written.
-            ConfigError: the scheduler's `chunk_bytes` makes chunks that are too large for a message with their state.
-            BarrierTimeoutError: names the ranks that did not come, or could not go on: rank 0 after an error.
+            DataError: a file can't be written, or somebody has pushed meanwhile. It is raised on all workers, as are
+                the others below, and the file of before is still there.
+            UnknownKeyError: a key is not initialised.
+            ConfigError: the scheduler's `chunk_bytes` makes chunks that are too large for a message with their state,
+                or there are too many facts.
+            BarrierTimeoutError: names the ranks that did not come.
+            CallTimeoutError: another worker's caller has cancelled its call.
         """
-        await self._save(url, timeout, weights=True)
+        await checkpoints.save(self, url, keys, self._seconds(timeout), weights=True, facts=facts)
 
-    async def load(self, url: str, *, timeout: float | None = None) -> None:
-        """Go on with what `save` has written, in this cluster or another one, with any number of servers.
+    async def load(
+        self,
+        url: str,
+        *,
+        keys: Collection[Key] | None = None,
+        check: Callable[[dict[str, Any]], object] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Go on with what `save` has written, in this cluster or another one, with any number of servers and workers.
 
-        Every worker calls it, and waits for the others; worker 0 does the work. All keys in the file must be
-        initialised by then, others stay as they are. The update rule of the file is set too, with the changes of its
-        parameters, and schedules go on where they were. Values that were pulled before are those of before.
+        Every worker calls it, and waits for the others; rank 0 does the work. Keys that are not initialised are made as
+        they were, others that are not in the file stay as they are. The update rule of the file is set too, with the
+        changes of its parameters, and schedules go on where they were. Values that were pulled before are those of
+        before. Compression goes on with what was left; see `aiokv.residuals` for another number of workers.
 
         Args:
             url: as for `save`.
+            keys: which are loaded; all in the file when not given.
+            check: is called with the facts on every worker; when it raises, nothing has changed.
             timeout: as for `save`.
 
+        Returns:
+            The facts that `save` was given.
+
         Raises:
-            DataError: the file is missing, damaged or not one of `save`; nothing has changed.
-            UnknownKeyError, SpecMismatchError: of a key in the file; nothing has changed.
+            DataError: a file is missing, damaged or not one of `save`; nothing has changed. It is raised on all
+                workers, as are the others below.
+            UnknownKeyError: a key is not in the file, or its values are not and it is not initialised either; nothing
+                has changed.
+            SpecMismatchError: of a key in the file; nothing has changed.
+            MembershipError: a key that is not initialised belongs to ranks that there are not; nothing has changed.
             OptimizerError: another update rule is set; nothing has changed.
             ConfigError: as for `save`.
-            BarrierTimeoutError: names the ranks that did not come, or could not go on: rank 0 after an error.
+            BarrierTimeoutError, CallTimeoutError: as for `save`.
         """
-        seconds = self._seconds(timeout)
-        await self.barrier(f"aiokv: load {url}", timeout=timeout)
-        if self.rank == 0:
-            saved = await self._compute(lambda: saving.decode(saving.read(url), url), sys.maxsize)
-            snapshot.check(saved, self._session, url, self._most_bytes)
-            await snapshot.put(self, saved, seconds)
-        await self.barrier(f"aiokv: loaded {url}", timeout=timeout)
-        rule = await snapshot.newest_rule(self, seconds, own=False)
-        updates = await snapshot.count_updates(self, seconds)
-        await self._call(lambda call: st.Resume(call, rule.clock, updates))
+        return await checkpoints.load(self, url, keys, self._seconds(timeout), weights=True, check=check)
 
-    async def save_optimizer_states(self, url: str, *, timeout: float | None = None) -> None:
+    async def save_optimizer_states(
+        self, url: str, *, keys: Collection[Key] | None = None, timeout: float | None = None
+    ) -> None:
         """Write what `save` writes, without the weights."""
-        await self._save(url, timeout, weights=False)
+        await checkpoints.save(self, url, keys, self._seconds(timeout), weights=False, facts=None)
 
-    async def load_optimizer_states(self, url: str, *, timeout: float | None = None) -> None:
-        """Go on with the optimizer state that `save_optimizer_states` has written; the weights stay. See `load`."""
-        await self.load(url, timeout=timeout)
+    async def load_optimizer_states(
+        self, url: str, *, keys: Collection[Key] | None = None, timeout: float | None = None
+    ) -> None:
+        """Go on with the optimizer state of a file, of `save` too; the weights stay. See `load`."""
+        await checkpoints.load(self, url, keys, self._seconds(timeout), weights=False, check=None)
 
     async def update_counts(self, *, timeout: float | None = None) -> dict[Key, int]:
         """Return how many updates each key has seen with its optimizer state: the t of Adam, for the last of them.
@@ -616,13 +642,6 @@ class Operations(ABC):
         Of all keys that this worker has initialised.
         """
         return await snapshot.count_updates(self, self._seconds(timeout))
-
-    async def _save(self, url: str, timeout: float | None, *, weights: bool) -> None:
-        await self.barrier(f"aiokv: save {url}", timeout=timeout)
-        if self.rank == 0:
-            saved = await snapshot.collect(self, self._seconds(timeout), weights=weights)
-            await self._compute(lambda: saving.write(url, saving.encode(saved)), sys.maxsize)
-        await self.barrier(f"aiokv: saved {url}", timeout=timeout)
 
     # --- inside ---
 

@@ -1,80 +1,78 @@
-"""Weights and optimizer state in one safetensors file: arrays and facts to bytes and back, and to any fsspec URL.
+"""What is saved: weights and optimizer state of all keys in one safetensors file, and residuals of workers beside it.
 
 The tensor of array `name` of key `key` is called `name/s:key`, or `name/i:key` of an int key: "value", for row-sparse
-keys "ids" (the rows, increasing), and the arrays that the rule keeps. What else is known stands in the metadata:
-
-| Name | What |
-| --- | --- |
-| format, version | "aiokv" and "1" |
-| keys | JSON: for each key its shape, dtype, storage, number of updates, and names of arrays |
-| rule | JSON: name, parameters, reduction, changes of parameters by clock, and the clock |
-| checksum | BLAKE2b of all of this and of every tensor, in hexadecimal |
+keys "ids" (the rows, increasing), and the arrays that the rule keeps; "residual" in the file of a worker. The last
+tensor is "checksum": the BLAKE2b of all bytes of the file before it. The metadata have "format" and "version", and as
+"content" all else in JSON: `Content`, or `ResidualContent`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import secrets
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
 import msgspec
-import numpy as np
-import safetensors
-import safetensors.numpy
-from numpy.typing import NDArray
 
+from aiokv.core.stimuli import KeyOptions, KeyRecord
 from aiokv.errors import DataError
-from aiokv.types import Key
+from aiokv.files import CHECKSUM_BYTES, checksum
+from aiokv.tensorfile import Array, Shapes, bytes_of, head, in_order, unpack
+from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Array = NDArray[Any]
+T = TypeVar("T", bound=msgspec.Struct)
 
 FORMAT = "aiokv"
-VERSION = "1"
+RESIDUALS = "aiokv residuals"
+VERSION = "2"
+
 STEPS = "steps"
 """Of the number of updates that a key's state has seen, in what a server sends."""
 
 LEFT = "left"
 """Of the first row that is not in it, -1 if all are."""
 
-METADATA = "__metadata__"
-LENGTH_BYTES = 8
+ARRAYS = "arrays"
+"""Of dtype and number of elements of each array, in JSON, where the arrays themselves are not sent."""
 
-DTYPES = {
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-}
-"""NumPy's name of each of the format's dtypes that can be a parameter's."""
+CHECKSUM = "checksum"
 
 
-class SavedKey(msgspec.Struct, forbid_unknown_fields=True):
+class KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A key and what it was made with; see `aiokv.core.stimuli.KeyOptions`."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: str
+    sparse: bool
+    policy: str
+    group: tuple[int, ...] = ()
+    lazy: bool = True
+    initializer: dict[str, Any] = {}
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+        return TensorSpec(self.shape, self.dtype)
+
+    @property
+    def record(self) -> KeyRecord:
+        """What the state machines know of a key."""
+        options = KeyOptions(self.policy, self.group, (), self.lazy, self.initializer)
+        return KeyRecord(self.key, self.spec, self.sparse, options)
+
+
+class SavedKey(KeyEntry):
     """What a file has of one key; `names` are those of its arrays.
 
     `updates` counts those of the state that is kept. Dense arrays have the shape of the key, or its rows; those of a
     row-sparse key have a row for each of the ids.
     """
 
-    key: Key
-    shape: tuple[int, ...]
-    dtype: str
-    sparse: bool
-    updates: int
-    names: tuple[str, ...]
+    updates: int = 0
+    names: tuple[str, ...] = ()
 
 
 class SavedRule(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,148 +85,130 @@ class SavedRule(msgspec.Struct, forbid_unknown_fields=True):
     clock: int
 
 
-class Saved(msgspec.Struct):
-    """All that a file has. `arrays` are those of each key, by name."""
+class Content(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file has besides arrays.
 
+    `id` is that of the save, the same in all of its files. `residuals` are the ranks, of so many `workers`, that have
+    written a file of their own. `facts` are the user's.
+    """
+
+    id: str
+    workers: int
+    residuals: tuple[int, ...]
+    facts: dict[str, Any]
     rule: SavedRule
     keys: list[SavedKey]
+
+
+class SavedResidual(msgspec.Struct, forbid_unknown_fields=True):
+    """What a worker's compression has of one key besides its residual; see `aiokv.compressing.Compressor.state`."""
+
+    key: Key
+    dtype: str
+    codec: str | None = None
+    params: dict[str, Any] = {}
+    step: int = 0
+
+
+class ResidualContent(msgspec.Struct, forbid_unknown_fields=True):
+    """What the file of a worker has besides arrays."""
+
+    id: str
+    rank: int
+    keys: list[SavedResidual]
+
+
+@dataclass(slots=True, eq=False)
+class Saved:
+    """All that a file has. `arrays` are those of each key, by name."""
+
+    content: Content
     arrays: dict[Key, dict[str, Array]]
 
 
-# --- bytes ---
+def entry_of(record: KeyRecord) -> KeyEntry:
+    """Return what is saved of a key that is there."""
+    spec, options = record.spec, record.options
+    plain = dict(options.initializer)
+    return KeyEntry(
+        record.key, spec.shape, spec.dtype, record.is_sparse, options.policy, options.group, options.lazy, plain
+    )
 
 
-def pack(arrays: Mapping[str, Array], metadata: dict[str, str]) -> bytes:
-    """Return arrays by name, and text, in the safetensors format."""
-    return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-
-
-def unpack(content: bytes, path: str) -> tuple[dict[str, Array], dict[str, str]]:
-    """Return the arrays and the text that `pack` was given; the arrays can't be written to.
-
-    Args:
-        content: what `pack` has made.
-        path: where it comes from, for errors.
-
-    Raises:
-        DataError: it is no safetensors file, or has tensors of a dtype that no parameter has.
-    """
-    try:
-        tensors = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
-        head = msgspec.json.decode(
-            content[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")]
-        )
-        arrays = {
-            name: np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
-            for name, tensor in tensors
-        }
-    except (safetensors.SafetensorError, msgspec.DecodeError, KeyError, ValueError) as error:
-        text = f"{path}: expected a whole safetensors file, got {len(content)} bytes that are none: {error}"
-        raise DataError(text, path=path, expected="safetensors", got=f"{len(content)} bytes") from None
-    return arrays, head.get(METADATA) or {}
-
-
-def encode(saved: Saved) -> bytes:
-    """Return the content of a file."""
-    metadata = {
-        "format": FORMAT,
-        "version": VERSION,
-        "keys": msgspec.json.encode(saved.keys).decode(),
-        "rule": msgspec.json.encode(saved.rule).decode(),
-    }
-    tensors = {_tensor(entry.key, name): saved.arrays[entry.key][name] for entry in saved.keys for name in entry.names}
-    return pack(tensors, metadata | {"checksum": _checksum(tensors, metadata)})
-
-
-def decode(content: bytes, path: str) -> Saved:
-    """Return what a file has.
-
-    Raises:
-        DataError: it is torn, changed, or of another format.
-    """
-    tensors, metadata = unpack(content, path)
-    for name, expected in (("format", FORMAT), ("version", VERSION)):
-        if metadata.get(name) != expected:
-            got = metadata.get(name)
-            text = f"{path}: expected {name} {expected!r}, got {got!r}: it was not written by save"
-            raise DataError(text, path=path, expected=expected, got=got)
-    given = metadata.pop("checksum", None)
-    computed = _checksum(tensors, metadata)
-    if given != computed:
-        text = f"{path}: its content is damaged: expected checksum {given}, got {computed}"
-        raise DataError(text, path=path, expected=given, got=computed)
-    try:
-        keys = msgspec.json.decode(metadata["keys"], type=list[SavedKey])
-        rule = msgspec.json.decode(metadata["rule"], type=SavedRule)
-        arrays = {entry.key: {name: tensors[_tensor(entry.key, name)] for name in entry.names} for entry in keys}
-    except (KeyError, msgspec.DecodeError) as error:
-        text = f"{path}: what it says of its tensors can't be understood: {error}"
-        raise DataError(text, path=path, expected="keys, their arrays and a rule", got=str(error)) from None
-    return Saved(rule, keys, arrays)
-
-
-def _tensor(key: Key, name: str) -> str:
+def tensor_name(key: Key, name: str) -> str:
     """Return the name of a tensor; that of an array has no slash in it."""
     return f"{name}/{'i' if isinstance(key, int) else 's'}:{key}"
 
 
-def _checksum(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
-    digest = hashlib.blake2b(digest_size=32)
-    for name, text in sorted(metadata.items()):
-        digest.update(msgspec.json.encode((name, text)))
-    for name, array in sorted(tensors.items()):
-        digest.update(msgspec.json.encode((name, array.dtype.name, array.shape)))
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-# --- files ---
-
-
-def write(url: str, content: bytes) -> None:
-    """Write a file aside, then give it its name: who reads it finds the old content or the new one.
+def file_head(kind: str, content: msgspec.Struct, shapes: Shapes) -> bytes:
+    """Return the beginning of a file; what has these shapes follows `in_order`, and then the checksum.
 
     Args:
-        url: a path, or an address that fsspec knows.
-        content: all of it.
+        kind: `FORMAT` or `RESIDUALS`.
+        content: what it has besides arrays.
+        shapes: of its tensors, by name.
+    """
+    metadata = {"format": kind, "version": VERSION, "content": msgspec.json.encode(content).decode()}
+    return head(shapes | {CHECKSUM: ("uint8", (CHECKSUM_BYTES,))}, metadata)
+
+
+def open_file(data: bytes, path: str, kind: str, content: type[T]) -> tuple[T, dict[str, Array]]:
+    """Return what a file has, and its tensors, which lie in `data`.
 
     Raises:
-        DataError: it can't be written.
+        DataError: it is torn, changed, or of another format.
     """
-    import fsspec  # noqa: PLC0415 - importing it reads what all installed packages say of themselves
-    from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415
-
+    tensors, metadata = unpack(data, path)
+    for name, expected in (("format", kind), ("version", VERSION)):
+        if metadata.get(name) != expected:
+            got = metadata.get(name)
+            text = f"{path}: expected {name} {expected!r}, got {got!r}: it was not written by save"
+            raise DataError(text, path=path, expected=expected, got=got)
+    computed, end = checksum(memoryview(data)[:-CHECKSUM_BYTES]), data[-CHECKSUM_BYTES:]
+    if computed != end:
+        text = f"{path}: its content is damaged: expected checksum {end.hex()}, got {computed.hex()}"
+        raise DataError(text, path=path, expected=end.hex(), got=computed.hex())
     try:
-        files, path = fsspec.url_to_fs(url)
-        aside = f"{path}.tmp-{secrets.token_hex(8)}"
-        try:
-            with files.open(aside, "wb") as file:
-                file.write(content)
-                if isinstance(files, LocalFileSystem):
-                    file.flush()
-                    os.fsync(file.fileno())
-            if isinstance(files, LocalFileSystem):
-                os.replace(aside, path)
-            else:
-                files.mv(aside, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                files.rm(aside)
-            raise
-    except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"{url}: can't be written: {error}", path=url) from error
+        return msgspec.json.decode(metadata.get("content", ""), type=content), tensors
+    except msgspec.MsgspecError as error:
+        raise _senseless(path, str(error)) from None
 
 
-def read(url: str) -> bytes:
-    """Return the content of a file.
+def decode(data: bytes, path: str) -> Saved:
+    """Return what a file of `save` has.
 
     Raises:
-        DataError: it can't be read.
+        DataError: it is torn, changed, or of another format.
     """
-    import fsspec  # noqa: PLC0415 - importing it reads what all installed packages say of themselves
-
+    content, tensors = open_file(data, path, FORMAT, Content)
     try:
-        with fsspec.open(url, "rb") as file:
-            return bytes(file.read())
-    except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"{url}: can't be read: {error}", path=url) from error
+        arrays = {key.key: {name: tensors[tensor_name(key.key, name)] for name in key.names} for key in content.keys}
+    except KeyError as error:
+        raise _senseless(path, f"there is no tensor {error}") from None
+    return Saved(content, arrays)
+
+
+def encode_residuals(content: ResidualContent, residuals: Mapping[Key, Array]) -> list[bytes | memoryview]:
+    """Return the bytes of a worker's file, but for the checksum."""
+
+    arrays = {tensor_name(key, "residual"): array for key, array in residuals.items()}
+    shapes: Shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    return [file_head(RESIDUALS, content, shapes), *(bytes_of(arrays[name]) for name in in_order(shapes))]
+
+
+def decode_residuals(data: bytes, path: str) -> tuple[ResidualContent, dict[Key, Array]]:
+    """Return what the file of a worker has.
+
+    Raises:
+        DataError: it is torn, changed, or of another format.
+    """
+    content, tensors = open_file(data, path, RESIDUALS, ResidualContent)
+    try:
+        return content, {saved.key: tensors[tensor_name(saved.key, "residual")] for saved in content.keys}
+    except KeyError as error:
+        raise _senseless(path, f"there is no tensor {error}") from None
+
+
+def _senseless(path: str, why: str) -> DataError:
+    text = f"{path}: what it says of its tensors can't be understood: {why}"
+    return DataError(text, path=path, expected="keys, their arrays and a rule", got=why)

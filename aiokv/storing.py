@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied, Decoded, Normed, Restored
 from aiokv.errors import AiokvError, DataError, ProtocolError, UpdateRefusedError
-from aiokv.saving import LEFT, STEPS, pack, unpack
+from aiokv.saving import ARRAYS, LEFT, STEPS
 from aiokv.store.table import span_of
+from aiokv.tensorfile import pack, unpack
 from aiokv.types import ROW_ID_BYTES
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from aiokv.store.memory import ParameterStore
     from aiokv.types import Slot
 
@@ -136,8 +140,13 @@ def _norms(store: ParameterStore, effect: ef.Norms) -> Normed:
 def state_bytes(store: ParameterStore, payload: ef.StoredState) -> bytes:
     """Return what is saved of a chunk, as it goes over the network."""
     key, start = payload.chunk_key, payload.chunk_start
-    arrays, left = store.saved(key, start, payload.version, payload.key, payload.first) if payload.arrays else ({}, -1)
-    return pack(arrays, {STEPS: str(store.steps(key, start)), LEFT: str(left)})
+    arrays: dict[str, NDArray[Any]] = {}
+    facts, left = {STEPS: str(store.steps(key, start))}, -1
+    if payload.arrays:
+        arrays, left = store.saved(key, start, payload.version, payload.key, payload.first, payload.names)
+    else:
+        facts[ARRAYS] = msgspec.json.encode(store.described(key, start, payload.key)).decode()
+    return pack(arrays, facts | {LEFT: str(left)})
 
 
 def _restore(store: ParameterStore, effect: ef.Restore) -> Restored:

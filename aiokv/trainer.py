@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from aiokv.codec import make_codec
-from aiokv.errors import ConfigError, OptimizerError
+from aiokv.errors import ConfigError, DataError, OptimizerError
 from aiokv.gradients import (
     GradientSum,
     LossScale,
@@ -103,6 +103,8 @@ class Trainer:
         self._collected = self._steps = 0
         self._samples = 0.0
         self._divisor: float | None = None
+        """What the servers divide by, or this worker: it is known from the first step on."""
+        self._compresses = False
         self._place = place_of_update(
             kvstore.type if isinstance(kvstore, KVStore) else kvstore,
             update_on_kvstore,
@@ -136,6 +138,8 @@ class Trainer:
             store = self._owned = create(store)
         # Servers that only sum need no rule, and their sums are no business of a rule that somebody else has set.
         store.init(self._weights, policy="sum" if self._place is Place.WORKERS else None)
+        # An integer: no codec touches it.
+        store.init(OVERFLOW, np.zeros(1, np.int32), policy="sum")
         store.pull(self._weights)
         self._spread()
         return store
@@ -241,6 +245,9 @@ class Trainer:
     def _take_step(self, divisor: float) -> bool:
         if self._divisor is None:
             self._divisor = self._agree_on_divisor(divisor)
+        if self._store is not None and self._compression is not None and not self._compresses:
+            self._store.set_gradient_compression(self._compression)
+            self._compresses = True
         pushed = self._scaled(self._divisor / divisor, divisor)
         if self._checks and self._overflows(pushed):
             return False
@@ -263,11 +270,6 @@ class Trainer:
         if self._place is Place.SERVERS:
             rule = self._rule_dividing_by(agreed)
             self._store.set_optimizer(rule.name, **rule_to_params(rule))
-        if self._has_to_agree:
-            # An integer: no codec touches it.
-            self._store.init(OVERFLOW, np.zeros(1, np.int32), policy="sum")
-        if self._compression is not None:
-            self._store.set_gradient_compression(self._compression)
         return agreed
 
     def _scaled(self, factor: float, divisor: float) -> dict[str, Array]:
@@ -388,30 +390,66 @@ class Trainer:
     def save_states(self, url: str) -> None:
         """Write what the rule keeps for the parameters, the counts of updates, learning rate and loss scale to a file.
 
+        Where servers update, the parameters and what compression has left are written too: every worker calls it, and
+        rank 0 writes; see `aiokv.operations.Operations.save`. What steps have added up for the next update is not.
+
         Args:
             url: a path, or an address that fsspec knows; the file is a safetensors file.
 
         Raises:
-            ConfigError: the states are on the servers.
+            DataError: it can't be written.
         """
-        self._refuse_on_servers("save_states")
         rate = self._rule.learning_rate if isinstance(self._rule, LearningRule) else None
-        facts = {"steps": self._steps, "loss_scale": self.loss_scale, "learning_rate": rate}
-        self._updater.save(url, self._rule, facts)
+        facts = {"steps": self._steps, "learning_rate": rate, **self._loss_scale.state()}
+        if self._place is not Place.SERVERS:
+            self._updater.save(url, self._rule, facts)
+            return
+        assert self._store is not None, "servers are those of a store"
+        facts |= {"rule": self._rule.name, "divisor": self._divisor}
+        self._store.save(url, keys=[*self._weights, OVERFLOW], facts={"trainer": facts})
 
     def load_states(self, url: str) -> None:
-        """Go on with what `save_states` has written. Every worker loads the same file.
+        """Go on with what `save_states` has written, with the same bits as if nothing had happened.
+
+        Every worker loads the same file. Where servers update, they may be others, and the parameters get the values
+        of the file.
 
         Raises:
-            ConfigError: the states are on the servers.
             DataError: it can't be read, or is of another rule or of parameters of other shapes.
-            UnknownKeyError: it has a state of a parameter that there is not.
+            UnknownKeyError: it has a state of a parameter that there is not; or the servers update, and it has not all
+                parameters.
+            OptimizerError: the servers have a rule already, with other parameters or for another first batch size.
         """
-        self._refuse_on_servers("load_states")
-        facts = self._updater.load(url, self._rule, self._weights)
+        if self._place is Place.SERVERS:
+            facts = self._load_from_servers(url)
+        else:
+            facts = self._updater.load(url, self._rule, self._weights)
+            if facts["learning_rate"] is not None:
+                self.set_learning_rate(facts["learning_rate"])
+        self._steps = facts["steps"]
+        self._loss_scale.restore(facts)
+
+    def _load_from_servers(self, url: str) -> dict[str, Any]:
+        """Let the servers go on with a file; return what was saved of this trainer."""
+        assert self._store is not None, "servers are those of a store"
+
+        def check(facts: dict[str, Any]) -> None:
+            got = dict(facts.get("trainer", {})).get("rule")
+            if got != self._rule.name:
+                text = f"{url}: expected the states of a trainer with optimizer {self._rule.name!r}, got {got!r}"
+                raise DataError(text, path=url, expected=self._rule.name, got=got)
+
+        loaded = self._store.load(url, keys=[*self._weights, OVERFLOW], check=check)
+        facts: dict[str, Any] = loaded["trainer"]
         if facts["learning_rate"] is not None:
-            self.set_learning_rate(facts["learning_rate"])
-        self._steps, self._loss_scale.value = facts["steps"], facts["loss_scale"]
+            # The servers have it from the file.
+            self._rule = _rule(self._rule.name, rule_to_params(self._rule) | {"learning_rate": facts["learning_rate"]})
+        if facts["divisor"] is not None:
+            # The rule is set, and divides by it.
+            self._divisor = facts["divisor"]
+        self._store.pull(self._weights)
+        self._spread()
+        return facts
 
 
 def _rule(optimizer: str | Optimizer, params: Mapping[str, Any] | None) -> FloatRule:

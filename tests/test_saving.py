@@ -1,34 +1,73 @@
-"""The file of saved state: what was put in comes out, and nothing else is taken for one."""
+"""The files of a save: what was put in comes out, and nothing else is taken for one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import fsspec
+import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as hs
-from hypothesis.extra import numpy as hnp
 
 from aiokv.errors import DataError
-from aiokv.saving import Saved, SavedKey, SavedRule, decode, encode, read, write
-from aiokv.types import ITEM_SIZES
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from aiokv.files import checksum
+from aiokv.residuals import merged, residual_file
+from aiokv.saving import (
+    FORMAT,
+    RESIDUALS,
+    Content,
+    ResidualContent,
+    Saved,
+    SavedKey,
+    SavedResidual,
+    SavedRule,
+    decode,
+    file_head,
+)
+from aiokv.tensorfile import bytes_of, in_order
 
 RULE = SavedRule("adam", {"lr_mult": [[5, 0.5]]}, "mean", ((4, {"learning_rate": 0.5}),), 3)
+URL = "folder/state"
+
+
+def sealed(pieces: list[Any]) -> bytes:
+    """Return the bytes of a file with its checksum."""
+    data = b"".join(pieces)
+    return data + checksum(data)
 
 
 def saved_of(arrays: dict[Any, dict[str, Any]]) -> Saved:
     """Return these arrays as saved ones."""
     keys = [
-        SavedKey(key, named["value"].shape, named["value"].dtype.name, False, 3, tuple(named))
+        SavedKey(
+            key,
+            named["value"].shape,
+            named["value"].dtype.name,
+            False,
+            "bsp",
+            (1, 2),
+            False,
+            {"name": "zeros"},
+            updates=3,
+            names=tuple(named),
+        )
         for key, named in arrays.items()
     ]
-    return Saved(RULE, keys, arrays)
+    return Saved(Content("an id", 2, (1,), {"epoch": 7}, RULE, keys), arrays)
+
+
+def encode(saved: Saved) -> bytes:
+    """Return the bytes of a file."""
+    named = {
+        f"{name}/{'i' if isinstance(key, int) else 's'}:{key}": array
+        for key, arrays in saved.arrays.items()
+        for name, array in arrays.items()
+    }
+    shapes = {name: (array.dtype.name, array.shape) for name, array in named.items()}
+    head = file_head(FORMAT, saved.content, shapes)
+    return sealed([head, *(bytes_of(named[name]) for name in in_order(shapes))])
 
 
 EXAMPLE = saved_of(
@@ -37,18 +76,14 @@ EXAMPLE = saved_of(
         "layer": {"value": np.array([1, 2], "float16"), "mean": np.zeros(2, "float32")},
         5: {"value": np.array(7, "int64")},
         "5": {"value": np.zeros((0, 4), "uint8")},
+        "bytes": {"value": np.arange(3, dtype="uint8")},
     }
 )
-CONTENT = encode(EXAMPLE)
-
-dtypes = hs.sampled_from([name for name in ITEM_SIZES if name != "bfloat16"]).map(np.dtype)
-some_arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)))
-keys = hs.text(min_size=1).filter(lambda text: text.isprintable()) | hs.integers(0, 2**63 - 1)
+DATA = encode(EXAMPLE)
 
 
 def assert_equal(got: Saved, expected: Saved) -> None:
-    assert got.rule == expected.rule
-    assert got.keys == expected.keys
+    assert got.content == expected.content
     assert got.arrays.keys() == expected.arrays.keys()
     for key, named in expected.arrays.items():
         assert got.arrays[key].keys() == named.keys()
@@ -57,109 +92,97 @@ def assert_equal(got: Saved, expected: Saved) -> None:
             assert (other.shape, other.dtype, other.tobytes()) == (array.shape, array.dtype, array.tobytes())
 
 
-@given(hs.dictionaries(keys, hs.tuples(some_arrays, some_arrays), max_size=4))
-def test_what_was_saved_comes_back_with_its_keys_shapes_dtypes_and_bits(given_arrays: dict[Any, Any]) -> None:
-    arrays = {key: {"value": value, "mean": mean} for key, (value, mean) in given_arrays.items()}
-    assert_equal(decode(encode(saved_of(arrays)), "file"), saved_of(arrays))
-
-
-def test_keys_that_look_alike_stay_apart() -> None:
-    assert_equal(decode(CONTENT, "file"), EXAMPLE)
-
-
-def test_bfloat16_is_a_dtype_of_the_file() -> None:
-    saved = saved_of({"w": {"value": np.arange(3).astype("bfloat16")}})
-    assert_equal(decode(encode(saved), "file"), saved)
+def test_what_was_saved_comes_back_and_keys_that_look_alike_stay_apart() -> None:
+    assert_equal(decode(DATA, URL), EXAMPLE)
 
 
 def test_any_reader_of_the_format_finds_the_weights() -> None:
-    np.testing.assert_array_equal(safetensors.numpy.load(CONTENT)["value/s:layer"], np.array([1, 2], "float16"))
+    np.testing.assert_array_equal(safetensors.numpy.load(DATA)["value/s:layer"], np.array([1, 2], "float16"))
 
 
-@given(hs.integers(0, len(CONTENT) - 1))
+@given(hs.integers(0, len(DATA) - 1))
 def test_a_torn_file_is_refused_wherever_it_ends(length: int) -> None:
     with pytest.raises(DataError, match="torn-file"):
-        decode(CONTENT[:length], "torn-file")
+        decode(DATA[:length], "torn-file")
 
 
-@given(hs.integers(0, len(CONTENT) - 1), hs.integers(1, 255))
+@given(hs.integers(0, len(DATA) - 1), hs.integers(1, 255))
 def test_a_changed_byte_is_found_wherever_it_is(place: int, change: int) -> None:
-    """In the padding of the header it changes nothing."""
-    damaged = bytearray(CONTENT)
+    damaged = bytearray(DATA)
     damaged[place] ^= change
-    try:
-        decoded = decode(bytes(damaged), "damaged-file")
-    except DataError:
-        return
-    assert_equal(decoded, EXAMPLE)
-
-
-def test_more_bytes_than_a_file_has_are_refused() -> None:
-    with pytest.raises(DataError, match="safetensors"):
-        decode(CONTENT + b"\0", "file")
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04" * 20, b'{"weights": [1, 2, 3]}'])
-def test_a_file_of_another_kind_is_refused(content: bytes) -> None:
-    with pytest.raises(DataError, match="expected a whole safetensors file"):
-        decode(content, "file")
+    with pytest.raises(DataError, match="damaged-file"):
+        decode(bytes(damaged), "damaged-file")
 
 
 def test_a_safetensors_file_of_somebody_else_is_refused() -> None:
     with pytest.raises(DataError, match="expected format 'aiokv', got None"):
-        decode(safetensors.numpy.save({"w": np.ones(2)}), "file")
+        decode(safetensors.numpy.save({"w": np.ones(2)}), URL)
 
 
 def test_a_file_of_another_version_is_refused() -> None:
-    with pytest.raises(DataError, match="expected version '1', got '2'"):
-        decode(safetensors.numpy.save({"w": np.ones(2)}, {"format": "aiokv", "version": "2"}), "file")
+    with pytest.raises(DataError, match="expected version '2', got '1'"):
+        decode(safetensors.numpy.save({"w": np.ones(2)}, {"format": "aiokv", "version": "1"}), URL)
 
 
-def test_a_written_file_is_read_and_replaces_the_one_before(tmp_path: Path) -> None:
-    url = str(tmp_path / "state")
-    write(url, b"first")
-    write(url, b"second")
-    assert read(url) == b"second"
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+def test_a_file_whose_content_makes_no_sense_is_refused() -> None:
+    keys = [SavedKey("w", (1,), "float32", False, "bsp", names=("value",))]
+    content = Content("an id", 2, (), {}, RULE, keys)
+    for made, complaint in ((content, "no tensor"), (SavedRule("sgd", {}, "sum", (), 0), "understood")):
+        with pytest.raises(DataError, match=complaint):
+            decode(sealed([file_head(FORMAT, made, {})]), URL)
 
 
-def test_a_url_of_any_file_system_will_do() -> None:
-    write("memory://saving/state", b"first")
-    write("memory://saving/state", b"second")
-    assert read("memory://saving/state") == b"second"
-    assert fsspec.filesystem("memory").ls("saving", detail=False) == ["/saving/state"]
+# --- residuals of workers ---
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = str(tmp_path / "state")
-    write(url, b"old")
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("aiokv.saving.os.fsync", full)
-    with pytest.raises(DataError, match="No space left"):
-        write(url, b"new")
-    assert read(url) == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+def state(*values: float, step: int = 4) -> dict[str, Any]:
+    residual = np.array(values, "float32")
+    return {"dtype": "float32", "residual": residual, "codec": "topk", "params": {"k": 1}, "step": step}
 
 
-@pytest.mark.parametrize("name", ["missing", "."])
-def test_what_is_no_file_can_not_be_read(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="can't be read") as caught:
-        read(str(tmp_path / name))
-    assert caught.value.details["path"] == str(tmp_path / name)
+def written(rank: int, kept: dict[Any, Any], save_id: str = "an id", keys: Any = None) -> bytes:
+    return sealed(residual_file(kept, rank, save_id, keys))
 
 
-@pytest.mark.parametrize("name", ["missing/state", "."])
-def test_where_no_file_can_be_nothing_is_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="can't be written"):
-        write(str(tmp_path / name), b"content")
-    assert not list(tmp_path.iterdir())
+def plain(states: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: one | {"residual": one["residual"].tolist()} for key, one in states.items()}
 
 
-def test_an_unknown_kind_of_url_is_refused() -> None:
-    with pytest.raises(DataError, match="nosuch"):
-        read("nosuch://bucket/state")
+def test_what_a_worker_has_left_comes_back() -> None:
+    kept = {"w": state(1, -2), "off": {"dtype": "bfloat16", "residual": np.array([0.5], "float32")}}
+    assert plain(merged(URL, {3: written(3, kept)}, "an id", None)) == plain(kept)
+
+
+def test_one_worker_in_the_place_of_two_goes_on_with_the_sum() -> None:
+    """Ranks 0 and 2 of three become rank 0 of two; the step is that of the first."""
+    contents = {0: written(0, {"w": state(1, -2)}), 2: written(2, {"w": state(10, 20, step=9), "v": state(5)})}
+    assert plain(merged(URL, contents, "an id", None)) == plain({"w": state(11, 18), "v": state(5)})
+
+
+def test_only_the_wanted_keys_are_written_and_read() -> None:
+    data = written(0, {"a": state(1), "b": state(2), "c": state(3)}, keys=["a", "b"])
+    assert merged(URL, {0: data}, "an id", ["b", "c"]).keys() == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (written(3, {}, save_id="another"), "is not of the save"),
+        (written(2, {}), "is not of the save"),
+        (written(3, {"w": state(1)})[:-1], "whole safetensors file"),
+        (DATA, "expected format 'aiokv residuals'"),
+        (sealed([file_head(RESIDUALS, ResidualContent("an id", 3, []), {})])[:-1] + b"x", "damaged"),
+        (sealed([file_head(RESIDUALS, msgspec.defstruct("Other", [("n", int)])(1), {})]), "understood"),
+    ],
+    ids=["another save", "another rank", "torn", "another file", "damaged", "nonsense"],
+)
+def test_a_file_of_residuals_that_does_not_belong_here_is_refused_and_named(data: bytes, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint) as caught:
+        merged(URL, {3: data}, "an id", None)
+    assert caught.value.details["path"] == f"{URL}.rank3"
+
+
+def test_a_residual_that_is_announced_has_to_be_there() -> None:
+    content = ResidualContent("an id", 3, [SavedResidual("w", "float32")])
+    with pytest.raises(DataError, match="no tensor"):
+        merged(URL, {3: sealed([file_head(RESIDUALS, content, {})])}, "an id", None)

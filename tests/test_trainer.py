@@ -472,12 +472,6 @@ def test_states_of_something_else_are_refused(tmp_path: Path) -> None:
         trainer.load_states(str(tmp_path / "none"))
 
 
-def test_states_on_servers_are_the_stores() -> None:
-    trainer = aiokv.Trainer({"w": full(1)}, kvstore=aiokv.LocalStore())
-    with pytest.raises(ConfigError, match="here the servers make them"):
-        trainer.save_states("nowhere")
-
-
 # --- what is refused ---
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiokv.core.deadlines import Deadlines
 from aiokv.core.effects import Effect, Refuse, Send
@@ -27,6 +27,7 @@ class Arrival:
     request: int
     rank: Rank
     waits: float
+    said: dict[str, Any] | None
 
 
 class Barriers:
@@ -51,7 +52,7 @@ class Barriers:
         group = roster.check_group(message.group)
         if group and rank not in group:
             raise MembershipError(f"barrier {message.name!r} of ranks {list(group)}: rank {rank} is none of them")
-        arrival = Arrival((message.name, group), peer, request, rank, message.timeout)
+        arrival = Arrival((message.name, group), peer, request, rank, message.timeout, message.said)
         self._arrivals[peer, request] = arrival
         self._waiting.add((peer, request), now + message.timeout)
 
@@ -64,13 +65,15 @@ class Barriers:
             if absent and not lost:
                 continue
             self._gave_up.pop(place, None)
-            for arrival in [arrival for arrival in self._arrivals.values() if arrival.place == place]:
+            arrivals = [arrival for arrival in self._arrivals.values() if arrival.place == place]
+            answer = _answer(arrivals)
+            for arrival in arrivals:
                 del self._arrivals[arrival.peer, arrival.request]
                 self._waiting.discard((arrival.peer, arrival.request))
-                answer: Effect = Send(arrival.peer, arrival.request, m.Done())
                 if lost:
-                    answer = Refuse(arrival.peer, arrival.request, roster.loss(lost, f"barrier {place[0]!r}"))
-                effects.append(answer)
+                    effects.append(Refuse(arrival.peer, arrival.request, roster.loss(lost, f"barrier {place[0]!r}")))
+                else:
+                    effects.append(Send(arrival.peer, arrival.request, answer))
         return effects
 
     def _absent(self, place: Place, roster: Roster) -> list[Rank]:
@@ -119,3 +122,9 @@ class Barriers:
         """
         assert all(name in self._waiting for name in self._arrivals)
         assert len(self._arrivals) == len(self._waiting)
+
+
+def _answer(arrivals: list[Arrival]) -> m.Message:
+    """Return what all who have met are told; of a worker that has asked twice, the last word counts."""
+    said = {arrival.rank: arrival.said for arrival in arrivals if arrival.said is not None}
+    return m.Met(tuple(sorted(said.items()))) if said else m.Done()

@@ -361,6 +361,11 @@ class Calls:
             return self.fail(call, from_code(message.code, message.message, message.details))
         if isinstance(message, m.RulesState | m.Tally):
             call.result = [*(call.result or []), message]
+        if isinstance(message, m.Met):
+            call.result = dict(message.said)
+        if isinstance(message, m.State) and part is not None and isinstance(part.receives, CallBuffer):
+            call.result = {} if call.result is None else call.result
+            call.result[part.receives.number] = message.version
         # The length of a compressed difference is checked where it is decoded.
         fits = not nbytes if part is None else part.fits(nbytes)
         if not fits and not getattr(message, "codec", 0):
@@ -382,8 +387,7 @@ class Calls:
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
-            transfer = call.transfer
-            self._directory.initialized(call.tensors, len(transfer.rows), transfer.options.policy)
+            self._directory.initialized(call.tensors, len(call.transfer.rows), call.transfer.options)
         return [Complete(call.number, call.result)]
 
     def _forget(self, call: Call) -> list[Effect]:

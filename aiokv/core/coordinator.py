@@ -101,7 +101,7 @@ class Coordinator:
         self._steps = Steps(self._deciding, self._answers, self._making, tallies)
         self._rounds = Rounds(self._answers, self._making, self._steps, self._norms)
         tables = Tables(self._catalog, self._creation, self._rounds)
-        saving = Saving(self._catalog, self._rules)
+        saving = Saving(self._catalog, self._rules, self._creation)
         self._control = Control(joiner, self._catalog, self._rules, self._codecs, saving, tallies)
         shared = (self._catalog, self._creation, self._rounds, self._answers, tables, self._norms, saving)
         self._exchanges = Exchanges(*shared, self._deadlines, again=self._received)

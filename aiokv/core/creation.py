@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aiokv.core.roster import Roster
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received
-    from aiokv.types import Peer, Rank
+    from aiokv.types import Key, Peer, Rank, Slot
 
 AnyInit = m.Init | m.InitBundle | m.InitRows
 
@@ -77,10 +77,30 @@ class Creation:
         self._deadlines.add(name, now + message.timeout)
         return self.roster_changed(roster)
 
+    def create_empty(self, message: m.Init | m.InitRows, roster: Roster) -> list[Effect]:
+        """Create a chunk that is about to get what was saved of it; it is not there.
+
+        Raises:
+            ProtocolError, MembershipError, KeyUseError, SpecMismatchError, PolicyError, OptimizerError: it can't be.
+        """
+        if message.group != roster.check_group(message.group):
+            raise ProtocolError(f"{_named(message)}: a group is sorted, and empty when it is all workers")
+        self._catalog.check_init(message)
+        nbytes = TensorSpec((max(0, message.stop - message.start),), message.dtype).nbytes
+        install, _ = self._enter(message, None, nbytes)
+        return [install, *self._answer_parked((message.key,), message.start)]
+
     def _create(self, received: Received, message: AnyInit) -> list[Effect]:
         keys = message.keys if isinstance(message, m.InitBundle) else (message.key,)
         if self._catalog.has_values(message):
             return [*freed(received.slot), *self._answer((received.peer, received.request), message)]
+        install, answer = self._enter(message, received.slot, received.nbytes)
+        start = 0 if isinstance(message, m.InitBundle) else message.start
+        return [install, Send(received.peer, received.request, answer), *self._answer_parked(keys, start)]
+
+    def _enter(self, message: AnyInit, slot: Slot | None, nbytes: int) -> tuple[Effect, m.Message]:
+        """Take new keys into the catalog; return how the store does that, and the answer to who brings them."""
+        keys = message.keys if isinstance(message, m.InitBundle) else (message.key,)
         if not get_policy(message.policy).keeps_sum:
             for key in keys:
                 self._rules.check_dtype(key, message.dtype)
@@ -88,27 +108,28 @@ class Creation:
             spec = TensorSpec(message.shape, message.dtype)
             check_cut(self._rules.current, message.key, spec, message.start, message.stop, get_policy(message.policy))
         answer: m.Message = m.Done()
-        start = 0 if isinstance(message, m.InitBundle) else message.start
-        install: Effect
         if isinstance(message, m.InitRows):
             check_norms(message.key, self._rules.current)
             self._rules.check_table(message.key)
             options = options_of(message)
             table = self._catalog.create_table(message, options)
             place = table.key, table.start, table.stop, table.spec
-            install = InstallRows(*place, options.initializer, options.lazy, received.slot)
+            return InstallRows(*place, options.initializer, options.lazy, slot), answer
+        if isinstance(message, m.Init):
+            chunk = self._catalog.create(message, nbytes)
         else:
-            if isinstance(message, m.Init):
-                chunk = self._catalog.create(message, received.nbytes)
-            else:
-                bundle = self._catalog.create_bundle(message, received.nbytes)
-                assert bundle.chunk is not None, "a new bundle is one chunk"
-                chunk, answer = bundle.chunk, m.Bundled(bundle.number)
-            pieces = [Piece(key, start, spec.size, spec.row_size) for key, spec in specs_of(message)]
-            if isinstance(message, m.Init):
-                pieces = [replace(pieces[0], size=chunk.size)]
-            install = Install(chunk.key, chunk.start, message.dtype, chunk.size, received.slot, pieces)
-        effects: list[Effect] = [install, Send(received.peer, received.request, answer)]
+            bundle = self._catalog.create_bundle(message, nbytes)
+            assert bundle.chunk is not None, "a new bundle is one chunk"
+            chunk, answer = bundle.chunk, m.Bundled(bundle.number)
+        start = message.start if isinstance(message, m.Init) else 0
+        pieces = [Piece(key, start, spec.size, spec.row_size) for key, spec in specs_of(message)]
+        if isinstance(message, m.Init):
+            pieces = [replace(pieces[0], size=chunk.size)]
+        return Install(chunk.key, chunk.start, message.dtype, chunk.size, slot, pieces), answer
+
+    def _answer_parked(self, keys: tuple[Key, ...], start: int) -> list[Effect]:
+        """Look again at the inits that have waited for these keys."""
+        effects: list[Effect] = []
         for key in keys:
             for name, parked in self._parked.take_place(key, start):
                 effects += self._release(name, parked)

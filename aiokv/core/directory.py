@@ -13,8 +13,7 @@ from aiokv.core.placement import Chunk, place, place_rows
 from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
 from aiokv.core.rules import check_dtype
-from aiokv.core.stimuli import KeyOptions, Operation
-from aiokv.errors import UnknownKeyError
+from aiokv.core.stimuli import KeyOptions, KeyRecord, Operation
 from aiokv.policy import get_policy
 from aiokv.wire import messages as m
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aiokv.core.parts import Tensors
-    from aiokv.core.stimuli import Rows, StatePart
+    from aiokv.core.stimuli import ReadState, Rows, StatePart, WriteState
     from aiokv.optim import Optimizer
     from aiokv.types import Key, Peer, TensorSpec, Version
 
@@ -68,9 +67,24 @@ class Directory:
         return known.spec if known else None
 
     @property
-    def keys(self) -> list[Key]:
-        """The keys that this worker has initialised."""
-        return [key for key, known in self._known.items() if known.spec is not None]
+    def records(self) -> list[KeyRecord]:
+        """The keys that this worker has initialised, with the policies that they have."""
+        return [
+            KeyRecord(
+                key, known.spec, known.is_sparse, structs.replace(known.options, policy=self._policy_of(known.options))
+            )
+            for key, known in self._known.items()
+            if known.spec is not None
+        ]
+
+    def adopt(self, records: Sequence[KeyRecord]) -> None:
+        """Use keys as if this worker had initialised them."""
+        for record in records:
+            self.initialized([(record.key, record.spec)], int(record.is_sparse), record.options)
+
+    def _policy_of(self, options: KeyOptions) -> str:
+        """Return the policy's text as everybody writes it."""
+        return str(get_policy(options.policy or self._policy))
 
     def is_sparse(self, key: Key) -> bool:
         """Return True when this worker has initialised a key as a row-sparse one."""
@@ -109,7 +123,7 @@ class Directory:
             OptimizerError: names the key.
         """
         for key, known in self._known.items():
-            if known.spec is not None and not get_policy(known.policy).keeps_sum:
+            if known.spec is not None and not get_policy(self._policy_of(known.options)).keeps_sum:
                 check_dtype(key, known.spec.dtype, rule, reduction)
 
     # --- messages ---
@@ -118,7 +132,7 @@ class Directory:
         self, call: int, tensors: Tensors, rows: list[Rows], wait: float, options: KeyOptions, *, values: bool
     ) -> list[Part]:
         """Return the messages of an init; `rows` are of the last tensors, `values`: this worker sends them."""
-        policy, group = str(get_policy(options.policy or self._policy)), options.group
+        policy, group = self._policy_of(options), options.group
         digests = options.digests if values and options.digests else (b"",) * len(tensors)
         dense = len(tensors) - len(rows)
         bundles, singles = self._group(tensors[:dense], joins=get_policy(policy).is_plain)
@@ -380,38 +394,41 @@ class Directory:
             )
         return chunks
 
-    def state_parts(self, key: Key) -> list[tuple[int, int]]:
-        """Return first element, or row, and the end of each chunk of a key that this worker has initialised.
+    def state_parts(self, record: KeyRecord) -> list[tuple[int, int]]:
+        """Return first element, or row, and the end of each chunk of a key."""
+        return [(chunk.start, chunk.stop) for chunk in self._state_chunks(record)]
 
-        Raises:
-            UnknownKeyError: it has not.
-        """
-        return [(chunk.start, chunk.stop) for chunk in self._state_chunks(key)]
+    def _state_chunks(self, record: KeyRecord) -> list[Chunk]:
+        return (self.place_rows if record.is_sparse else self._place)(record.key, record.spec)
 
-    def _state_chunks(self, key: Key) -> list[Chunk]:
-        spec = self.spec(key)
-        if spec is None:
-            raise UnknownKeyError(f"key {key!r} is not initialized by this worker: call init first", key=key)
-        return self.place_rows(key, spec) if self.is_sparse(key) else self._place(key, spec)
-
-    def states(
-        self, call: int, parts: list[StatePart], wait: float, *, arrays: bool, nbytes: list[int] | None = None
-    ) -> list[Part]:
-        """Return the messages that read the state of some parts, or write it, with so many bytes for each."""
+    def read_states(self, asked: ReadState, wait: float) -> list[Part]:
+        """Return the messages that read the state of some parts."""
         made: list[Part] = []
-        for number, part in enumerate(parts):
-            key, start, stop = part.key, part.start, part.stop
-            server = next(chunk.server for chunk in self._state_chunks(key) if chunk.stop == stop)
-            spec = self._known[key].spec
-            assert spec is not None, "its chunks are known"
-            head = (key, spec.shape, spec.dtype, start, stop)
-            if nbytes is None:
-                message: m.Message = m.GetState(*head, arrays, wait)
-                made.append(Part(server, message, None, CallBuffer(call, number), key, start, priority=0))
-            else:
-                memory = CallMemory(call, number, 0, nbytes[number])
-                made.append(Part(server, m.PutState(*head, wait), memory, None, key, start, priority=0))
+        for number, part in enumerate(asked.parts):
+            key, spec, chunk = part.record.key, part.record.spec, self._state_chunk(part)
+            head = (key, spec.shape, spec.dtype, part.start, part.stop)
+            message = m.GetState(*head, arrays=asked.arrays, timeout=wait, names=part.names)
+            buffer = CallBuffer(asked.call, number)
+            made.append(Part(chunk.server, message, None, buffer, key, part.start, priority=0))
         return made
+
+    def write_states(self, given: WriteState, wait: float) -> list[Part]:
+        """Return the messages that write the state of some parts."""
+        made: list[Part] = []
+        for number, part in enumerate(given.parts):
+            key, spec, chunk = part.record.key, part.record.spec, self._state_chunk(part)
+            message = m.PutState(key, spec.shape, spec.dtype, part.start, part.stop, wait)
+            if part.creates:
+                options = part.record.options
+                message.policy, message.group, message.lazy = options.policy, options.group, options.lazy
+                message.sparse, message.first = part.record.is_sparse, chunk.start
+                message.initializer = dict(options.initializer)
+            memory = CallMemory(given.call, number, 0, given.nbytes[number])
+            made.append(Part(chunk.server, message, memory, None, key, part.start, priority=0))
+        return made
+
+    def _state_chunk(self, part: StatePart) -> Chunk:
+        return next(chunk for chunk in self._state_chunks(part.record) if chunk.stop == part.stop)
 
     def place_rows(self, key: Key, spec: TensorSpec) -> list[Chunk]:
         """Return the chunks of a row-sparse key."""
@@ -429,11 +446,11 @@ class Directory:
             self._known.pop(key, None)
         self._plans.clear()
 
-    def initialized(self, tensors: Tensors, sparse: int = 0, policy: str = "") -> None:
-        """Remember the specs of keys whose init has succeeded; the last `sparse` of them are row-sparse."""
+    def initialized(self, tensors: Tensors, sparse: int, options: KeyOptions) -> None:
+        """Remember keys whose init has succeeded; the last `sparse` of them are row-sparse."""
         for number, (key, spec) in enumerate(tensors, sparse - len(tensors)):
             known = self._known.setdefault(key, Known())
-            known.spec, known.is_sparse, known.policy = spec, number >= 0, policy or self._policy
+            known.spec, known.is_sparse, known.options = spec, number >= 0, options
         self._plans.clear()
 
     def bundled(self, bundle: KnownBundle, number: int) -> None:

@@ -104,7 +104,7 @@ class StoredState(Record):
     """What the store has of a key in the chunk (chunk_key, chunk_start), at `version`: value, and state of the rule.
 
     Of a row-sparse key it has at most so many bytes as go in one message, of rows from `first` on. Without `arrays` it
-    only says how many updates were made.
+    only says what there is and how many updates were made; `names` are the arrays that it has, all if empty.
     """
 
     chunk_key: Key
@@ -113,6 +113,7 @@ class StoredState(Record):
     key: Key
     first: int
     arrays: bool
+    names: tuple[str, ...] = ()
 
 
 class CallBuffer(Record):

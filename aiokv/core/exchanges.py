@@ -99,7 +99,7 @@ class Exchanges:
                 return self._delete(received, message)
             case _:
                 assert isinstance(message, m.GetState | m.PutState), "all others are above"
-                return self._exchange_state(received, message)
+                return self._exchange_state(received, message, roster, now)
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
         """Nobody is there any longer to answer; what was pushed stays counted."""
@@ -209,16 +209,25 @@ class Exchanges:
             # Caught here too, because what was divided for it stays divided.
             return [*freed(received.slot), Refuse(received.peer, received.request, error)]
 
-    def _exchange_state(self, received: Received, message: m.GetState | m.PutState) -> list[Effect]:
+    def _exchange_state(
+        self, received: Received, message: m.GetState | m.PutState, roster: Roster, now: float
+    ) -> list[Effect]:
+        if isinstance(message, m.PutState):
+            if received.slot is None:
+                raise ProtocolError(f"key {message.key!r}: a state without a payload")
+            if created := self._saving.create(message, roster):
+                chunk = self._catalog.lookup_state(message)
+                # Who waits for the key reads what was saved.
+                effects = created + self._saving.write(received, message, chunk, received.slot)
+                return effects + self._wake((message.key,), chunk.start, now)
         chunk = self._catalog.lookup_state(message)
         if chunk.applying:
             chunk.held.append(received)
             return []
         if isinstance(message, m.GetState):
             return self._saving.read(received, message, chunk)
-        if received.slot is None:
-            raise ProtocolError(f"{chunk.label}: a state without a payload")
-        effects: list[Effect] = []
+        assert received.slot is not None, "it was looked for"
+        effects = []
         bundle = self._catalog.bundle_of(message.key)
         if bundle is not None:
             # Keys that come from elsewhere may have been updated a different number of times.

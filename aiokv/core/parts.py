@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.effects import URGENT, CallBuffer, CallMemory, CallTensors, EncodedParts, Replica
 from aiokv.core.records import Record, field
+from aiokv.core.stimuli import KeyOptions
 
 if TYPE_CHECKING:
     from aiokv.types import Key, Peer, TensorSpec, Version
@@ -26,15 +27,16 @@ class KnownBundle(Record, eq=False):
 
 
 class Known(Record, eq=False):
-    """One key. `spec` is set when this worker has initialised it; the rest counts while it is in no bundle.
+    """One key. `spec` and `options` are set when this worker has initialised it; the rest counts while it is in no
+    bundle.
 
-    `policy` is by which it was initialised, `pushed` this worker's number of pushes, `versions` the last version
-    received of each chunk, by first element, or by first row of a key that `is_sparse`.
+    `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
+    by first row of a key that `is_sparse`.
     """
 
     spec: TensorSpec | None = None
     is_sparse: bool = False
-    policy: str = ""
+    options: KeyOptions = field(default_factory=KeyOptions)
     bundle: KnownBundle | None = None
     pushed: int = 0
     versions: dict[int, Version] = field(default_factory=dict)

@@ -11,6 +11,8 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
+    from aiokv.core.creation import Creation
+    from aiokv.core.roster import Roster
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received, Restored
     from aiokv.optim import Optimizer
@@ -30,15 +32,35 @@ class Saving:
     Args:
         catalog: the server's keys.
         rules: its update rule.
+        creation: who makes keys.
     """
 
-    def __init__(self, catalog: Catalog, rules: Rules) -> None:
+    def __init__(self, catalog: Catalog, rules: Rules, creation: Creation) -> None:
         self._catalog = catalog
         self._rules = rules
+        self._creation = creation
+
+    def create(self, message: m.PutState, roster: Roster) -> list[Effect]:
+        """Make the chunk that a state is of, without values, if it is not there and may be made.
+
+        Raises:
+            AiokvError: it can't be.
+        """
+        start = message.first if message.sparse else message.start
+        if not message.policy or self._catalog.find(message.key, start) is not None:
+            return []
+        head = (message.key, message.shape, message.dtype, start, message.stop)
+        rest = (message.policy, message.timeout, message.group, b"")
+        if message.sparse:
+            init: m.Init | m.InitRows = m.InitRows(*head, 0, 0, 0, *rest, message.lazy, message.initializer)
+        else:
+            init = m.Init(*head, *rest)
+        return self._creation.create_empty(init, roster)
 
     def read(self, received: Received, message: m.GetState, chunk: Chunk) -> list[Effect]:
         """Answer with what the store has of a key, which may lie in the chunk of a bundle."""
-        payload = StoredState(chunk.key, chunk.start, chunk.version, message.key, message.start, message.arrays)
+        what = (message.key, message.start, message.arrays, message.names)
+        payload = StoredState(chunk.key, chunk.start, chunk.version, *what)
         return [Send(received.peer, received.request, m.State(chunk.version), payload, priority=0)]
 
     def write(self, received: Received, message: m.PutState, chunk: Chunk, slot: Slot) -> list[Effect]:

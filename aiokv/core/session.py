@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1_000_000
 
-ANSWERS = (m.Done, m.Value, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Tally)
-"""What a server or the scheduler may answer."""
+ANSWERS = (m.Done, m.Value, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Met, m.Tally)
+"""The only messages by which requests are answered."""
 
 MAX_OPEN_PUSHES = 16
 """How many pushes of one key may be under way unless another number is given."""
@@ -162,17 +162,21 @@ class Session:
         return [chunk.start for chunk in self._directory.place_rows(check_key(key), spec)]
 
     @property
-    def keys(self) -> list[Key]:
-        """The keys that this worker has initialised."""
-        return self._directory.keys
+    def records(self) -> list[st.KeyRecord]:
+        """The keys that this worker has initialised, and how."""
+        return self._directory.records
 
-    def state_parts(self, key: Key) -> list[tuple[int, int]]:
-        """Return first element, or row, and the end of each chunk of a key that this worker has initialised.
+    def state_parts(self, record: st.KeyRecord) -> list[tuple[int, int]]:
+        """Return first element, or row, and the end of each chunk of a key."""
+        return self._directory.state_parts(record)
+
+    def check_group(self, group: tuple[Rank, ...]) -> None:
+        """Refuse a group of ranks that are not in the cluster.
 
         Raises:
-            UnknownKeyError: it has not.
+            MembershipError: names them.
         """
-        return self._directory.state_parts(key)
+        self._roster.check_group(group)
 
     def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | CallBuffer | Replica | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
@@ -191,8 +195,8 @@ class Session:
                 return self._received(peer, request, message, nbytes, now)
             case st.Transfer():
                 return self._transfer(stimulus, now)
-            case st.EnterBarrier(call, name, timeout, group):
-                barrier = m.Barrier(name, answer_time(timeout), group)
+            case st.EnterBarrier(call, name, timeout, group, said):
+                barrier = m.Barrier(name, answer_time(timeout), group, said)
                 return self._ask_scheduler(Call(call, f"barrier {name!r}", timeout), barrier, now)
             case st.Finish(call, timeout):
                 return self._ask_scheduler(Call(call, "finish", timeout), m.Finish(), now)
@@ -200,7 +204,7 @@ class Session:
                 return self._delete(stimulus, now)
             case st.Encoded(call, error):
                 return self._calls.encoded(call, error)
-            case st.ReadState() | st.WriteState() | st.ReadRules() | st.WriteRules() | st.Resume():
+            case st.ReadState() | st.WriteState() | st.ReadRules() | st.WriteRules() | st.Adopt() | st.Resume():
                 return self._save_or_load(stimulus, now)
             case st.Cancel(call):
                 return self._calls.cancel(call)
@@ -424,6 +428,9 @@ class Session:
             case st.WriteRules(call, rules, timeout):
                 put = partial(m.PutRules, rules.name, rules.params, rules.reduction, rules.changes, rules.clock)
                 return self._ask_all(Call(call, "loading of the update rule", timeout), put, now)
+            case st.Adopt(call, records):
+                self._directory.adopt(records)
+                return [Complete(call)]
             case _:
                 self._directory.resume(stimulus.clock, stimulus.updates)
                 return [Complete(stimulus.call)]
@@ -436,16 +443,16 @@ class Session:
         return self._ask_servers(call, make(answer_time(call.timeout)), 0, now)
 
     def _exchange_state(self, stimulus: st.ReadState | st.WriteState, now: float) -> list[Effect]:
-        nbytes = stimulus.nbytes if isinstance(stimulus, st.WriteState) else None
-        call = Call(stimulus.call, "saving" if nbytes is None else "loading", stimulus.timeout)
-        arrays = isinstance(stimulus, st.ReadState) and stimulus.arrays
+        verb = "saving" if isinstance(stimulus, st.ReadState) else "loading"
+        call = Call(stimulus.call, verb, stimulus.timeout)
         try:
             self._check_ready(call)
-            wait = answer_time(call.timeout)
-            parts = self._directory.states(call.number, stimulus.parts, wait, arrays=arrays, nbytes=nbytes)
         except AiokvError as error:
             return [Fail(call.number, error)]
-        return self._calls.send(call, parts, now)
+        wait = answer_time(call.timeout)
+        if isinstance(stimulus, st.ReadState):
+            return self._calls.send(call, self._directory.read_states(stimulus, wait), now)
+        return self._calls.send(call, self._directory.write_states(stimulus, wait), now)
 
     def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
         """Send the same message to all servers."""

@@ -176,12 +176,16 @@ class Transfer(Record):
 
 
 class EnterBarrier(Record):
-    """Wait until every worker of the group is here; an empty one is all of them."""
+    """Wait until every worker of the group is here; an empty one is all of them.
+
+    If one of them has `said` something, the call's result is what was said, by rank.
+    """
 
     call: int
     name: str
     timeout: float
     group: tuple[Rank, ...] = ()
+    said: dict[str, Any] | None = None
 
 
 class Finish(Record):
@@ -260,18 +264,34 @@ class Encoded(Record):
     error: AiokvError | None = None
 
 
-class StatePart(Record):
-    """Elements, or rows, [start, stop) of a key that this worker has initialised: a part of one chunk from its start,
-    or from row `start` of a row-sparse one on.
-    """
+class KeyRecord(Record):
+    """A key and what it was made with, but for its values."""
 
     key: Key
+    spec: TensorSpec
+    is_sparse: bool
+    options: KeyOptions
+
+
+class StatePart(Record):
+    """Elements, or rows, [start, stop) of a key: all of a chunk, or what a row-sparse one has from row `start` on.
+
+    What is read are the arrays of these `names`, all if empty. What is written makes the chunk if that is not there and
+    `creates` is set.
+    """
+
+    record: KeyRecord
     start: int
     stop: int
+    names: tuple[str, ...] = ()
+    creates: bool = False
 
 
 class ReadState(Record):
-    """Fetch what the servers have of some parts; that of part i is received into `CallBuffer(call, i)`."""
+    """Fetch what the servers have of some parts; that of part i is received into `CallBuffer(call, i)`.
+
+    The call's result is the version of each part, by its number.
+    """
 
     call: int
     parts: list[StatePart]
@@ -303,6 +323,13 @@ class WriteRules(Record):
     timeout: float
 
 
+class Adopt(Record):
+    """The servers have these keys, which a load has made: use them as if this worker had initialised them."""
+
+    call: int
+    records: list[KeyRecord]
+
+
 class Resume(Record):
     """Count this worker's next pushes from a clock on; `updates` says how many each key has seen."""
 
@@ -324,7 +351,7 @@ class Depart(Record):
     timeout: float
 
 
-SavingCall = ReadState | WriteState | ReadRules | WriteRules | Resume
+SavingCall = ReadState | WriteState | ReadRules | WriteRules | Adopt | Resume
 """The calls that save and load are made of."""
 
 Stimulus = (
@@ -349,6 +376,7 @@ Stimulus = (
     | WriteState
     | ReadRules
     | WriteRules
+    | Adopt
     | Resume
     | SendCommand
     | ReadTallies

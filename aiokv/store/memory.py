@@ -20,12 +20,12 @@ from aiokv.optim import PRECISIONS, Assign
 from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.pool import Pool
 from aiokv.store.replicas import Replicas
-from aiokv.store.states import checked_state, piece_of, rows_of
+from aiokv.store.states import IDS, checked_state, only, piece_of, rows_of
 from aiokv.store.table import Table
 from aiokv.types import ROW_ID_BYTES, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from aiokv.codec import Codec
     from aiokv.initializers import Initializer
@@ -127,7 +127,7 @@ class ParameterStore:
             start: its first element.
             dtype: of the elements.
             size: their number.
-            slot: where they have landed; None if there are none.
+            slot: where they have landed; None for zeros.
             pieces: the keys in the chunk, when there are several, or rows have more than one element.
         """
         kind = np.dtype(dtype)
@@ -458,7 +458,9 @@ class ParameterStore:
         for versions in staleness:
             self.staleness[min(versions, MAX_STALENESS)] += 1
 
-    def saved(self, key: Key, start: int, version: Version, name: Key, first: int) -> tuple[dict[str, Array], int]:
+    def saved(
+        self, key: Key, start: int, version: Version, name: Key, first: int, wanted: Collection[str] = ()
+    ) -> tuple[dict[str, Array], int]:
         """Return what is saved of a key in a chunk: arrays, and the first row that is left.
 
         Args:
@@ -467,14 +469,24 @@ class ParameterStore:
             version: of its value.
             name: which of the keys in it.
             first: the first row, of a row-sparse chunk.
+            wanted: names of arrays; all when there are none.
         """
         if (key, start) in self._tables:
             table = self._tables[key, start]
             assert table.version == version, "a state is read in the same breath in which it was decided"
-            return rows_of(table, first)
+            return rows_of(table, first, wanted)
         stored = self._chunks[key, start]
         assert stored.value.version == version, "a state is read in the same breath in which it was decided"
-        return piece_of(stored, name), -1
+        return only(piece_of(stored, name), wanted), -1
+
+    def described(self, key: Key, start: int, name: Key) -> dict[str, tuple[str, int]]:
+        """Return dtype and number of elements of each array that `saved` has of a key in a chunk."""
+        if (key, start) in self._tables:
+            ids, arrays = self._tables[key, start].saved()
+            arrays = {IDS: ids} | arrays
+        else:
+            arrays = piece_of(self._chunks[key, start], name)
+        return {name: (array.dtype.name, array.size) for name, array in arrays.items()}
 
     def steps(self, key: Key, start: int) -> int:
         """Return the number of updates that the state of a chunk has seen."""
@@ -537,7 +549,7 @@ class ParameterStore:
             self._pool.give(value.buffer)
 
     def _take(self, slot: Slot | None, nbytes: int) -> Landed:
-        return Landed(np.empty(nbytes, np.uint8)) if slot is None else self._slots.pop(slot)
+        return Landed(np.zeros(nbytes, np.uint8)) if slot is None else self._slots.pop(slot)
 
 
 def _content(landed: Landed, dtype: Any) -> Array:

@@ -11,7 +11,7 @@ from aiokv.errors import DataError
 from aiokv.store.pieces import cut, cut_state, new_state
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from aiokv.kernels import Backend
     from aiokv.optim import Optimizer
@@ -36,8 +36,16 @@ def piece_of(stored: Stored, key: Key) -> State:
     return {VALUE: value} | ({} if stored.state is None else cut_state(stored.state, stored.pieces)[number])
 
 
-def rows_of(table: Table, first: int) -> tuple[State, int]:
-    """Return used rows from one on, increasing, as many as go in one part, with state; and the first left, or -1."""
+def only(arrays: State, wanted: Collection[str]) -> State:
+    """Return the arrays that are wanted; all when no name is given."""
+    return {name: array for name, array in arrays.items() if not wanted or name in wanted}
+
+
+def rows_of(table: Table, first: int, names: Collection[str] = ()) -> tuple[State, int]:
+    """Return used rows from one on, increasing, as many as go in one part, with state; and the first left, or -1.
+
+    Without `names` with all arrays.
+    """
     ids, arrays = table.saved()
     wanted = np.flatnonzero(ids >= first)
     width = sum(array.nbytes // max(1, len(array)) for array in arrays.values())
@@ -47,7 +55,7 @@ def rows_of(table: Table, first: int) -> tuple[State, int]:
         left = int(np.partition(ids[wanted], most)[most])
         wanted = wanted[ids[wanted] < left]
     part = wanted[np.argsort(ids[wanted])]
-    return {IDS: ids[part]} | {name: array[part] for name, array in arrays.items()}, left
+    return {name: array[part] for name, array in only({IDS: ids} | arrays, names).items()}, left
 
 
 def checked_state(

@@ -138,11 +138,15 @@ class Heartbeat(Message):
 
 
 class Barrier(Message):
-    """Answer `Done` when every worker of the group has sent this name; an empty group is all of them."""
+    """Answer when every worker of the group has sent this name; an empty group is all of them.
+
+    The answer is `Done`, or `Met` if one of them has `said` something.
+    """
 
     name: str
     timeout: float
     group: tuple[int, ...] = ()
+    said: dict[str, Any] | None = None
 
 
 class Finish(Message):
@@ -432,6 +436,12 @@ class Error(Message):
     details: dict[str, Any]
 
 
+class Met(Message):
+    """Every worker of a barrier's group is there; what each of them has said, by rank."""
+
+    said: tuple[tuple[int, dict[str, Any]], ...]
+
+
 # --- between servers ---
 
 
@@ -471,7 +481,7 @@ class Totals(Message):
 class GetState(Message):
     """Answer `State`: elements, or rows, [start, stop) of a key, which are a chunk, and what the rule keeps for them.
 
-    Without `arrays` the payload has no arrays, only what is said of them.
+    Without `arrays` the payload has no arrays, only what is said of them; `names` are those that it has, all if empty.
     """
 
     key: str | int
@@ -481,6 +491,7 @@ class GetState(Message):
     stop: int
     arrays: bool
     timeout: float
+    names: tuple[str, ...] = ()
 
 
 class State(Message):
@@ -492,7 +503,9 @@ class State(Message):
 class PutState(Message):
     """Payload: what a `State` had. It takes the place of what is there; versions and sequences go on. Answered `Done`.
 
-    What is not in the payload stays: without values only the state of the rule changes.
+    What is not in the payload stays: without values only the state of the rule changes. A key that is not there is
+    made if there is a `policy`; what follows is as in `Init` and, of a `sparse` one, in `InitRows`. `first` is where
+    the chunk begins whose rows from `start` on these are.
     """
 
     key: str | int
@@ -501,6 +514,12 @@ class PutState(Message):
     start: int
     stop: int
     timeout: float
+    policy: str = ""
+    group: tuple[int, ...] = ()
+    sparse: bool = False
+    first: int = 0
+    lazy: bool = True
+    initializer: dict[str, Any] = {}
 
 
 class GetRules(Message):
@@ -637,6 +656,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     77: CommandResult,
     78: RulesState,
     79: PutRules,
+    80: Met,
     82: Arrived,
     83: Accepted,
     84: Verdict,

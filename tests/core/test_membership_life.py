@@ -51,6 +51,20 @@ def test_barrier_counts_ranks_and_not_calls(scheduler: Scheduler) -> None:
     assert [a.answer for a in asked] == [m.Done()] * 4
 
 
+def test_what_workers_say_at_a_barrier_is_told_to_all(scheduler: Scheduler) -> None:
+    """By rank; of worker 0, which asks twice, the last word counts; what nobody has said is not there."""
+    asked = [
+        scheduler.ask(name, m.Barrier("b", 5.0, (), said))
+        for name, said in (
+            ("worker-2", {"n": 2}),
+            ("worker-0", {"n": 0}),
+            ("worker-0", {"n": 9}),
+            ("worker-1", None),
+        )
+    ]
+    assert [a.answer for a in asked] == [m.Met(((0, {"n": 9}), (2, {"n": 2})))] * 4
+
+
 def test_barriers_of_different_names_do_not_mix(scheduler: Scheduler) -> None:
     for rank, name in enumerate(("a", "a", "b")):
         assert scheduler.barrier(f"worker-{rank}", name).pending

@@ -13,10 +13,12 @@ from aiokv.errors import (
     DataError,
     MembershipError,
     OptimizerError,
+    PolicyError,
     ProtocolError,
     SpecMismatchError,
     UnknownKeyError,
 )
+from aiokv.types import TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -51,9 +53,9 @@ def test_a_state_has_the_version_that_its_value_has(server: Server) -> None:
     server.init(value=2.0)
     for rank in range(3):
         server.push(rank)
-    asked = server.ask(1, get())
+    asked = server.ask(1, get(names=("mean",)))
     assert asked.answer == m.State(1)
-    assert asked.payload == ef.StoredState("w", 0, 1, "w", 0, True)
+    assert asked.payload == ef.StoredState("w", 0, 1, "w", 0, True, ("mean",))
 
 
 def test_a_key_is_read_out_of_its_bundle_which_stays_whole(server: Server) -> None:
@@ -128,6 +130,57 @@ def test_who_sends_a_state_hears_what_the_store_says(server: Server) -> None:
 def test_only_workers_that_said_who_they_are_may(server: Server, message: m.Message) -> None:
     server.init()
     assert isinstance(server.ask(0, message, peer=99).error, MembershipError)
+
+
+# --- keys that are made of their state ---
+
+
+def test_a_state_makes_a_key_that_is_not_there(server: Server) -> None:
+    """Its rounds are those of its group, and who had waited for it reads what was put."""
+    pull, init = server.pull(2), server.ask(2, root_of(1))
+    assert server.ask(0, put(policy="bsp", group=(1, 2)), 7.0).answer == m.Done()
+    assert init.answer == m.Done()
+    assert pull.payload == 7
+    for rank in (1, 2):
+        server.push(rank)
+    assert server.pull(1).payload == 9
+
+
+def root_of(rank: int) -> m.Init:
+    return m.Init("w", (1,), "float32", 0, 1, "bsp", 5.0, (rank, 2))
+
+
+def test_rows_make_a_row_sparse_key_whichever_come_first(server: Server) -> None:
+    message = put("t", shape=(10,), start=3, stop=10, policy="bsp", sparse=True, first=0)
+    server.ask(0, message, 7.0)
+    (install,) = server.seen(ef.InstallRows)
+    assert (install.key, install.start, install.stop, install.slot) == ("t", 0, 10, None)
+    server.ask(0, message, 7.0)
+    assert len(server.seen(ef.InstallRows)) == 1
+    assert [restore.first for restore in server.seen(ef.Restore)] == [3, 3]
+
+
+def test_a_key_that_is_there_is_not_made_anew(server: Server) -> None:
+    server.init(value=2.0)
+    assert server.ask(0, put(policy="sum"), 7.0).answer == m.Done()
+    assert len(server.seen(ef.Install)) == 1
+    assert server.value() == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"policy": "nosuch"}, PolicyError),
+        ({"policy": "bsp", "group": (2, 1)}, ProtocolError),
+        ({"policy": "bsp", "group": (0, 70)}, MembershipError),
+        ({"policy": "bsp", "dtype": "int32"}, OptimizerError),
+        ({"policy": "bsp", "start": 5, "stop": 4}, SpecMismatchError),
+    ],
+)
+def test_what_can_not_be_made_is_refused(server: Server, changes: dict[str, Any], error: type[Exception]) -> None:
+    server.ask(0, SGD)
+    assert isinstance(server.ask(0, put(**changes), 7.0).error, error)
+    assert not server.seen(ef.Install)
 
 
 def test_the_rule_of_a_key_that_keeps_its_sum_keeps_nothing(server: Server) -> None:
@@ -214,42 +267,71 @@ def put_clock(state: m.RulesState, clock: int) -> m.RulesState:
 # --- the worker ---
 
 
+def record(key: str = "w", shape: tuple[int, ...] = (1,), *, sparse: bool = False, **options: Any) -> st.KeyRecord:
+    return st.KeyRecord(key, TensorSpec(shape, "float32"), sparse, st.KeyOptions(**options))
+
+
 def test_a_worker_asks_the_server_of_each_chunk_and_takes_answers_of_any_length(make_worker: type[Worker]) -> None:
     worker = make_worker(servers=2)
     worker.finish(worker.transfer("init", shape=(1 << 15,)))
-    assert worker.machine.keys == ["w"]
-    ends = worker.machine.state_parts("w")
-    call = worker.call(st.ReadState, parts=[st.StatePart("w", *end) for end in ends], timeout=5.0)
+    (known,) = worker.machine.records
+    assert known == record(shape=(1 << 15,), policy="bsp")
+    ends = worker.machine.state_parts(known)
+    parts = [st.StatePart(known, *end, ("value",)) for end in ends]
+    call = worker.call(st.ReadState, parts=parts, timeout=5.0)
     assert [(send.message.start, send.message.stop) for send in call.sends] == ends  # type: ignore[attr-defined]
+    assert all(send.message.names == ("value",) for send in call.sends)  # type: ignore[attr-defined]
     assert {send.peer for send in call.sends} == {0, 1}
+    effects = []
     for number, send in enumerate(call.sends):
         for nbytes in (5, 500):
             assert worker.machine.landing(send.request, nbytes) == ef.CallBuffer(call.number, number)
-        worker.answer(send, m.State(0), nbytes=100 + number)
-    assert call.outcome == "done"
+        effects += worker.answer(send, m.State(7 + number), nbytes=100 + number)
+    assert effects == [ef.Complete(call.number, {number: 7 + number for number in range(len(ends))})]
 
 
 def test_an_answer_without_a_state_is_an_error(make_worker: type[Worker]) -> None:
     worker = make_worker()
-    worker.finish(worker.transfer("init", shape=(1,)))
-    call = worker.call(st.ReadState, parts=[st.StatePart("w", 0, 1)], timeout=5.0)
+    call = worker.call(st.ReadState, parts=[st.StatePart(record(), 0, 1)], timeout=5.0)
     worker.answer(call.sends[0], m.Done(), nbytes=0)
     assert isinstance(call.error, ProtocolError)
 
 
 def test_states_are_sent_out_of_the_memory_of_the_call(make_worker: type[Worker]) -> None:
     worker = make_worker()
-    worker.finish(worker.transfer("init", shape=(1,)))
-    call = worker.call(st.WriteState, parts=[st.StatePart("w", 0, 1)], nbytes=[77], timeout=5.0)
+    call = worker.call(st.WriteState, parts=[st.StatePart(record(policy="bsp"), 0, 1)], nbytes=[77], timeout=5.0)
     assert call.sends[0].payload == ef.CallMemory(call.number, 0, 0, 77)
+    assert call.sends[0].message.policy == ""  # type: ignore[attr-defined]
     worker.answer(call.sends[0], m.Done())
     assert call.outcome == "done"
 
 
-def test_a_key_that_is_not_initialised_has_no_state(make_worker: type[Worker]) -> None:
+def test_a_state_that_makes_its_key_says_how(make_worker: type[Worker]) -> None:
+    """Of a row-sparse key also where its chunk begins, since these may be its later rows."""
+    worker = make_worker(servers=1)
+    table = record("t", (10, 1), sparse=True, policy="asp", group=(1, 2), lazy=False, initializer={"name": "zeros"})
+    parts = [st.StatePart(table, 3, 10, creates=True)]
+    call = worker.call(st.WriteState, parts=parts, nbytes=[77], timeout=5.0)
+    message = call.sends[0].message
+    assert isinstance(message, m.PutState)
+    made = (message.policy, message.group, message.sparse, message.first, message.lazy, message.initializer)
+    assert made == ("asp", (1, 2), True, 0, False, {"name": "zeros"})
+
+
+def test_keys_that_a_load_has_made_are_used_like_others(make_worker: type[Worker]) -> None:
     worker = make_worker()
-    call = worker.call(st.ReadState, parts=[st.StatePart("w", 0, 1)], timeout=5.0)
-    assert isinstance(call.error, UnknownKeyError)
+    records = [record(policy="sum", group=(0, 1)), record("t", (10, 1), sparse=True, policy="bsp")]
+    assert worker.call(st.Adopt, records=records).outcome == "done"
+    assert worker.machine.records == records
+    assert worker.machine.spec("w") == TensorSpec((1,), "float32")
+    assert worker.machine.is_sparse("t")
+
+
+def test_ranks_that_there_are_not_are_no_group(make_worker: type[Worker]) -> None:
+    worker = make_worker()
+    worker.machine.check_group((0, 1))
+    with pytest.raises(MembershipError):
+        worker.machine.check_group((0, 70))
 
 
 def test_rules_of_all_servers_are_the_result(make_worker: type[Worker]) -> None:

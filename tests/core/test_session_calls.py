@@ -409,6 +409,11 @@ def test_rule_is_set_where_the_keys_that_cannot_have_it_only_sum(make_worker: ty
 
 
 def test_barrier_says_whose_it_is(worker: Worker) -> None:
+    call = worker.call(st.EnterBarrier, name="b", timeout=10.0, said={"n": 1})
+    (send,) = call.sends
+    assert send.message == m.Barrier("b", 9.5, (), {"n": 1})
+    answer = m.Met(((0, {"n": 1}), (2, {})))
+    assert worker.answer(send, answer) == [ef.Complete(call.number, {0: {"n": 1}, 2: {}})]
     (send,) = worker.call(st.EnterBarrier, name="b", timeout=10.0, group=(1, 0)).sends
     assert send.message == m.Barrier("b", 9.5, (1, 0))
 

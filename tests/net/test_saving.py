@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv.errors import BarrierTimeoutError, ConfigError, DataError, OptimizerError, SpecMismatchError, UnknownKeyError
+from aiokv.errors import ConfigError, DataError, OptimizerError, SpecMismatchError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -217,8 +217,6 @@ async def test_what_can_not_be_loaded_changes_nothing(cluster: MakeCluster, tmp_
     async with cluster(workers=1) as running:
         (worker,) = running.workers
         await worker.init("a", np.zeros(4, "float32"))
-        with pytest.raises(UnknownKeyError, match="'b'"):
-            await worker.load(url)
         await worker.init("b", np.zeros(5, "float32"))
         with pytest.raises(SpecMismatchError, match="'b'"):
             await worker.load(url)
@@ -252,20 +250,6 @@ async def test_weights_without_a_rule_are_loaded_under_the_rule_that_is_set(
         assert await worker.pull("w") == 3
         await worker.push("w", np.full(1, 8, "float32"))
         assert (await worker.pull("w"))[0] == pytest.approx(2.5)
-
-
-async def test_others_hear_that_worker_0_could_not_go_on(cluster: MakeCluster, tmp_path: Path) -> None:
-    async with cluster() as running:
-        missing = str(tmp_path / "missing")
-
-        async def load(worker: aiokv.Client) -> type[BaseException] | None:
-            try:
-                await worker.load(missing, timeout=0.5)
-            except (DataError, BarrierTimeoutError) as error:
-                return type(error)
-            return None
-
-        assert await running.each(load) == [DataError, BarrierTimeoutError]
 
 
 async def test_chunks_that_do_not_fit_in_a_message_are_refused(cluster: MakeCluster, tmp_path: Path) -> None:

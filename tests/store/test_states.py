@@ -94,3 +94,18 @@ def test_rows_that_can_not_be_the_tables_change_nothing(store: ParameterStore, s
     assert store.table("t", 0).num_rows == 1
     assert store.table("t", 0).get(np.array([4])).tolist() == [[-1, -1]]
     assert store.steps("t", 0) == 1
+
+
+def test_what_is_there_is_described_and_single_arrays_are_read(store: ParameterStore) -> None:
+    """A table's row has an id, two elements, and a velocity for each."""
+    (name,) = set(store.described("w", 0, "w")) - {"value"}
+    assert store.described("w", 0, "w") == {"value": ("float32", 3), name: ("float32", 3)}
+    assert store.described("t", 0, "t") == {"ids": ("int64", 1), "value": ("float32", 2), name: ("float32", 2)}
+    assert store.saved("w", 0, 1, "w", 0, [name])[0].keys() == {name}
+    assert store.saved("t", 0, 1, "t", 0, ["ids"])[0]["ids"].tolist() == [4]
+    assert store.saved("t", 0, 1, "t", 0, ["value"])[0].keys() == {"value"}
+
+
+def test_a_chunk_that_begins_with_a_state_is_zero_until_then(store: ParameterStore) -> None:
+    store.install("new", 0, "float32", 2, None)
+    assert store.acquire("new", 0, 0).buffer.view("float32").tolist() == [0, 0]

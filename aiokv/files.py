@@ -1,0 +1,156 @@
+"""Files at any address that fsspec knows: written aside, ended with a checksum, and then given their name."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import threading
+from typing import TYPE_CHECKING, Any
+
+from aiokv.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+CHECKSUM_BYTES = 32
+"""Of the BLAKE2b of all bytes before it, with which a file ends."""
+
+
+class Aside:
+    """A file that is written beside the one of its name, and takes its place at the end: who reads finds either.
+
+    `write`, `seal` and `publish` take as long as the disk or the network needs, and may be called in any thread, one
+    after the other. When the caller stops waiting, one of them may still be under way: after `stop` it ends soon, and
+    deletes what was written.
+
+    Args:
+        url: a path, or an address that fsspec knows.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._lock = threading.Lock()
+        self._over = False
+        self._digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
+        self._files: Any = None
+        self._path = self._aside = ""
+        self._file: Any = None
+
+    def stop(self) -> None:
+        """Let nothing more be written, and the file of before keep its name. Does not wait."""
+        self._over = True
+
+    def write(self, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write pieces of bytes, one after the other; nothing after `stop`.
+
+        Raises:
+            DataError: the disk is full, or what else there is.
+        """
+        with self._working():
+            self._write(pieces)
+
+    def seal(self) -> None:
+        """Write the checksum, and see to it that all is on the disk.
+
+        Raises:
+            DataError: as for `write`.
+        """
+        with self._working():
+            self._write([self._digest.digest()])
+            if not self._over and self._is_local:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            if not self._over:
+                self._file.close()
+
+    def publish(self) -> None:
+        """Give the sealed file its name, unless it was stopped.
+
+        Raises:
+            DataError: as for `write`.
+        """
+        with self._working():
+            if self._over:
+                return
+            if self._is_local:
+                os.replace(self._aside, self._path)
+            else:
+                self._files.mv(self._aside, self._path)
+            self._file = None
+
+    def drop(self) -> None:
+        """Delete what is written aside, if it has no other name by now. Who is still at work does it in the end."""
+        self._over = True
+        self._clean()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except (OSError, ValueError, ImportError) as error:
+            raise DataError(f"{self._url}: can't be written: {error}", path=self._url) from error
+        finally:
+            # Whoever has stopped this meanwhile could not clean up.
+            if self._over:
+                self._clean()
+
+    def _clean(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            file, self._file = self._file, None
+            if file is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    file.close()
+                with contextlib.suppress(OSError):
+                    self._files.rm(self._aside)
+        finally:
+            self._lock.release()
+
+    def _write(self, pieces: Iterable[bytes | memoryview]) -> None:
+        for piece in pieces:
+            if self._over:
+                return
+            if self._file is None:
+                self._open()
+            self._digest.update(piece)
+            self._file.write(piece)
+
+    def _open(self) -> None:
+        self._files, self._path = _find(self._url)
+        self._aside = f"{self._path}.tmp-{secrets.token_hex(8)}"
+        self._file = self._files.open(self._aside, "wb")
+
+    @property
+    def _is_local(self) -> bool:
+        protocol = self._files.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+
+def read(url: str) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        DataError: it can't be read.
+    """
+    try:
+        files, path = _find(url)
+        with files.open(path, "rb") as file:
+            return bytes(file.read())
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{url}: can't be read: {error}", path=url) from error
+
+
+def checksum(content: bytes | memoryview) -> bytes:
+    """Return what a file has to end with whose other bytes these are."""
+    return hashlib.blake2b(content, digest_size=CHECKSUM_BYTES).digest()
+
+
+def _find(url: str) -> tuple[Any, str]:
+    import fsspec  # noqa: PLC0415 - importing it reads what all installed packages say of themselves
+
+    files, path = fsspec.url_to_fs(url)
+    return files, path

@@ -1,0 +1,82 @@
+"""What compression has left of a worker's gradients, saved beside the file of rank 0.
+
+Nothing of it is lost when there is another number of workers later: rank r of n goes on with the sum of what ranks
+r, r + n, r + 2n ... had left, so that the sum over all workers is what it was. Their codecs go on from the step of the
+first of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiokv.errors import DataError
+from aiokv.saving import ResidualContent, SavedResidual, decode_residuals, encode_residuals
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from aiokv.types import Key, Rank
+
+State = dict[str, Any]
+
+
+def rank_url(url: str, rank: Rank) -> str:
+    """Return where a worker writes what it has left."""
+    return f"{url}.rank{rank}"
+
+
+def residual_file(
+    state: Mapping[Key, State], rank: Rank, save_id: str, keys: Collection[Key] | None
+) -> list[bytes | memoryview]:
+    """Return the bytes of a worker's file, but for the checksum.
+
+    Args:
+        state: see `aiokv.compressing.Compressor.state`.
+        rank: whose it is.
+        save_id: of the save.
+        keys: which are saved; None: all.
+    """
+    wanted = {key: one for key, one in state.items() if keys is None or key in keys}
+    entries = [
+        SavedResidual(key, one["dtype"], one.get("codec"), dict(one.get("params", {})), one.get("step", 0))
+        for key, one in wanted.items()
+    ]
+    residuals = {key: one["residual"] for key, one in wanted.items()}
+    return encode_residuals(ResidualContent(save_id, rank, entries), residuals)
+
+
+def merged(url: str, contents: Mapping[Rank, bytes], save_id: str, keys: Collection[Key] | None) -> dict[Key, State]:
+    """Return the state that a worker goes on with.
+
+    Args:
+        url: of rank 0's file.
+        contents: the files of the ranks in whose place this worker is.
+        save_id: of the save that they must be of.
+        keys: which are loaded; None: all.
+
+    Raises:
+        DataError: a file is torn, changed, or of another save.
+    """
+    found: dict[Key, State] = {}
+    for rank, data in contents.items():
+        path = rank_url(url, rank)
+        content, residuals = decode_residuals(data, path)
+        if (content.id, content.rank) != (save_id, rank):
+            text = f"{path}: is not of the save that {url} is of"
+            raise DataError(
+                text, path=path, expected=f"{save_id}, rank {rank}", got=f"{content.id}, rank {content.rank}"
+            )
+        for entry in content.keys:
+            if keys is not None and entry.key not in keys:
+                continue
+            residual = np.array(residuals[entry.key])
+            if entry.key in found:
+                found[entry.key]["residual"] += residual
+                continue
+            state: State = {"dtype": entry.dtype, "residual": residual}
+            if entry.codec is not None:
+                state |= {"codec": entry.codec, "params": entry.params, "step": entry.step}
+            found[entry.key] = state
+    return found
