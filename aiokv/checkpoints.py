@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,16 +13,28 @@ import msgspec
 
 from aiokv import files, saving, snapshot
 from aiokv.core import stimuli as st
-from aiokv.errors import AiokvError, CallTimeoutError, ConfigError, DataError, UnknownKeyError, from_code
+from aiokv.errors import (
+    AiokvError,
+    CallTimeoutError,
+    ConfigError,
+    DataError,
+    MembershipError,
+    UnknownKeyError,
+    from_code,
+)
 from aiokv.residuals import merged, rank_url, residual_file
+from aiokv.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from aiokv.operations import Operations
-    from aiokv.types import Key, Rank
+    from aiokv.types import Rank
 
 Said = dict[str, Any]
+Url = str | os.PathLike[str]
+Keys = Key | Collection[Key] | None
+"""One key, or some; None: all."""
 
 FAREWELL: Final = 1.0
 """Seconds for which a worker whose caller has given up still tells the others so."""
@@ -78,19 +92,36 @@ def _told(error: BaseException, rank: Rank) -> Said:
     return {"error": [error.code, error.message, error.details]}
 
 
+def _of_rank_0(said: dict[Rank, Said]) -> Said:
+    """Return what rank 0 has said.
+
+    Raises:
+        MembershipError: it takes no part.
+    """
+    if 0 not in said:
+        text = "rank 0 has finished or left, and did not come: it is the worker that saves and loads"
+        raise MembershipError(text, ranks=[0])
+    return said[0]
+
+
+def _as_list(keys: Keys) -> list[Key] | None:
+    return [keys] if isinstance(keys, str | int) else None if keys is None else list(keys)
+
+
 # --- saving ---
 
 
 async def save(
     operations: Operations,
-    url: str,
-    keys: Collection[Key] | None,
+    url: Url,
+    keys: Keys,
     seconds: float,
     *,
     weights: bool,
     facts: Mapping[str, Any] | None,
 ) -> None:
     """Save; see `aiokv.operations.Operations.save`."""
+    url, keys = os.fspath(url), _as_list(keys)
     aside: list[files.Aside] = []
 
     async def announce() -> Said:
@@ -122,9 +153,10 @@ async def save(
         return {}
 
     said = await together(operations, f"aiokv: save {url}", seconds, announce)
+    save_id = _of_rank_0(said)["id"]
     residuals = tuple(rank for rank in sorted(said) if said[rank]["residuals"])
     rule = saving.SavedRule("", {}, "sum", (), 0)
-    content = saving.Content(said[0]["id"], operations.num_workers, residuals, dict(facts or {}), rule, [])
+    content = saving.Content(save_id, operations.num_workers, residuals, dict(facts or {}), rule, [])
     try:
         await together(operations, f"aiokv: write {url}", seconds, lambda: _or_stop(aside, write))
         await together(operations, f"aiokv: name {url}", seconds, lambda: _or_stop(aside, publish))
@@ -190,16 +222,17 @@ async def _write(
 
 async def load(
     operations: Operations,
-    url: str,
-    keys: Collection[Key] | None,
+    url: Url,
+    keys: Keys,
     seconds: float,
     *,
     weights: bool,
     check: Callable[[dict[str, Any]], object] | None,
 ) -> dict[str, Any]:
     """Load; see `aiokv.operations.Operations.load`."""
-    loading = Loading(operations, url, keys, seconds, weights=weights)
-    head = (await together(operations, f"aiokv: load {url}", seconds, loading.look))[0]
+    url = os.fspath(url)
+    loading = Loading(operations, url, _as_list(keys), seconds, weights=weights)
+    head = _of_rank_0(await together(operations, f"aiokv: load {url}", seconds, loading.look))
     facts: dict[str, Any] = head["facts"]
 
     async def prepare() -> Said:
@@ -310,7 +343,7 @@ class Loading:
 
         more = True
         while more:
-            said = (await together(operations, f"aiokv: keys {self._url}", self._seconds, name))[0]
+            said = _of_rank_0(await together(operations, f"aiokv: keys {self._url}", self._seconds, name))
             entries, more = msgspec.convert(said["keys"], list[saving.KeyEntry]), said["more"]
             records = [each.record for each in entries if each.key not in known and rank in (each.group or (rank,))]
             await operations._call(partial(_adopting, records))

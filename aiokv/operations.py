@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -558,9 +558,9 @@ class Operations(ABC):
 
     async def save(
         self,
-        url: str,
+        url: checkpoints.Url,
         *,
-        keys: Collection[Key] | None = None,
+        keys: checkpoints.Keys = None,
         facts: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -572,7 +572,7 @@ class Operations(ABC):
 
         Args:
             url: a path, or an address that fsspec knows, such as "s3://bucket/name".
-            keys: which are saved; all when not given.
+            keys: one key, or those that are saved; all when not given.
             facts: what else is to be kept, as JSON, such as the epoch; those of rank 0.
             timeout: seconds, for each wait of a worker for the others, and for each exchange with the servers.
 
@@ -583,15 +583,16 @@ class Operations(ABC):
             ConfigError: the scheduler's `chunk_bytes` makes chunks that are too large for a message with their state,
                 or there are too many facts.
             BarrierTimeoutError: names the ranks that did not come.
+            MembershipError: rank 0 has finished, and does not come.
             CallTimeoutError: another worker's caller has cancelled its call.
         """
         await checkpoints.save(self, url, keys, self._seconds(timeout), weights=True, facts=facts)
 
     async def load(
         self,
-        url: str,
+        url: checkpoints.Url,
         *,
-        keys: Collection[Key] | None = None,
+        keys: checkpoints.Keys = None,
         check: Callable[[dict[str, Any]], object] | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
@@ -604,7 +605,7 @@ class Operations(ABC):
 
         Args:
             url: as for `save`.
-            keys: which are loaded; all in the file when not given.
+            keys: one key, or those that are loaded; all in the file when not given.
             check: is called with the facts on every worker; when it raises, nothing has changed.
             timeout: as for `save`.
 
@@ -617,7 +618,8 @@ class Operations(ABC):
             UnknownKeyError: a key is not in the file, or its values are not and it is not initialised either; nothing
                 has changed.
             SpecMismatchError: of a key in the file; nothing has changed.
-            MembershipError: a key that is not initialised belongs to ranks that there are not; nothing has changed.
+            MembershipError: a key that is not initialised belongs to ranks that there are not, or rank 0 does not come;
+                nothing has changed.
             OptimizerError: another update rule is set; nothing has changed.
             ConfigError: as for `save`.
             BarrierTimeoutError, CallTimeoutError: as for `save`.
@@ -625,13 +627,13 @@ class Operations(ABC):
         return await checkpoints.load(self, url, keys, self._seconds(timeout), weights=True, check=check)
 
     async def save_optimizer_states(
-        self, url: str, *, keys: Collection[Key] | None = None, timeout: float | None = None
+        self, url: checkpoints.Url, *, keys: checkpoints.Keys = None, timeout: float | None = None
     ) -> None:
         """Write what `save` writes, without the weights."""
         await checkpoints.save(self, url, keys, self._seconds(timeout), weights=False, facts=None)
 
     async def load_optimizer_states(
-        self, url: str, *, keys: Collection[Key] | None = None, timeout: float | None = None
+        self, url: checkpoints.Url, *, keys: checkpoints.Keys = None, timeout: float | None = None
     ) -> None:
         """Go on with the optimizer state of a file, of `save` too; the weights stay. See `load`."""
         await checkpoints.load(self, url, keys, self._seconds(timeout), weights=False, check=None)

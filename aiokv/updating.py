@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
-import fsspec
+import msgspec
 import numpy as np
-import safetensors
-import safetensors.numpy
 
+from aiokv import files, saving
 from aiokv.errors import DataError, UnknownKeyError
 from aiokv.optim import rule_to_params
+from aiokv.tensorfile import Shapes, bytes_of, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +20,17 @@ if TYPE_CHECKING:
     from aiokv.kernels import Backend
     from aiokv.optim import Optimizer
 
-FORMAT = "aiokv optimizer state 1"
+FORMAT = "aiokv optimizer state"
 """The value of "format" in a file's metadata."""
+
+
+class StatesContent(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file has besides arrays: the rule, its parameters, the number of updates of each weight, and facts."""
+
+    rule: str
+    params: dict[str, Any]
+    counts: dict[str, int]
+    facts: dict[str, Any]
 
 
 class Updater:
@@ -71,20 +79,29 @@ class Updater:
         return self._scratch[: weight.nbytes].view(weight.dtype)
 
     def save(self, url: str, rule: Optimizer, facts: Mapping[str, Any]) -> None:
-        """Write the states to a safetensors file.
+        """Write the states to a safetensors file, aside at first.
 
         Args:
             url: a path, or an address that fsspec knows.
             rule: whose states they are.
             facts: what else is to be kept, as JSON.
+
+        Raises:
+            DataError: it can't be written; the file of before is still there.
         """
         # Sorted, so that equal states are equal files. The name of a state has no slash in it.
         named = sorted((f"{name}/{kept}", array) for name in self._states for kept, array in self._states[name].items())
-        described = {"rule": {"name": rule.name, **rule_to_params(rule)}, "counts": self._counts, **facts}
-        metadata = {"format": FORMAT, "aiokv": json.dumps(described, sort_keys=True)}
-        content = safetensors.numpy.save(dict(named), metadata)
-        with fsspec.open(url, "wb") as file:
-            file.write(content)
+        arrays = dict(named)
+        shapes: Shapes = {name: (array.dtype.name, array.shape) for name, array in named}
+        content = StatesContent(rule.name, rule_to_params(rule), dict(sorted(self._counts.items())), dict(facts))
+        file = files.Aside(url)
+        try:
+            head = saving.file_head(FORMAT, content, shapes)
+            file.write([head, *(bytes_of(arrays[name]) for name in in_order(shapes))])
+            file.seal()
+            file.publish()
+        finally:
+            file.drop()
 
     def load(self, url: str, rule: Optimizer, weights: Mapping[str, Array]) -> dict[str, Any]:
         """Read what `save` has written; nothing changes when it is refused.
@@ -95,35 +112,27 @@ class Updater:
             weights: the parameters.
 
         Returns:
-            What `save` was given as facts, and "rule" and "counts".
+            What `save` was given as facts.
 
         Raises:
-            DataError: no such file, or its states are those of another rule or shape.
+            DataError: no such file, a damaged one, or its states are those of another rule or shape.
             UnknownKeyError: it has a state of a parameter that there is not.
         """
-        try:
-            with fsspec.open(url, "rb") as file:
-                content = file.read()
-            # The format has its metadata in front: 8 bytes of length, then JSON.
-            head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            described: dict[str, Any] = json.loads(head["__metadata__"]["aiokv"])
-            arrays = safetensors.numpy.load(content)
-            name, counts = str(described["rule"]["name"]), dict(described["counts"])
-        except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
-            raise DataError(f"{url}: no optimizer state can be read from it: {error}", path=url) from error
-        if name != rule.name:
-            text = f"{url}: has the state of optimizer {name!r}, not of {rule.name!r}"
-            raise DataError(text, path=url, expected=rule.name, got=name)
-        states: dict[str, dict[str, Array]] = {key: {} for key in counts}
-        for full, array in arrays.items():
-            key, _, kept = full.rpartition("/")
-            states.setdefault(key, {})[kept] = array
+        content, tensors = saving.open_file(files.read(url), url, FORMAT, StatesContent)
+        if content.rule != rule.name:
+            text = f"{url}: has the state of optimizer {content.rule!r}, not of {rule.name!r}"
+            raise DataError(text, path=url, expected=rule.name, got=content.rule)
+        states: dict[str, dict[str, Array]] = {key: {} for key in content.counts}
+        for full, array in tensors.items():
+            key, slash, kept = full.rpartition("/")
+            if slash:
+                states.setdefault(key, {})[kept] = array.copy()
         for key, state in states.items():
             if key not in weights:
                 raise UnknownKeyError(f"{url}: has a state of {key!r}, which is no parameter", key=key)
             self._check(url, key, state, rule, weights[key])
-        self._states, self._counts = states, counts
-        return described
+        self._states, self._counts = states, content.counts
+        return content.facts
 
     def _check(self, url: str, name: str, state: dict[str, Array], rule: Optimizer, weight: Array) -> None:
         flat = np.ascontiguousarray(weight).reshape(-1)

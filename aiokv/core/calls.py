@@ -359,24 +359,31 @@ class Calls:
     def _advance(self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int) -> list[Effect]:
         if isinstance(message, m.Error):
             return self.fail(call, from_code(message.code, message.message, message.details))
-        if isinstance(message, m.RulesState | m.Tally):
-            call.result = [*(call.result or []), message]
-        if isinstance(message, m.Met):
-            call.result = dict(message.said)
-        if isinstance(message, m.State) and part is not None and isinstance(part.receives, CallBuffer):
-            call.result = {} if call.result is None else call.result
-            call.result[part.receives.number] = message.version
         # The length of a compressed difference is checked where it is decoded.
         fits = not nbytes if part is None else part.fits(nbytes)
         if not fits and not getattr(message, "codec", 0):
             expected = 0 if part is None else part.nbytes
             text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
             return self.fail(call, ProtocolError(text))
-        if isinstance(message, m.CommandResult) and isinstance(call.result, dict):
-            call.result[peer] = message.result
-        if part is not None and isinstance(message, m.Value):
-            self._directory.received(part, message.version)
+        if isinstance(message, m.Value):
+            if part is not None:
+                self._directory.received(part, message.version)
+        elif not isinstance(message, m.Done):
+            self._keep(call, peer, part, message)
         return [] if call.open else self._complete(call)
+
+    def _keep(self, call: Call, peer: Peer, part: Part | None, message: m.Message) -> None:
+        """Take what an answer says into the result of a call."""
+        match message:
+            case m.RulesState() | m.Tally():
+                call.result = [*(call.result or []), message]
+            case m.CommandResult(result) if isinstance(call.result, dict):
+                call.result[peer] = result
+            case m.Met(said):
+                call.result = dict(said)
+            case m.State(version) if part is not None and isinstance(part.receives, CallBuffer):
+                call.result = {} if call.result is None else call.result
+                call.result[part.receives.number] = version
 
     # --- ends ---
 

@@ -129,6 +129,17 @@ async def test_a_worker_that_does_not_come_is_named_and_nothing_is_written(
         assert os.listdir(tmp_path) == []
 
 
+async def test_without_rank_0_nobody_saves(cluster: MakeCluster, tmp_path: Path) -> None:
+    """It has said that it is done: no barrier waits for it."""
+    async with cluster(workers=3) as running:
+        await start(running)
+        await running.workers[0].finish()
+        for call in (aiokv.Client.save, aiokv.Client.load):
+            late = [call(worker, tmp_path / "a") for worker in running.workers[1:]]
+            got = await asyncio.gather(*late, return_exceptions=True)
+            assert [type(each) for each in got] == [MembershipError] * 2
+
+
 async def test_a_save_that_is_cancelled_leaves_the_old_file_and_tells_the_others(
     cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +210,7 @@ async def test_some_keys_are_saved_and_some_are_loaded(cluster: MakeCluster, tmp
         await running.each(lambda worker: worker.push(dict.fromkeys("abc", ONES)))
         await running.each(lambda worker: worker.save(url, keys=["a", "b"]))
         await running.each(lambda worker: worker.push(dict.fromkeys("abc", 5 * ONES)))
-        await running.each(lambda worker: worker.load(url, keys=["b"]))
+        await running.each(lambda worker: worker.load(url, keys="b"))
         assert [array[0] for array in await running.workers[1].pull(dict.fromkeys("abc"))] == [10, 2, 10]
         for call in (aiokv.Client.save, aiokv.Client.load):
             got = await outcomes(running, partial(call, url=url, keys=["a", "z"]))

@@ -139,7 +139,7 @@ def test_states_of_something_else_change_nothing(tmp_path: Path) -> None:
 async def test_with_another_number_of_workers_nothing_of_the_gradients_is_lost(
     cluster: MakeCluster, tmp_path: Path
 ) -> None:
-    """Two workers have 0.75 and 0.5 left of what they pushed; one worker, or the first two of three, go on with 1.25."""
+    """Two workers have 0.75 and 0.5 left of what they pushed; one, or the first two of three, go on with 1.25."""
     url = str(tmp_path / "a")
     start = np.zeros(2, "float32")
     async with cluster(workers=2) as running:
