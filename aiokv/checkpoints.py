@@ -36,9 +36,6 @@ Url = str | os.PathLike[str]
 Keys = Key | Collection[Key] | None
 """One key, or some; None: all."""
 
-FAREWELL: Final = 1.0
-"""Seconds for which a worker whose caller has given up still tells the others so."""
-
 LONG: Final = 1 << 30
 """Stands for the bytes of work that takes seconds."""
 
@@ -65,18 +62,19 @@ async def together(
         BarrierTimeoutError: names the ranks that did not come.
     """
 
-    async def meet(said: Said, seconds: float) -> dict[Rank, Said]:
-        answers = await operations._call(lambda call: st.EnterBarrier(call, name, seconds, (), said))
-        return {operations.rank: said} | (answers or {})
-
+    met = False
     try:
         said = await work()
+        met = True
+        answers = await operations._call(lambda call: st.EnterBarrier(call, name, seconds, (), said))
     except BaseException as error:
-        # Nobody waits for a worker that can't go on; it does not wait long for them if its caller wants to go.
-        with contextlib.suppress(AiokvError):
-            await meet(_told(error, operations.rank), seconds if isinstance(error, Exception) else FAREWELL)
+        # The others hear of it, unless they were what was waited for and it is them who do not come.
+        if not (met and isinstance(error, Exception)):
+            told = _told(error, operations.rank)
+            with contextlib.suppress(AiokvError):
+                await operations._call(lambda call: st.EnterBarrier(call, name, seconds, (), told, leaves=True))
         raise
-    answers = await meet(said, seconds)
+    answers = {operations.rank: said} | (answers or {})
     for rank in sorted(answers):
         if "error" in answers[rank]:
             raise from_code(*answers[rank]["error"])
@@ -154,12 +152,14 @@ async def save(
 
     said = await together(operations, f"aiokv: save {url}", seconds, announce)
     save_id = _of_rank_0(said)["id"]
+    # Words that were left at a barrier of an earlier call are none at this one's.
+    place = f"{url} {save_id}"
     residuals = tuple(rank for rank in sorted(said) if said[rank]["residuals"])
     rule = saving.SavedRule("", {}, "sum", (), 0)
     content = saving.Content(save_id, operations.num_workers, residuals, dict(facts or {}), rule, [])
     try:
-        await together(operations, f"aiokv: write {url}", seconds, lambda: _or_stop(aside, write))
-        await together(operations, f"aiokv: name {url}", seconds, lambda: _or_stop(aside, publish))
+        await together(operations, f"aiokv: write {place}", seconds, lambda: _or_stop(aside, write))
+        await together(operations, f"aiokv: name {place}", seconds, lambda: _or_stop(aside, publish))
     except BaseException:
         await operations._compute(partial(_drop, aside), LONG)
         raise
@@ -234,6 +234,7 @@ async def load(
     loading = Loading(operations, url, _as_list(keys), seconds, weights=weights)
     head = _of_rank_0(await together(operations, f"aiokv: load {url}", seconds, loading.look))
     facts: dict[str, Any] = head["facts"]
+    place = loading.place = f"{url} {head['call']}"
 
     async def prepare() -> Said:
         if check is not None:
@@ -241,8 +242,8 @@ async def load(
         await loading.read_residuals(head)
         return {}
 
-    await together(operations, f"aiokv: check {url}", seconds, prepare)
-    await together(operations, f"aiokv: put {url}", seconds, loading.put)
+    await together(operations, f"aiokv: check {place}", seconds, prepare)
+    await together(operations, f"aiokv: put {place}", seconds, loading.put)
     await loading.go_on()
     return facts
 
@@ -269,6 +270,8 @@ class Loading:
         self._saved: saving.Saved | None = None
         self._missing: list[saving.SavedKey] = []
         self._residuals: dict[Key, dict[str, Any]] = {}
+        self.place = url
+        """In the names of barriers, once it is known which call this is."""
 
     async def look(self) -> Said:
         """Read and check rank 0's file; tell the others what they need of it."""
@@ -281,6 +284,7 @@ class Loading:
         self._saved = saved
         content = saved.content
         return {
+            "call": secrets.token_hex(16),
             "id": content.id,
             "workers": content.workers,
             "residuals": content.residuals,
@@ -343,7 +347,7 @@ class Loading:
 
         more = True
         while more:
-            said = _of_rank_0(await together(operations, f"aiokv: keys {self._url}", self._seconds, name))
+            said = _of_rank_0(await together(operations, f"aiokv: keys {self.place}", self._seconds, name))
             entries, more = msgspec.convert(said["keys"], list[saving.KeyEntry]), said["more"]
             records = [each.record for each in entries if each.key not in known and rank in (each.group or (rank,))]
             await operations._call(partial(_adopting, records))

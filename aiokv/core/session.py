@@ -195,9 +195,8 @@ class Session:
                 return self._received(peer, request, message, nbytes, now)
             case st.Transfer():
                 return self._transfer(stimulus, now)
-            case st.EnterBarrier(call, name, timeout, group, said):
-                barrier = m.Barrier(name, answer_time(timeout), group, said)
-                return self._ask_scheduler(Call(call, f"barrier {name!r}", timeout), barrier, now)
+            case st.EnterBarrier():
+                return self._enter_barrier(stimulus, now)
             case st.Finish(call, timeout):
                 return self._ask_scheduler(Call(call, "finish", timeout), m.Finish(), now)
             case st.DeleteKeys():
@@ -292,10 +291,13 @@ class Session:
 
     # --- calls ---
 
-    def _check_ready(self, call: Call) -> None:
+    def _check_open(self, call: Call) -> None:
         check_timeout(call.timeout)
         if self._closed or not self._joiner.joined:
             raise ClosedError(f"{call.what}: this worker is {'closed' if self._closed else 'not connected'}")
+
+    def _check_ready(self, call: Call) -> None:
+        self._check_open(call)
         for peer, reason in self._lost.items():
             raise self._server_error(peer, reason, call.what)
 
@@ -325,11 +327,28 @@ class Session:
             ranks = list(options.group)
             raise MembershipError(f"{call.what}: its group is ranks {ranks}; rank {self._rank} is none of them")
 
+    def _enter_barrier(self, stimulus: st.EnterBarrier, now: float) -> list[Effect]:
+        name, timeout = stimulus.name, stimulus.timeout
+        call = Call(stimulus.call, f"barrier {name!r}", timeout)
+        message = m.Barrier(name, answer_time(timeout), stimulus.group, stimulus.said)
+        if not stimulus.leaves:
+            return self._ask_scheduler(call, message, now)
+        try:
+            # Lost servers may be just what the others are to hear of.
+            self._check_open(call)
+            self._check_scheduler()
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        return [Send(SCHEDULER, self._calls.ask(None, SCHEDULER), message), Complete(call.number)]
+
+    def _check_scheduler(self) -> None:
+        if not self._joiner.connected:
+            raise self._scheduler_error("it is not connected")
+
     def _ask_scheduler(self, call: Call, message: m.Message, now: float) -> list[Effect]:
         try:
             self._check_ready(call)
-            if not self._joiner.connected:
-                raise self._scheduler_error("it is not connected")
+            self._check_scheduler()
         except AiokvError as error:
             return [Fail(call.number, error)]
         if isinstance(message, m.Finish):

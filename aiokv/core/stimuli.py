@@ -178,7 +178,8 @@ class Transfer(Record):
 class EnterBarrier(Record):
     """Wait until every worker of the group is here; an empty one is all of them.
 
-    If one of them has `said` something, the call's result is what was said, by rank.
+    If one of them has `said` something, the call's result is what was said, by rank. A worker that `leaves` is there
+    and has said it, but does not wait for the others. What it has said before at this barrier does not count any more.
     """
 
     call: int
@@ -186,6 +187,7 @@ class EnterBarrier(Record):
     timeout: float
     group: tuple[Rank, ...] = ()
     said: dict[str, Any] | None = None
+    leaves: bool = False
 
 
 class Finish(Record):

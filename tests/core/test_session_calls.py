@@ -414,6 +414,11 @@ def test_barrier_says_whose_it_is(worker: Worker) -> None:
     assert send.message == m.Barrier("b", 9.5, (), {"n": 1})
     answer = m.Met(((0, {"n": 1}), (2, {})))
     assert worker.answer(send, answer) == [ef.Complete(call.number, {0: {"n": 1}, 2: {}})]
+    leaving = worker.call(st.EnterBarrier, name="b", timeout=10.0, said={"n": 2}, leaves=True)
+    assert leaving.outcome == "done"
+    (send,) = leaving.sends
+    assert send.message == m.Barrier("b", 9.5, (), {"n": 2})
+    assert worker.answer(send, answer) == []
     (send,) = worker.call(st.EnterBarrier, name="b", timeout=10.0, group=(1, 0)).sends
     assert send.message == m.Barrier("b", 9.5, (1, 0))
 

@@ -256,6 +256,8 @@ def test_worker_goes_on_without_its_scheduler_but_not_through_barriers(worker: W
     effects = worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
     assert effects[0] == like(ef.Log, level="warning")
     later = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    leaving = worker.call(st.EnterBarrier, name="b", timeout=10.0, leaves=True)
+    assert isinstance(leaving.error, SchedulerLostError)
     for call in (waiting, later):
         assert isinstance(call.error, SchedulerLostError)
         assert call.error.details == {"address": "127.0.0.1:9091"}
@@ -329,6 +331,12 @@ def test_scheduler_that_goes_after_the_worker_has_left_is_no_news(worker: Worker
 def test_worker_can_leave_when_a_server_is_lost(worker: Worker) -> None:
     worker.handle(st.PeerLost(1, "connection reset"))
     assert worker.finish(worker.call(st.Depart, timeout=5.0)).outcome == "done"
+
+
+def test_worker_can_still_say_that_a_server_is_lost(worker: Worker) -> None:
+    worker.handle(st.PeerLost(1, "connection reset"))
+    call = worker.call(st.EnterBarrier, name="b", timeout=5.0, said={"error": "lost"}, leaves=True)
+    assert (call.outcome, [send.peer for send in call.sends]) == ("done", [SCHEDULER])
 
 
 def test_worker_can_leave_without_a_scheduler(worker: Worker) -> None:

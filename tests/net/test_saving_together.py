@@ -182,6 +182,29 @@ async def test_a_save_that_is_cancelled_leaves_the_old_file_and_tells_the_others
         await running.each(lambda worker: worker.save(url))
 
 
+@pytest.mark.parametrize("call", ["save", "load"])
+async def test_a_worker_whose_caller_gives_up_lets_the_others_know(
+    cluster: MakeCluster, tmp_path: Path, call: str
+) -> None:
+    """It was there already, so the others need not wait until its time is over; and all can try again."""
+    url = str(tmp_path / "a")
+    async with cluster(workers=2) as running:
+        await start(running)
+        await running.each(lambda worker: worker.save(url))
+        before = await asyncio.to_thread((tmp_path / "a").read_bytes)
+        first, second = running.workers
+        task = asyncio.create_task(getattr(second, call)(url, timeout=LONG))
+        # A round trip to the scheduler: the call waits there.
+        await second.barrier("alone", group=[1])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(CallTimeoutError, match="rank 1 has given up"):
+            await getattr(first, call)(url, timeout=LONG)
+        assert await asyncio.to_thread((tmp_path / "a").read_bytes) == before
+        await running.each(lambda worker: getattr(worker, call)(url))
+
+
 async def test_a_push_while_a_save_is_under_way_makes_it_fail(
     cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
