@@ -365,9 +365,8 @@ class Calls:
             expected = 0 if part is None else part.nbytes
             text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
             return self.fail(call, ProtocolError(text))
-        if isinstance(message, m.Value):
-            if part is not None:
-                self._directory.received(part, message.version)
+        if isinstance(message, m.Value) and part is not None:
+            self._directory.received(part, message.version)
         elif not isinstance(message, m.Done):
             self._keep(call, peer, part, message)
         return [] if call.open else self._complete(call)
