@@ -22,7 +22,7 @@ from aiokv.errors import (
     UnknownKeyError,
     from_code,
 )
-from aiokv.residuals import merged, rank_url, residual_file
+from aiokv.residuals import inherited, merged, rank_url, residual_file
 from aiokv.types import Key
 
 if TYPE_CHECKING:
@@ -307,8 +307,7 @@ class Loading:
     async def read_residuals(self, head: Said) -> None:
         """Read what workers had left of their gradients, for this rank to go on with."""
         operations = self._operations
-        rank, world = operations.rank, operations.num_workers
-        ranks = [each for each in head["residuals"] if each % world == rank]
+        ranks = inherited(head["residuals"], operations.rank, operations.num_workers)
         if not ranks:
             return
         urls = [rank_url(self._url, each) for each in ranks]

@@ -34,9 +34,15 @@ class Aside:
         self._lock = threading.Lock()
         self._over = False
         self._digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
+        self._checksum = b""
         self._files: Any = None
         self._path = self._aside = ""
         self._file: Any = None
+
+    @property
+    def checksum(self) -> bytes:
+        """What the file ends with, once it is sealed."""
+        return self._checksum
 
     def stop(self) -> None:
         """Let nothing more be written, and the file of before keep its name. Does not wait."""
@@ -58,7 +64,8 @@ class Aside:
             DataError: as for `write`.
         """
         with self._working():
-            self._write([self._digest.digest()])
+            self._checksum = self._digest.digest()
+            self._write([self._checksum])
             if not self._over and self._is_local:
                 self._file.flush()
                 os.fsync(self._file.fileno())
@@ -128,6 +135,22 @@ class Aside:
     def _is_local(self) -> bool:
         protocol = self._files.protocol
         return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+
+def write(url: str, pieces: Iterable[bytes | memoryview]) -> bytes:
+    """Write a file, aside at first; return its checksum.
+
+    Raises:
+        DataError: it can't be written; the file of before is still there.
+    """
+    file = Aside(url)
+    try:
+        file.write(pieces)
+        file.seal()
+        file.publish()
+    finally:
+        file.drop()
+    return file.checksum
 
 
 def read(url: str) -> bytes:

@@ -15,7 +15,7 @@ from aiokv.errors import DataError
 from aiokv.saving import ResidualContent, SavedResidual, decode_residuals, encode_residuals
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from aiokv.types import Key, Rank
 
@@ -25,6 +25,17 @@ State = dict[str, Any]
 def rank_url(url: str, rank: Rank) -> str:
     """Return where a worker writes what it has left."""
     return f"{url}.rank{rank}"
+
+
+def inherited(ranks: Iterable[Rank], rank: Rank, workers: int) -> list[Rank]:
+    """Return those of the ranks that have saved something with whose residuals a rank goes on.
+
+    Args:
+        ranks: who has saved.
+        rank: who goes on.
+        workers: how many go on.
+    """
+    return [each for each in ranks if each % workers == rank]
 
 
 def residual_file(

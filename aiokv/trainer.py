@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from aiokv import files
 from aiokv.codec import make_codec
 from aiokv.errors import ConfigError, DataError, OptimizerError
 from aiokv.gradients import (
@@ -22,6 +23,7 @@ from aiokv.gradients import (
 from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, create
 from aiokv.optim import FloatRule, LearningRule, Optimizer, make_optimizer, rule_to_params
+from aiokv.residuals import inherited, merged, rank_url, residual_file
 from aiokv.update_place import Place, is_async, place_of_update
 from aiokv.updating import Updater
 
@@ -390,8 +392,9 @@ class Trainer:
     def save_states(self, url: str) -> None:
         """Write what the rule keeps for the parameters, the counts of updates, learning rate and loss scale to a file.
 
-        Where servers update, the parameters and what compression has left are written too: every worker calls it, and
-        rank 0 writes; see `aiokv.operations.Operations.save`. What steps have added up for the next update is not.
+        What compression has left of this worker's gradients is written beside it; see `aiokv.residuals`. Where servers
+        update, the parameters are written too: every worker calls it, and rank 0 writes; see
+        `aiokv.operations.Operations.save`. What steps have added up for the next update is not written.
 
         Args:
             url: a path, or an address that fsspec knows; the file is a safetensors file.
@@ -400,12 +403,16 @@ class Trainer:
             DataError: it can't be written.
         """
         rate = self._rule.learning_rate if isinstance(self._rule, LearningRule) else None
-        facts = {"steps": self._steps, "learning_rate": rate, **self._loss_scale.state()}
+        facts = {"steps": self._steps, "learning_rate": rate, "divisor": self._divisor, **self._loss_scale.state()}
         if self._place is not Place.SERVERS:
-            self._updater.save(url, self._rule, facts)
+            facts |= {"workers": self.num_workers, "compresses": self._compresses}
+            save_id = self._updater.save(url, self._rule, facts)
+            if self._store is not None and self._compresses:
+                rank, state = self._store.rank, self._store.compression_state()
+                files.write(rank_url(url, rank), residual_file(state, rank, save_id, None))
             return
         assert self._store is not None, "servers are those of a store"
-        facts |= {"rule": self._rule.name, "divisor": self._divisor}
+        facts |= {"rule": self._rule.name}
         self._store.save(url, keys=[*self._weights, OVERFLOW], facts={"trainer": facts})
 
     def load_states(self, url: str) -> None:
@@ -423,11 +430,26 @@ class Trainer:
         if self._place is Place.SERVERS:
             facts = self._load_from_servers(url)
         else:
-            facts = self._updater.load(url, self._rule, self._weights)
+            loaded = self._updater.read(url, self._rule, self._weights)
+            facts = loaded.facts
+            if facts["compresses"]:
+                self._load_residuals(url, loaded.checksum, facts["workers"])
+            self._updater.use(loaded)
             if facts["learning_rate"] is not None:
                 self.set_learning_rate(facts["learning_rate"])
+        if facts["divisor"] is not None:
+            # Servers have a rule that divides by it.
+            self._divisor = facts["divisor"]
         self._steps = facts["steps"]
         self._loss_scale.restore(facts)
+
+    def _load_residuals(self, url: str, save_id: str, workers: int) -> None:
+        if self._store is None:
+            logger.warning("%s: what compression had left of gradients is not used: nothing is sent here", url)
+            return
+        ranks = inherited(range(workers), self._store.rank, self._store.num_workers)
+        read = {rank: files.read(rank_url(url, rank)) for rank in ranks}
+        self._store.restore_compression_state(merged(url, read, save_id, list(self._weights)))
 
     def _load_from_servers(self, url: str) -> dict[str, Any]:
         """Let the servers go on with a file; return what was saved of this trainer."""
@@ -444,9 +466,6 @@ class Trainer:
         if facts["learning_rate"] is not None:
             # The servers have it from the file.
             self._rule = _rule(self._rule.name, rule_to_params(self._rule) | {"learning_rate": facts["learning_rate"]})
-        if facts["divisor"] is not None:
-            # The rule is set, and divides by it.
-            self._divisor = facts["divisor"]
         self._store.pull(self._weights)
         self._spread()
         return facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,16 @@ class StatesContent(msgspec.Struct, forbid_unknown_fields=True):
     params: dict[str, Any]
     counts: dict[str, int]
     facts: dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Loaded:
+    """What a file has: states by weight and name, numbers of updates, what `save` was given as facts, the checksum."""
+
+    states: dict[str, dict[str, Array]]
+    counts: dict[str, int]
+    facts: dict[str, Any]
+    checksum: str
 
 
 class Updater:
@@ -78,13 +89,16 @@ class Updater:
             self._scratch = np.empty(weight.nbytes, np.uint8)
         return self._scratch[: weight.nbytes].view(weight.dtype)
 
-    def save(self, url: str, rule: Optimizer, facts: Mapping[str, Any]) -> None:
+    def save(self, url: str, rule: Optimizer, facts: Mapping[str, Any]) -> str:
         """Write the states to a safetensors file, aside at first.
 
         Args:
             url: a path, or an address that fsspec knows.
             rule: whose states they are.
             facts: what else is to be kept, as JSON.
+
+        Returns:
+            The file's checksum: files with equal states have the same one.
 
         Raises:
             DataError: it can't be written; the file of before is still there.
@@ -94,31 +108,27 @@ class Updater:
         arrays = dict(named)
         shapes: Shapes = {name: (array.dtype.name, array.shape) for name, array in named}
         content = StatesContent(rule.name, rule_to_params(rule), dict(sorted(self._counts.items())), dict(facts))
-        file = files.Aside(url)
-        try:
-            head = saving.file_head(FORMAT, content, shapes)
-            file.write([head, *(bytes_of(arrays[name]) for name in in_order(shapes))])
-            file.seal()
-            file.publish()
-        finally:
-            file.drop()
+        head = saving.file_head(FORMAT, content, shapes)
+        return files.write(url, [head, *(bytes_of(arrays[name]) for name in in_order(shapes))]).hex()
 
-    def load(self, url: str, rule: Optimizer, weights: Mapping[str, Array]) -> dict[str, Any]:
-        """Read what `save` has written; nothing changes when it is refused.
+    def use(self, loaded: Loaded) -> None:
+        """Go on with the states of a file."""
+        self._states, self._counts = loaded.states, loaded.counts
+
+    def read(self, url: str, rule: Optimizer, weights: Mapping[str, Array]) -> Loaded:
+        """Read what `save` has written, for `use`.
 
         Args:
             url: as for `save`.
             rule: whose states they have to be.
             weights: the parameters.
 
-        Returns:
-            What `save` was given as facts.
-
         Raises:
             DataError: no such file, a damaged one, or its states are those of another rule or shape.
             UnknownKeyError: it has a state of a parameter that there is not.
         """
-        content, tensors = saving.open_file(files.read(url), url, FORMAT, StatesContent)
+        data = files.read(url)
+        content, tensors = saving.open_file(data, url, FORMAT, StatesContent)
         if content.rule != rule.name:
             text = f"{url}: has the state of optimizer {content.rule!r}, not of {rule.name!r}"
             raise DataError(text, path=url, expected=rule.name, got=content.rule)
@@ -131,8 +141,7 @@ class Updater:
             if key not in weights:
                 raise UnknownKeyError(f"{url}: has a state of {key!r}, which is no parameter", key=key)
             self._check(url, key, state, rule, weights[key])
-        self._states, self._counts = states, content.counts
-        return content.facts
+        return Loaded(states, content.counts, content.facts, data[-files.CHECKSUM_BYTES :].hex())
 
     def _check(self, url: str, name: str, state: dict[str, Array], rule: Optimizer, weight: Array) -> None:
         flat = np.ascontiguousarray(weight).reshape(-1)

@@ -88,6 +88,38 @@ def test_three_steps_after_a_load_are_those_of_an_undisturbed_run(
     assert on_cluster(cluster_in_a_thread, 3, resumed) == expected
 
 
+def test_workers_that_update_go_on_with_what_compression_had_left(
+    cluster_in_a_thread: ClusterInAThread, tmp_path: Path
+) -> None:
+    """And divide by the first batch size of the run that was saved, since what is compressed depends on it."""
+    url = str(tmp_path / "states")
+
+    def make(params: dict[str, Any], kv: aiokv.KVStore) -> aiokv.Trainer:
+        return aiokv.Trainer(params, "sgd", SGD, kvstore=kv, update_on_kvstore=False, **SETTINGS["compressed"])
+
+    def undisturbed(kv: aiokv.KVStore) -> Any:
+        params = new_params()
+        trainer = make(params, kv)
+        take_steps(trainer, kv.rank, range(3))
+        trainer.save_states(url)
+        kept = {key: array.copy() for key, array in params.items()}
+        take_steps(trainer, kv.rank, range(3, 6))
+        return kept, {key: array.tobytes() for key, array in params.items()}
+
+    first, _ = saved = on_cluster(cluster_in_a_thread, 2, undisturbed)
+
+    def resumed(kv: aiokv.KVStore) -> Any:
+        params = {key: array.copy() for key, array in first[0].items()}
+        trainer = make(params, kv)
+        trainer.load_states(url)
+        take_steps(trainer, kv.rank, range(3, 6))
+        return {key: array.tobytes() for key, array in params.items()}
+
+    assert on_cluster(cluster_in_a_thread, 1, resumed) == [expected for _, expected in saved]
+    alone = aiokv.Trainer(new_params(), "sgd", SGD, kvstore=None)
+    alone.load_states(url)
+
+
 def test_a_trainer_goes_back_to_what_it_has_saved(cluster_in_a_thread: ClusterInAThread, tmp_path: Path) -> None:
     url = str(tmp_path / "states")
 
