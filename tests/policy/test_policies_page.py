@@ -1,0 +1,91 @@
+"""The page about policies: a policy of one's own does what the page says, over TCP and in the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiokv.errors import PolicyError
+from aiokv.policy import get_policy, policy_names, registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+FILES = {
+    name: text
+    for text, name in re.findall(r"^```[a-z]+\n(# ([a-z_]+\.(?:py|toml))\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+}
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Callable[..., str]:
+    """The files of the page, with what `pip install` would make of its `pyproject.toml`; runs Python beside them."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    info = tmp_path / "majority-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: majority\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[aiokv.policies]\nmajority = majority:Majority\n", encoding="utf-8")
+
+    def run(*arguments: str) -> str:
+        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, *arguments]
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=50
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    return run
+
+
+def test_every_policy_is_on_the_page() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+    named = {text.split(":")[0] for row in rows for text in re.findall(r"`([^`]+)`", row)}
+    assert named == set(policy_names())
+
+
+def test_a_policy_is_at_most_a_hundred_lines_and_has_a_test(installed: Callable[..., str]) -> None:
+    assert FILES["majority.py"].count("\n") <= 100
+    assert "1 passed" in installed(
+        "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "test_majority.py"
+    )
+
+
+def test_it_runs_over_tcp(installed: Callable[..., str]) -> None:
+    assert installed("train.py") == "dropped: 1 value: 2.0\n"
+
+
+def test_it_runs_in_the_simulator(installed: Callable[..., str]) -> None:
+    results = json.loads(installed("-m", "aiokv", "sim", "run", "half.toml", "--json"))
+    times = {policy: result["mean_step"] for policy, result in results["policies"].items()}
+    assert times["majority"] < times["bsp"] / 2
+
+
+class Nothing:
+    """Not a policy."""
+
+
+@pytest.mark.parametrize("found", [Nothing, get_policy("bsp"), type(get_policy("bsp"))])
+def test_entry_point_that_is_no_policy_of_its_name_is_refused(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
+    class Point:
+        """An entry point."""
+
+        value = "package:thing"
+
+        def load(self) -> object:
+            """Return what it is."""
+            return found
+
+    monkeypatch.setitem(registry._INSTALLED, "mine", Point())
+    with pytest.raises(PolicyError, match=r"entry point 'mine' of aiokv\.policies is package:thing"):
+        get_policy("mine")
