@@ -108,12 +108,10 @@ class Steps:
                 # Nothing is made yet, so no round can be over here.
                 rounds.first = min(rounds.first, verdict)
             update = rounds.add(verdict, contribution)
-            if not waits:
-                return []
-            if not chunk.policy.waits:
-                return self._answers.advance(waiter, now)
-            update.waiters[waiter] = None
-            waiter.updates.append(update)
+            if waits:
+                # Also where others were answered when they had arrived: who closes a round reads what it makes.
+                update.waiters[waiter] = None
+                waiter.updates.append(update)
             return []
         rounds.settle(chunk, contribution)
         self._tallies.dropped(contribution.rank, verdict)

@@ -41,7 +41,9 @@ class Policy(abc.ABC):
     """Whether it is a `RoundPolicy`."""
 
     waits: ClassVar[bool] = True
-    """A push is answered when its update is made; otherwise when it has arrived, and its worker goes on."""
+    """A push is answered when its update is made; otherwise only the one that closes the round waits for that, and the
+    others are answered when they have arrived.
+    """
 
     def __str__(self) -> str:
         return ":".join([self.name, *(str(getattr(self, field.name)) for field in dataclasses.fields(self))])
