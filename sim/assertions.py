@@ -28,6 +28,8 @@ METRICS: Final[dict[str, Callable[[Summary], float]]] = {
     "staleness_p95": lambda s: s.staleness.p95,
     "staleness_max": lambda s: s.staleness.max,
     "goodput": lambda s: s.goodput,
+    "dropped": lambda s: s.dropped.total,
+    "held": lambda s: s.held,
     "elapsed": lambda s: s.elapsed_s,
     "failed_workers": lambda s: s.failed_workers,
 }
@@ -42,7 +44,7 @@ _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
     "==": operator.eq,
 }
-_FORM: Final = re.compile(r"\s*(?:(\w+)\.)?(\w+)\s*(<=|>=|==|<|>)\s*([-+\d.eE]+)\s*(\S*)\s*")
+_FORM: Final = re.compile(r"\s*(?:(\S+)\.)?(\w+)\s*(<=|>=|==|<|>)\s*([-+\d.eE]+)\s*(\S*)\s*")
 
 
 @dataclass(slots=True, frozen=True)

@@ -6,15 +6,17 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from aiokv.policy import get_policy
 from sim.network import HEAD_BYTES
+from sim.promises import Promises
 from sim.split import end_of, split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from aiokv.types import Key, Rank, Version
     from sim.network import Network
-    from sim.record import Run, Step, Token, UpdateRecord, WorkerRecord
+    from sim.record import DropRecord, Run, Step, Token, UpdateRecord, WorkerRecord
 
 ROUNDING: Final = 1e-9
 
@@ -37,10 +39,12 @@ class Checks:
     """Looks at every update and every step of a run as they happen.
 
     - Versions of a chunk go up by one, and time does not run backwards.
-    - Every gradient whose push was answered is in exactly one update of every chunk, and none is in two.
-    - An update names the ranks whose gradients it holds, in ascending order, each once.
+    - Every gradient whose push was answered is in exactly one update of every chunk, or in none and was dropped, or a
+      server still holds it; none is in two.
+    - An update names the ranks whose gradients it holds, in ascending order.
     - bsp: update r holds push r of every worker that still takes part, at staleness 0.
     - asp: an update holds one gradient, as stale as the versions made since its worker's last push.
+    - What else the policy promises, see `sim.promises`.
 
     Args:
         run: what is looked at.
@@ -53,6 +57,8 @@ class Checks:
         self._strict = strict
         self._chunks: dict[tuple[Key, int], _Chunk] = {}
         self._rule = _RULES.get(run.policy)
+        self._waits = get_policy(run.policy).waits
+        self._promises = Promises(run)
 
     @property
     def chunks(self) -> list[_Chunk]:
@@ -78,27 +84,50 @@ class Checks:
         found = _check_version(chunk, update) + _check_gradients(chunk, self._run, update)
         if self._rule is not None:
             found += self._rule(chunk, self._run, update)
+        found += self._promises.on_update(update, list(range(len(self._run.workers))))
         for rank in update.ranks:
             chunk.last[rank] = update.version
         if found:
             self.report([f"{chunk.label}: {text}" for text in found])
 
     def on_step(self, worker: WorkerRecord, number: int, step: Step) -> None:
-        """A worker has taken its step number `number`, from 1."""
+        """A worker has made its push number `number`, from 1, and has the answer."""
         if not step.answered:
             return
+        self.report(self._promises.on_step(worker, number))
         token = (worker.name, number)
+        if token in self._run.dropped or not self._waits:
+            return
         if not self._chunks:
             self.report(["pushes were answered, but no update was made"])
+        self._check_counted(worker, number, ())
+
+    def on_drop(self, drop: DropRecord) -> None:
+        """A server has answered that a push is in no update."""
+        self.report(self._promises.on_drop(drop))
+
+    def _check_counted(self, worker: WorkerRecord, number: int, held: Collection[Token]) -> None:
+        token = (worker.name, number)
         for chunk in self._chunks.values():
-            if token not in chunk.used:
+            if token not in chunk.used and token not in held:
                 text = f"push {number} of {worker.name} was answered, but is in no update"
                 self.report([f"{chunk.label}: {text}"])
 
+    def _check_early_answers(self) -> None:
+        """Look for what was answered before it was in an update, and is lost."""
+        held = frozenset(self._run.in_flight)
+        for worker in self._run.workers:
+            for number, step in enumerate(worker.pushed, start=1):
+                if step.answered and (worker.name, number) not in self._run.dropped:
+                    self._check_counted(worker, number, held)
+
     def finish(self, network: Network | None = None) -> None:
         """Look at the whole run, which is over."""
+        self.report(self._promises.finish())
+        if not self._waits and not self._run.scenario.fault:
+            self._check_early_answers()
         for worker in self._run.workers:
-            steps = len(worker.steps)
+            steps = len(worker.pushed)
             never = sorted(n for chunk in self.chunks for name, n in chunk.used if name == worker.name and n > steps)
             self.report([f"push {n} of {worker.name} was applied, but never made" for n in never])
             self.report([f"{worker.name}: {text}" for text in _check_time(self._run, worker)])
@@ -111,8 +140,10 @@ def find_violations(run: Run) -> list[str]:
     checks = Checks(run, strict=False)
     for update in run.updates:
         checks.on_update(update)
+    for drop in run.drops:
+        checks.on_drop(drop)
     for worker in run.workers:
-        for number, step in enumerate(worker.steps, start=1):
+        for number, step in enumerate(worker.pushed, start=1):
             checks.on_step(worker, number, step)
     checks.finish()
     return list(dict.fromkeys(checks.found))
@@ -134,7 +165,7 @@ def _check_gradients(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]
     workers = run.worker_by_name
     if [workers[name].rank for name, _ in update.tokens] != update.ranks:
         found.append(f"version {update.version} holds {update.tokens}, but names the ranks {update.ranks}")
-    if sorted(set(update.ranks)) != update.ranks:
+    if sorted(update.ranks) != update.ranks:
         found.append(f"version {update.version} was summed in the order {update.ranks}")
     for token in update.tokens:
         if token in chunk.used:

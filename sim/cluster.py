@@ -11,10 +11,12 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.membership import ClusterPlan, Membership
 from aiokv.core.session import Session
+from aiokv.policy import get_policy
 from aiokv.types import Role
 from sim.checks import Checks
 from sim.clock import after
 from sim.compute import step_times
+from sim.drops import Drops, Expiry, lifetime
 from sim.network import Network
 from sim.node import Machine, Node, World
 from sim.record import LinkRecord, Run, WorkerRecord
@@ -27,7 +29,9 @@ from sim.workload import Worker, serve
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiokv.core.tallies import Tallies
     from sim.network import Flights
+    from sim.record import UpdateRecord
     from sim.scenario import Scenario
     from sim.timeline import Strike
 
@@ -87,6 +91,9 @@ class _Cluster:
             metered=check,
         )
         self._enough = self._env.event()
+        life = lifetime(policy) if scenario.job.cancel else None
+        self._expiry = None if life is None else Expiry(self._env, life)
+        self._decides = get_policy(policy).decides
         self._world = World(
             self._env,
             self._network,
@@ -101,6 +108,7 @@ class _Cluster:
         self._lives: dict[str, int] = {}
         self._workers: dict[str, Worker] = {}
         self._processes: dict[str, simpy.Process] = {}
+        self._tallies: list[Tallies] = []
         self._restarts = 0
         self._changed = self._env.event()
         self._add_node(SCHEDULER, Membership(self._plan()), listens=True)
@@ -153,6 +161,9 @@ class _Cluster:
             worker.struck = worker.struck and self._nodes[worker.name].ended != now
         run.elapsed = max([node.ended for node in self._nodes.values() if node.ended is not None], default=now)
         run.digest = self._trace.digest
+        for tallies in self._tallies:
+            for rank, tally in tallies.answer().ranks.items():
+                run.held[rank] = max(run.held.get(rank, 0.0), tally.waited)
         run.in_flight = [token for node in self._nodes.values() for token in node.ledger.remaining]
         run.links = [
             LinkRecord(*pair, way.messages, way.sent, way.delivered, way.lost, way.duplicate)
@@ -161,7 +172,9 @@ class _Cluster:
         if self._checks is not None:
             self._checks.finish(self._network)
 
-    def _count_update(self) -> None:
+    def _count_update(self, update: UpdateRecord) -> None:
+        if self._expiry is not None:
+            self._expiry.made(update)
         limit = self._scenario.stop.updates
         if limit and len(self._run.updates) == limit:
             self._enough.succeed()
@@ -180,7 +193,11 @@ class _Cluster:
         )
 
     def _start_server(self, name: str) -> None:
-        node = self._add_node(name, Coordinator(self._joiner(Role.SERVER, name)), listens=True)
+        coordinator = Coordinator(self._joiner(Role.SERVER, name))
+        node = self._add_node(name, coordinator, listens=True)
+        self._tallies.append(coordinator.tallies)
+        if self._decides:
+            node.drops = Drops(self._run, name)
         timeout, start = self._scenario.cluster.join_timeout, self._timeline.starts.get(name, 0.0)
         self._processes[name] = self._env.process(serve(node, self._run, self._env, timeout, start))
 
@@ -198,6 +215,7 @@ class _Cluster:
             on_step=self._on_step,
             pace=self._timeline.paces.get(name),
             checks=self._checks,
+            expiry=self._expiry,
         )
 
     def _start_worker(self, name: str) -> None:

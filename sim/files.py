@@ -6,6 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
+from sim.fates import staleness_rows
 from sim.perfetto import trace
 from sim.report import to_json, worker_rows
 
@@ -30,9 +31,18 @@ def write_files(results: Mapping[str, Sequence[Run]], out: Path, picture: Path, 
     """
     first = {policy: runs[0] for policy, runs in results.items()}
     name = next(iter(first.values())).scenario.name
-    tables = {"steps": _steps, "updates": _updates, "workers": _workers, "links": _links}
-    contents = {f"{name}-{table}.csv": _csv(first, rows) for table, rows in tables.items()}
-    contents |= {f"{name}-{policy}.trace.json": trace(run) for policy, run in first.items()}
+    tables = {
+        "steps": _steps,
+        "updates": _updates,
+        "drops": _drops,
+        "workers": _workers,
+        "staleness": staleness_rows,
+        "links": _links,
+    }
+    # Where nothing was dropped there is no table of it.
+    contents = {f"{name}-{table}.csv": text for table, rows in tables.items() if (text := _csv(first, rows))}
+    # No colons: not every file system takes them.
+    contents |= {f"{name}-{policy.replace(':', '-')}.trace.json": trace(run) for policy, run in first.items()}
     contents[f"{name}.html"] = page.encode()
     paths = [str(out / file) for file in (*contents, f"{name}.json")]
     contents[f"{name}.json"] = to_json(results, str(picture), paths)
@@ -66,6 +76,7 @@ def _steps(run: Run) -> Iterator[dict[str, Any]]:
                 "wait_s": step.waiting,
                 "communicate_s": step.communicated,
                 "answered": int(step.answered),
+                "cancelled": int(step.cancelled),
             }
 
 
@@ -79,6 +90,21 @@ def _updates(run: Run) -> Iterator[dict[str, Any]]:
             "version": update.version,
             "ranks": " ".join(map(str, update.ranks)),
             "staleness": " ".join(map(str, update.staleness)),
+        }
+
+
+def _drops(run: Run) -> Iterator[dict[str, Any]]:
+    for drop in run.drops:
+        worker, push = drop.token
+        yield {
+            "time_s": drop.time,
+            "server": drop.node,
+            "key": drop.key,
+            "start": drop.start,
+            "worker": worker,
+            "push": push,
+            "reason": drop.reason,
+            "read_version": drop.read,
         }
 
 

@@ -11,6 +11,7 @@ from aiokv.core import stimuli as st
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 from sim.clock import after
+from sim.drops import Drops
 from sim.ledger import Ledger
 from sim.network import Closing, Packet, Pipe
 from sim.record import LogRecord, UpdateRecord
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.effects import Effect
     from aiokv.core.stimuli import Stimulus
-    from aiokv.types import Peer
+    from aiokv.types import Peer, Version
     from sim.checks import Checks
     from sim.network import Address, Flights, Network
     from sim.record import Run, Token
@@ -62,7 +63,7 @@ class World:
     timeline: Timeline
     checks: Checks | None = None
     """What is asked after every event whether all is well; with it, the state machines check themselves too."""
-    on_update: Callable[[], None] = lambda: None
+    on_update: Callable[[UpdateRecord], None] = lambda update: None
     """Is called after every update of a chunk."""
 
 
@@ -124,6 +125,10 @@ class Node:
         self._waiting: deque[Callable[[], None]] = deque()
         self._deaf = world.timeline.deaf.get(name, ())
         self.ledger = Ledger()
+        self.drops: Drops | None = None
+        """Watches what this server drops, if its policy may."""
+        self.read: Version | None = None
+        """The oldest version that has arrived since somebody put None here."""
         if address is not None:
             world.network.listen(address, self)
 
@@ -190,6 +195,10 @@ class Node:
             self.deliver(st.PeerLost(peer, item.reason))
             return
         message = item.message
+        if self.drops is not None:
+            self.drops.arrived(peer, item.request, message, pipe.target.name)
+        if isinstance(message, m.Value):
+            self.read = message.version if self.read is None else min(self.read, message.version)
         slot = None
         if item.nbytes and isinstance(message, m.Push | m.PushBundle | m.Init | m.InitBundle):
             sequence = message.sequence if isinstance(message, m.Push | m.PushBundle) else 0
@@ -271,6 +280,10 @@ class Node:
             return
         if self._deaf and isinstance(message, m.Heartbeat) and self._is_deaf():
             return
+        if self.drops is not None:
+            drop = self.drops.sent(peer, request, message, self._env.now)
+            if drop is not None and self._world.checks is not None:
+                self._world.checks.on_drop(drop)
         pipe.send(Packet(request, message, _nbytes(payload)), priority)
 
     def _is_deaf(self) -> bool:
@@ -301,7 +314,7 @@ class Node:
         self._world.run.updates.append(update)
         if self._world.checks is not None:
             self._world.checks.on_update(update)
-        self._world.on_update()
+        self._world.on_update(update)
         self.deliver(st.Applied(effect.key, effect.start, effect.version))
 
     def _norms(self, effect: fx.Norms) -> None:

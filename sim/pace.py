@@ -52,6 +52,16 @@ class Pace:
             now = end
             place += 1
 
+    def stopped(self, begin: float, end: float) -> float:
+        """Return for how long the worker is stopped between two times."""
+        if not self._factors:
+            self._prepare()
+        bounds = [*self._changes, math.inf]
+        windows = zip([-math.inf, *self._changes], bounds, self._factors, strict=True)
+        return math.fsum(
+            max(0.0, min(end, last) - max(begin, first)) for first, last, factor in windows if math.isinf(factor)
+        )
+
     def _prepare(self) -> None:
         """Find the times at which the speed changes, and the factor before the first and after each of them."""
         windows = [

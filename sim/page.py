@@ -38,6 +38,8 @@ def page(results: Mapping[str, Sequence[Run]]) -> str:
         (picture.step_times(runs), "Step times: how many steps take at most how long."),
         (picture.time_split(runs), "Where the time of the workers went."),
         (picture.staleness(runs), "Staleness of the gradients."),
+        (picture.staleness_by_worker(runs), "Staleness of each worker's gradients."),
+        (picture.gradients(runs), "What became of each worker's gradients."),
         (picture.progress(runs), "Gradients applied over time."),
     ]
     body = [

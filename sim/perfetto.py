@@ -27,10 +27,11 @@ def trace(run: Run) -> bytes:
     for worker in run.workers:
         thread = ranks[worker.name]
         for number, step in enumerate(worker.steps, start=1):
-            args = {"step": number, "answered": step.answered}
+            args = {"step": number, "answered": step.answered, "cancelled": step.cancelled}
             events.append(_slice(WORKERS, thread, "compute", step.start, step.computed, args))
             events.append(_slice(WORKERS, thread, "push and pull", step.computed, step.end, args))
     arrows = 0
+    pushed = {worker.name: worker.pushed for worker in run.workers}
     for update in run.updates:
         server = servers.get(update.node, 0)
         made: dict[str, Any] = {
@@ -41,7 +42,7 @@ def trace(run: Run) -> bytes:
         }
         events.append(_slice(SERVERS, server, f"apply {update.key}", update.time, update.time, made))
         for name, number in update.tokens:
-            steps = run.worker_by_name[name].steps
+            steps = pushed[name]
             if arrows < MAX_ARROWS and number <= len(steps):
                 arrows += 1
                 step = steps[number - 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from sim.fates import fates
 from sim.report import window
 from sim.split import shares
 
@@ -122,6 +124,19 @@ def _label(slow: dict[str, float], name: str) -> str:
 SERIES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Okabe and Ito's colours (2008)."""
 
+STYLES: Final = tuple(itertools.product(("-", "--", ":"), SERIES))
+"""Of lines: more policies than colours can be told apart."""
+
+FATES: Final = {
+    "applied": BUSY,
+    "late": MARK,
+    "stale": "#e69f00",
+    "cancelled": "#777777",
+    "other": "#cc79a7",
+    "open": "#56b4e9",
+}
+"""What can become of a gradient; "open": it failed, or servers held it at the end."""
+
 PARTS: Final = {
     "busy": BUSY,
     "communicate": "#56b4e9",
@@ -136,12 +151,12 @@ def step_times(runs: Sequence[Run]) -> Figure:
     """Return how many steps take at most how long, one curve a policy."""
     figure = _figure(7, 3.6)
     axes = figure.subplots()
-    for colour, run in zip(SERIES, runs, strict=False):
+    for (line, colour), run in zip(STYLES, runs, strict=False):
         begin, end = window(run)
         times = sorted(s.end - s.start for w in run.workers for s in w.steps if s.answered and begin < s.end <= end)
         if times:
             axes.step(
-                times, 100.0 * np.arange(1, len(times) + 1) / len(times), where="post", color=colour, label=run.policy
+                times, 100.0 * np.arange(1, len(times) + 1) / len(times), where="post", color=colour, linestyle=line, label=run.policy
             )
     axes.set_xlabel("step time (s)")
     axes.set_ylabel("steps that take at most so long (%)")
@@ -155,16 +170,69 @@ def staleness(runs: Sequence[Run]) -> Figure:
     """Return how many gradients are at most how stale, one curve a policy."""
     figure = _figure(7, 3.6)
     axes = figure.subplots()
-    for colour, run in zip(SERIES, runs, strict=False):
+    for (line, colour), run in zip(STYLES, runs, strict=False):
         values = [value for update in run.updates for value in update.staleness]
         if values:
             shares = 100.0 * np.cumsum(np.bincount(values)) / len(values)
-            axes.step(np.arange(len(shares)), shares, where="post", color=colour, marker=".", label=run.policy)
+            axes.step(np.arange(len(shares)), shares, where="post", color=colour, linestyle=line, marker=".", label=run.policy)
     axes.set_xlabel("staleness (versions made since the one that the gradient was computed at)")
     axes.set_ylabel("gradients that are at most so stale (%)")
     axes.set_ylim(0.0, 100.0)
     _finish(figure, axes)
     return figure
+
+
+def staleness_by_worker(runs: Sequence[Run]) -> Figure:
+    """Return how stale each worker's gradients are: mean, and 95th percentile, one panel a policy."""
+    figure, panels = _worker_panels(runs)
+    for axes, run in zip(panels, runs, strict=True):
+        for row, fate in enumerate(fates(run).values()):
+            values = np.repeat(list(fate.staleness), list(fate.staleness.values()))
+            if len(values):
+                middle, high = float(np.mean(values)), float(np.percentile(values, 95))
+                axes.plot([middle, high], [row, row], color=BUSY, linewidth=1.2)
+                axes.plot([middle], [row], color=BUSY, marker="o", linestyle="")
+                axes.plot([high], [row], color=BUSY, marker="|", linestyle="", markersize=9)
+        axes.set_xlim(left=0.0)
+    panels[-1].set_xlabel("staleness (versions): mean (dot) and 95th percentile (bar)")
+    return figure
+
+
+def gradients(runs: Sequence[Run]) -> Figure:
+    """Return what became of each worker's gradients, one panel a policy."""
+    figure, panels = _worker_panels(runs)
+    seen: dict[str, Patch] = {}
+    for axes, run in zip(panels, runs, strict=True):
+        for row, fate in enumerate(fates(run).values()):
+            known = {name: fate.dropped[name] for name in ("late", "stale", "cancelled")}
+            other = fate.dropped.total() - sum(known.values())
+            counts = {"applied": fate.applied, **known, "other": other, "open": fate.open}
+            left = 0
+            for name, count in counts.items():
+                if count:
+                    axes.barh(row, count, left=left, color=FATES[name], height=0.7)
+                    seen.setdefault(name, Patch(color=FATES[name], label=name))
+                left += count
+        axes.set_xlim(left=0.0)
+    panels[-1].set_xlabel("steps")
+    figure.legend(handles=list(seen.values()), loc="outside upper center", ncols=len(FATES), frameon=False)
+    return figure
+
+
+def _worker_panels(runs: Sequence[Run]) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with a panel for each policy, and a row for each worker in it."""
+    workers = runs[0].workers
+    height = min(PANEL_INCHES, 0.5 + 0.2 * len(workers))
+    figure = _figure(9, 1.0 + height * len(runs))
+    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    every = 1 + (len(workers) - 1) // LABELLED_WORKERS
+    for axes, run in zip(panels, runs, strict=True):
+        rows = range(0, len(workers), every)
+        axes.set_yticks(rows, [_label(run.scenario.slow, workers[row].name) for row in rows])
+        axes.set_ylim(len(workers) - 0.4, -0.6)
+        axes.set_title(run.policy, loc="left", fontweight="bold")
+        _clean(axes)
+    return figure, panels
 
 
 def time_split(runs: Sequence[Run]) -> Figure:
@@ -191,10 +259,10 @@ def progress(runs: Sequence[Run]) -> Figure:
     """Return how many gradients are applied over time, one curve a policy."""
     figure = _figure(7, 3.6)
     axes = figure.subplots()
-    for colour, run in zip(SERIES, runs, strict=False):
+    for (line, colour), run in zip(STYLES, runs, strict=False):
         chunks = max(1, len({(update.key, update.start) for update in run.updates}))
         counts = np.cumsum([len(update.ranks) for update in run.updates]) / chunks
-        axes.step([update.time for update in run.updates], counts, where="post", color=colour, label=run.policy)
+        axes.step([update.time for update in run.updates], counts, where="post", color=colour, linestyle=line, label=run.policy)
     axes.set_xlabel("simulated time (s)")
     axes.set_ylabel("gradients applied")
     axes.set_xlim(left=0.0)

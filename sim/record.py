@@ -30,6 +30,8 @@ class Step(Record):
     """Seconds before `computed` in which it waited for parameters."""
     paused: float = 0.0
     """Seconds before `computed` in which it was stopped."""
+    cancelled: bool = False
+    """It was abandoned at `computed`, because its gradient would have been dropped; nothing was pushed."""
 
     @property
     def work(self) -> float:
@@ -60,6 +62,11 @@ class WorkerRecord:
     saving: float = 0.0
     """Seconds spent on checkpoints."""
 
+    @property
+    def pushed(self) -> list[Step]:
+        """The steps that were not abandoned: number i, from 1, made push number i."""
+        return [step for step in self.steps if not step.cancelled]
+
 
 class UpdateRecord(Record):
     """A server made `version` of a chunk out of these contributions."""
@@ -73,6 +80,19 @@ class UpdateRecord(Record):
     tokens: list[Token]
     node: str = ""
     """The server that made it."""
+
+
+class DropRecord(Record):
+    """A server answered that a push is in no update, and why."""
+
+    time: float
+    key: Key
+    start: int
+    token: Token
+    reason: str
+    read: Version
+    """The version that it was computed at."""
+    node: str
 
 
 class LogRecord(Record):
@@ -106,6 +126,12 @@ class Run:
     seed: int
     workers: list[WorkerRecord] = field(default_factory=list)
     updates: list[UpdateRecord] = field(default_factory=list)
+    drops: list[DropRecord] = field(default_factory=list)
+    """One entry for each message that was dropped."""
+    dropped: dict[Token, str] = field(default_factory=dict)
+    """Why a gradient is in no update."""
+    held: dict[Rank, float] = field(default_factory=dict)
+    """Seconds for which the policy held a worker's reads back, as the server counted that did so longest."""
     logs: list[LogRecord] = field(default_factory=list)
     in_flight: list[Token] = field(default_factory=list)
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from sim.fates import CANCELLED, fates
 from sim.intervals import batch_half_width, student
-from sim.split import Split, shares, split
+from sim.split import Split, end_of, shares, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +43,28 @@ class Staleness(msgspec.Struct, frozen=True):
     max: float
 
 
+class Dropped(msgspec.Struct, frozen=True):
+    """Shares of all steps whose gradient is in no update, by what was the matter with it."""
+
+    late: float
+    """Its round was closed without it."""
+    stale: float
+    """It was computed at too old a version."""
+    cancelled: float
+    """Its worker abandoned it before it was done."""
+    other: float
+    """What policies of installed packages call otherwise."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.late + self.stale + self.cancelled + self.other
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a run, or their means over several runs; NaN where there is nothing to count.
 
-    All but `elapsed_s` count what ended in the window: from the moment at which the first worker completes its warm-up
+    All but `dropped`, `held`, `split` and `elapsed_s` count what ended in the window: from the moment at which the first worker completes its warm-up
     to that at which the first worker ends its loop, so all workers are at work.
     """
 
@@ -61,6 +80,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     staleness: Staleness
     split: Split
     """Where the time of all workers went, from first step to end, as shares."""
+    dropped: Dropped
+    held: float
+    """Share of the workers' time for which servers held reads back because the policy says so."""
     goodput: float
     """Share of the workers' time that went into gradients which counted (effective training time ratio)."""
     bytes_sent: float
@@ -109,12 +131,22 @@ def summarise(run: Run) -> Summary:
         gradients_per_s=_ratio(len(behind), length * chunks),
         staleness=Staleness(*_mean_and_percentiles(behind, 95, 100)),
         split=parts,
+        dropped=_dropped(run),
+        held=_ratio(sum(run.held.values()), math.fsum(end_of(run, worker) - worker.begun for worker in run.workers)),
         goodput=parts.busy,
         bytes_sent=float(sum(link.sent + link.lost + link.duplicate for link in run.links)),
         failed_workers=float(len(failures(run))),
         window_s=length,
         elapsed_s=run.elapsed,
     )
+
+
+def _dropped(run: Run) -> Dropped:
+    found = fates(run).values()
+    steps = sum(fate.steps for fate in found)
+    shares = {name: _ratio(sum(fate.dropped[name] for fate in found), steps) for name in ("late", "stale", CANCELLED)}
+    every = _ratio(sum(fate.dropped.total() for fate in found), steps)
+    return Dropped(**shares, other=every - sum(shares.values()))
 
 
 def _work_within(step: Step, begin: float, end: float) -> float:
@@ -125,23 +157,29 @@ def _work_within(step: Step, begin: float, end: float) -> float:
 
 
 def worker_rows(run: Run) -> list[dict[str, Any]]:
-    """Return one entry for each worker: steps, where its time went in seconds, and how stale its gradients were."""
-    behind: dict[str, list[int]] = {}
-    for update in run.updates:
-        for (name, _), staleness in zip(update.tokens, update.staleness, strict=True):
-            behind.setdefault(name, []).append(staleness)
+    """Return one entry for each worker: steps, where its time went in seconds, and what became of its gradients."""
+    found = fates(run)
+    reasons = dict.fromkeys(["late", "stale", CANCELLED, *run.dropped.values()])
     return [
         {
             "worker": worker.name,
             "steps": sum(step.answered for step in worker.steps),
             "mean_step_s": statistics.fmean([s.end - s.start for s in worker.steps]) if worker.steps else NOTHING,
             **{f"{part}_s": seconds for part, seconds in msgspec.to_builtins(split(run, worker)).items()},
-            "staleness_mean": statistics.fmean(behind.get(worker.name, [NOTHING])),
-            "staleness_max": max(behind.get(worker.name, [0])),
+            "held_s": run.held.get(worker.rank, 0.0),
+            "applied": found[worker.name].applied,
+            **{reason: found[worker.name].dropped[reason] for reason in reasons},
+            "open": found[worker.name].open,
+            "staleness_mean": _mean_of(found[worker.name].staleness),
+            "staleness_max": max(found[worker.name].staleness, default=0),
             "error": type(worker.error).__name__ if worker.error else "",
         }
         for worker in run.workers
     ]
+
+
+def _mean_of(counts: Counter[int]) -> float:
+    return _ratio(sum(value * count for value, count in counts.items()), counts.total())
 
 
 def poisoned_updates(run: Run) -> list[UpdateRecord]:
@@ -235,6 +273,7 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
             "standard_error": msgspec.to_builtins(standard_error(summaries)) if len(runs) > 1 else None,
             "half_width_95": msgspec.to_builtins(half_widths(summaries)),
             "workers": worker_rows(runs[0]),
+            "staleness_by_worker": {name: dict(sorted(fate.staleness.items())) for name, fate in fates(runs[0]).items()},
             "links": [msgspec.to_builtins(link) for link in runs[0].links],
             "poisoned_updates": sum(len(poisoned_updates(run)) for run in runs),
             "failures": [failure for run in runs for failure in failures(run)],
@@ -271,6 +310,10 @@ ROWS: Final[list[tuple[str, Callable[[Summary], float]]]] = [
     ("saving (%)", lambda s: 100.0 * s.split.checkpoint),
     ("down (%)", lambda s: 100.0 * s.split.down),
     ("lost work (%)", lambda s: 100.0 * s.split.lost),
+    ("held back by the policy (%)", lambda s: 100.0 * s.held),
+    ("steps dropped as late (%)", lambda s: 100.0 * s.dropped.late),
+    ("steps dropped as stale (%)", lambda s: 100.0 * s.dropped.stale),
+    ("steps abandoned (%)", lambda s: 100.0 * s.dropped.cancelled),
     ("utilisation (%)", lambda s: 100.0 * s.utilisation),
     ("updates per second", lambda s: s.updates_per_s),
     ("gradients per second", lambda s: s.gradients_per_s),

@@ -198,6 +198,8 @@ def _check_policies(scenario: Scenario) -> Found:
 def _check_times(scenario: Scenario) -> Found:
     if scenario.warmup >= scenario.steps:
         return "warmup", f"expected less than steps = {scenario.steps}, got {scenario.warmup}"
+    if scenario.job.cancel and scenario.job.overlap:
+        return "job.cancel", "a computation whose layers are pushed one by one can't be abandoned; set overlap = false"
     cluster = scenario.cluster
     if not cluster.heartbeat < cluster.death_timeout < cluster.call_timeout <= cluster.join_timeout:
         got = ", ".join(

@@ -86,6 +86,8 @@ class JobSection(Section, frozen=True, kw_only=True):
     """Share of a step's time that is the forward pass; layers take equal times."""
     priorities: bool = True
     """With `overlap`: layers that are needed first leave first."""
+    cancel: bool = False
+    """A worker abandons a computation, and reads again, as soon as its gradient would be dropped; without overlap."""
     checkpoint_interval: Seconds = 0.0
     """Every worker saves a checkpoint at the first step after so long; 0: never."""
     checkpoint_cost: Seconds = 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from sim.record import Run, WorkerRecord
+    from sim.record import Run, Step, WorkerRecord
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class Split(msgspec.Struct, frozen=True):
     down: float
     """It was stopped, or not there."""
     lost: float
-    """It computed in vain: the gradient did not count, as far as it knows."""
+    """It computed in vain: the gradient was dropped or abandoned, or it never heard that it counted."""
 
     @property
     def total(self) -> float:
@@ -38,19 +38,27 @@ def end_of(run: Run, worker: WorkerRecord) -> float:
     return max(other.ended for other in run.workers) if worker.struck else worker.ended
 
 
+def counted(run: Run, worker: WorkerRecord) -> list[Step]:
+    """Return the steps whose gradients counted, as far as their worker knows."""
+    name, dropped = worker.name, run.dropped
+    steps = enumerate(worker.pushed, start=1)
+    return [step for number, step in steps if step.answered and (name, number) not in dropped]
+
+
 def split(run: Run, worker: WorkerRecord) -> Split:
     """Return where the time of one worker went, in seconds."""
     steps = worker.steps
+    counts = set(map(id, counted(run, worker)))
     outages = math.fsum(end - begin for begin, end in worker.outages)
     if worker.struck:
         outages += end_of(run, worker) - worker.ended
     return Split(
-        busy=math.fsum(step.work for step in steps if step.answered),
+        busy=math.fsum(step.work for step in steps if id(step) in counts),
         communicate=math.fsum(step.communicated for step in steps),
         wait=math.fsum(step.waiting for step in steps),
         checkpoint=worker.saving,
         down=outages + math.fsum(step.paused for step in steps),
-        lost=math.fsum(step.work for step in steps if not step.answered),
+        lost=math.fsum(step.work for step in steps if id(step) not in counts),
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aiokv.core.session import Session
     from aiokv.types import Key, TensorSpec
     from sim.checks import Checks
+    from sim.drops import Expiry
     from sim.node import Node
     from sim.pace import Pace
     from sim.record import Run, WorkerRecord
@@ -57,6 +58,8 @@ class Worker:
     """How fast it computes, if that changes."""
     checks: Checks | None = None
     """Are told of every step."""
+    expiry: Expiry | None = None
+    """Tells when a computation is to be abandoned, if any is."""
     flights: Flights = field(default_factory=Flights)
     """Knows when something from or to it is under way."""
     _tensors: list[TensorSection] = field(init=False)
@@ -136,14 +139,16 @@ class Worker:
         record.steps.append(step)
 
     def _train(self, env: simpy.Environment, node: Node) -> Waiting:
-        record = self.record
+        record, pushes = self.record, len(self.record.pushed)
         saves = self.scenario.job.checkpoint_interval > 0
         for _ in range(self._steps_left):
             if saves:
                 yield from self._save(env)
             step = Step(env.now, math.nan, math.nan, answered=False)
             try:
-                if self.pace is None:
+                if self.expiry is not None:
+                    yield from self._compute_or_cancel(env, node, self.expiry, next(self.times), step)
+                elif self.pace is None:
                     yield env.timeout(next(self.times))
                 else:
                     yield from self._compute(env, next(self.times), step)
@@ -151,7 +156,8 @@ class Worker:
                 before = self.flights.total(env.now)
                 try:
                     # Not through `_transfer`: this is where nearly all time of a run is spent.
-                    error = yield self._exchange(node, Operation.PUSHPULL, self._tensors, 0)
+                    operation = Operation.PULL if step.cancelled else Operation.PUSHPULL
+                    error = yield self._exchange(node, operation, self._tensors, 0)
                 finally:
                     step.communicated += self.flights.total(env.now) - before
                 if error is not None:
@@ -159,10 +165,26 @@ class Worker:
                 step.answered = True
             finally:
                 self._ended(env, step)
-            self._stepped(step, len(record.steps))
+            if not step.cancelled:
+                pushes += 1
+            self._stepped(step, pushes)
+
+    def _compute_or_cancel(
+        self, env: simpy.Environment, node: Node, expiry: Expiry, seconds: float, step: Step
+    ) -> Waiting:
+        """Compute, unless the values that it is computed from become too old before it is done."""
+        pace = self.pace
+        done = env.timeout(seconds if pace is None else pace.finish(env.now, seconds)[0] - env.now)
+        yield done | expiry.of(node.read or 0)
+        node.read = None
+        step.cancelled = not done.processed
+        if pace is not None:
+            # One that is stopped hears of it when it goes on.
+            yield env.timeout(pace.finish(env.now, 0.0)[0] - env.now)
+            step.paused += pace.stopped(step.start, env.now)
 
     def _stepped(self, step: Step, number: int) -> None:
-        if self.checks is not None:
+        if self.checks is not None and not step.cancelled:
             self.checks.on_step(self.record, number, step)
         self.on_step()
 

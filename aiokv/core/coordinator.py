@@ -95,7 +95,8 @@ class Coordinator:
         self._deciding = Deciding(self._neighbours)
         self._codecs = Codecs()
         self._decoding = Decoding()
-        tallies = Tallies()
+        self.tallies = tallies = Tallies()
+        """What became of contributions."""
         self._answers = Answers(self._deadlines, self._codecs, tallies)
         self._making = Making(self._rules, tallies)
         self._steps = Steps(self._deciding, self._answers, self._making, tallies)

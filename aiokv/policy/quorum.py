@@ -38,9 +38,8 @@ class TimedRounds(Decider):
         return self.changed(members, now)
 
     def changed(self, members: Sequence[Rank], now: float) -> list[Decision]:
-        """Close the round if nobody is missing, or if it is time and enough have come."""
-        enough = len(self._open) >= min(self._policy.k, len(members))
-        if not self._open or (self.missing(members) and not (self._is_late and enough)):
+        """Close the round if enough have come, and nobody is waited for or it is time."""
+        if not self._open or self.needed(members) > 0 or (self._waited(members) and not self._is_late):
             return []
         self.round += 1
         for rank in members:
@@ -60,7 +59,10 @@ class TimedRounds(Decider):
         return self.changed(members, now)
 
     def missing(self, members: Sequence[Rank]) -> list[Rank]:
-        """Return for whom the round waits."""
+        """Return for whom the round waits; if for nobody in particular, who may still come."""
+        return self._waited(members) or [rank for rank in members if rank not in self._open]
+
+    def _waited(self, members: Sequence[Rank]) -> list[Rank]:
         most = self._policy.strikes
         waited = [rank for rank in members if not most or self._strikes.get(rank, 0) < most]
         return [rank for rank in waited if rank not in self._open]

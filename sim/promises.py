@@ -1,0 +1,262 @@
+"""What each policy promises, looked at from outside: written anew here, the policies are not asked."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiokv.policy import get_policy
+from aiokv.policy.adasync import AdaSync
+from aiokv.policy.asp import ASP
+from aiokv.policy.bsp import BSP
+from aiokv.policy.dssp import DSSP
+from aiokv.policy.kofn import Backup, KAsync, KBatchAsync, KBatchSync, KSync
+from aiokv.policy.quorum import Quorum
+from aiokv.policy.ringmaster import Ringmaster
+from aiokv.policy.round_robin import RoundRobin
+from aiokv.policy.ssp import SSP
+from aiokv.policy.sync_switch import SyncSwitch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from aiokv.types import Key, Rank, Version
+    from sim.record import DropRecord, Run, Token, UpdateRecord, WorkerRecord
+
+
+def _any(_: Version) -> float:
+    return math.inf
+
+
+def _none(_: Version) -> float:
+    return 0
+
+
+def _one(_: int, __: Version) -> tuple[int, int]:
+    return 1, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What holds of a policy.
+
+    Attributes:
+        size: the fewest and the most gradients in an update, of so many workers that take part, and of its version.
+        stalest: the largest staleness in an update.
+        distinct: no worker has two gradients in an update.
+        lead: by how many applied pushes a worker may lead the slowest when it begins a step.
+        turns: updates are made in the order of the ranks.
+        drops: why gradients may be in no update.
+    """
+
+    size: Callable[[int, Version], tuple[int, int]]
+    stalest: Callable[[Version], float] = _any
+    distinct: bool = True
+    lead: float = math.inf
+    turns: bool = False
+    drops: tuple[str, ...] = ()
+
+
+def _exactly(size: Callable[[int], int]) -> Callable[[int, Version], tuple[int, int]]:
+    return lambda workers, version: (size(workers), size(workers))
+
+
+def rule_of(policy: str) -> Rule | None:  # noqa: C901, PLR0911, PLR0912 - one case for each policy
+    """Return what a policy promises; None: nothing that is known here."""
+    rule = get_policy(policy)
+    match rule:
+        case BSP():
+            return Rule(size=_exactly(lambda n: n), stalest=_none)
+        case KSync():
+            return Rule(size=_exactly(lambda n: min(rule.k, n)), stalest=_none, drops=("late",))
+        case Backup():
+            return Rule(size=_exactly(lambda n: max(1, n - rule.spare)), stalest=_none, drops=("late",))
+        case KBatchSync():
+            return Rule(size=_exactly(lambda n: rule.k), stalest=_none, distinct=False, drops=("late",))
+        case Quorum():
+            return Rule(size=lambda n, _: (min(rule.k, n), n), stalest=_none, drops=("late",))
+        case KAsync():
+            return Rule(size=_exactly(lambda n: min(rule.k, n)))
+        case KBatchAsync():
+            return Rule(size=_exactly(lambda n: rule.k), distinct=False)
+        case AdaSync():
+            return Rule(size=lambda n, v: (_adasync(rule, n, v),) * 2)
+        case Ringmaster():
+            return Rule(size=_one, stalest=lambda _: rule.r - 1, drops=("stale",))
+        case RoundRobin():
+            return Rule(size=_one, turns=True)
+        case SyncSwitch():
+            rounds = round(rule.fraction * rule.steps)
+            return Rule(
+                size=lambda n, v: (n, n) if v <= rounds else (1, 1),
+                stalest=lambda v: 0 if v <= rounds else math.inf,
+            )
+        case DSSP():
+            return Rule(size=_one, lead=rule.upper)
+        case SSP():
+            return Rule(size=_one, lead=rule.staleness)
+        case ASP():
+            return Rule(size=_one)
+        case _:
+            return None
+
+
+def _adasync(rule: AdaSync, workers: int, version: Version) -> int:
+    """Dutta and others 2021: K_t = ceil(K_0 sqrt(F_0 / F_t)), with F_t = F_0 h / (h + t) after t updates."""
+    return min(workers, math.ceil(rule.k * math.sqrt((rule.halving + version - 1) / rule.halving)))
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Applied pushes of a chunk, by rank."""
+
+    counts: Counter[Rank] = field(default_factory=Counter)
+    last: Rank = -1
+    """Whose gradient was the last of the newest update."""
+    round: int = -1
+    """The number of its newest round."""
+
+
+class Promises:
+    """Looks at the updates and drops of a run.
+
+    Rounds that one server decides for all are to be the same everywhere: the same gradients in each chunk's update,
+    in the same order, except for gradients of a worker that did not come to sending all its parts. And nothing is
+    both dropped and applied.
+
+    There, a step's age is that of the part of it that is first heard of. With several chunks other parts may be older:
+    a worker whose push was dropped reads what is there, on one server perhaps a round more than on another.
+
+    Args:
+        run: what is looked at.
+    """
+
+    def __init__(self, run: Run) -> None:
+        policy = get_policy(run.policy)
+        self._run = run
+        self._rule = rule_of(run.policy)
+        self._decides = policy.decides
+        self._chunks: dict[tuple[Key, int], _Progress] = {}
+        self._rounds: dict[Token, int] = {}
+        self._tokens: list[frozenset[Token]] = []
+        """The gradients of each round, by its number."""
+        self._ages: dict[Token, list[int]] = {}
+        """The staleness of each part of a gradient whose age is limited."""
+
+    def on_update(self, update: UpdateRecord, ranks: list[Rank]) -> list[str]:
+        """Return what is wrong with an update of a chunk that these ranks push."""
+        progress = self._chunks.setdefault((update.key, update.start), _Progress())
+        found = [
+            f"push {number} of {name} was applied, but dropped elsewhere as {self._run.dropped[name, number]}"
+            for name, number in update.tokens
+            if (name, number) in self._run.dropped
+        ]
+        if self._decides:
+            found += self._check_round(progress, update)
+        if self._rule is not None:
+            found += self._check_rule(self._rule, progress, update, ranks)
+        return found
+
+    def on_drop(self, drop: DropRecord) -> list[str]:
+        """Return what is wrong with a dropped gradient."""
+        name, number = drop.token
+        found = []
+        if self._rule is not None and drop.reason not in self._rule.drops:
+            found.append(f"push {number} of {name} was dropped as {drop.reason}; {self._run.policy} drops none as that")
+        if drop.token in self._rounds:
+            found.append(f"push {number} of {name} was dropped as {drop.reason}, but applied elsewhere")
+        if drop.reason != self._run.dropped.get(drop.token):
+            found.append(f"push {number} of {name} was dropped as {drop.reason}, elsewhere for another reason")
+        return found
+
+    def on_step(self, worker: WorkerRecord, number: int) -> list[str]:
+        """Return what is wrong with a worker going on after its push `number`."""
+        if self._rule is None or self._rule.lead == math.inf:
+            return []
+        found = []
+        for (key, start), progress in self._chunks.items():
+            lead = number - self._slowest(progress, worker.ended)
+            if lead > self._rule.lead:
+                text = f"{worker.name} goes on after push {number}, {lead} ahead of the slowest"
+                found.append(f"key {key!r} from element {start}: {text}")
+        return found
+
+    def finish(self) -> list[str]:
+        """Return what is wrong with the whole run."""
+        parts = len(self._chunks)
+        return [
+            f"push {number} of {name} was applied at staleness {min(ages)} or more, {self._run.policy} drops such"
+            for (name, number), ages in self._ages.items()
+            if self._rule is not None and len(ages) == parts and min(ages) > self._rule.stalest(1)
+        ]
+
+    def _check_round(self, progress: _Progress, update: UpdateRecord) -> list[str]:
+        tokens = frozenset(update.tokens)
+        known = sorted({self._rounds[token] for token in update.tokens if token in self._rounds})
+        if not known:
+            number = len(self._tokens)
+            self._tokens.append(tokens)
+            self._rounds |= dict.fromkeys(tokens, number)
+            known = [number]
+        found = []
+        [number, *others] = known
+        here = self._tokens[number]
+        strange = sorted(name for name, _ in tokens ^ here if not self._is_gone(self._run.worker_by_name[name]))
+        if others or strange:
+            found.append(f"version {update.version} holds {sorted(tokens)}, elsewhere it is {sorted(here)}")
+        if number <= progress.round:
+            found.append(f"version {update.version} is made of a round that was before the last one elsewhere")
+        progress.round = number
+        return found
+
+    def _check_rule(self, rule: Rule, progress: _Progress, update: UpdateRecord, ranks: list[Rank]) -> list[str]:
+        version = update.version
+        found = []
+        size = len(update.tokens)
+        least, most = rule.size(len(ranks), version)
+        if not least <= size <= most:
+            # Some have left, and the server may know of some of them.
+            live = self._live(ranks, update.time)
+            least = rule.size(len(live), version)[0]
+            if not least <= size <= most:
+                expected = str(most) if least == most else f"{least} to {most}"
+                found.append(f"version {version} holds {size} gradients, {self._run.policy} wants {expected}")
+        if self._decides and rule.stalest(version) < math.inf:
+            for token, staleness in zip(update.tokens, update.staleness, strict=True):
+                self._ages.setdefault(token, []).append(staleness)
+        elif update.staleness and max(update.staleness) > rule.stalest(version):
+            found.append(f"version {version} has gradients of staleness {update.staleness}")
+        if rule.distinct and len(set(update.ranks)) < size:
+            found.append(f"version {version} holds two gradients of a worker: ranks {update.ranks}")
+        progress.counts.update(update.ranks)
+        if rule.lead < math.inf:
+            found += self._check_lead(rule, progress, update)
+        if rule.turns and len(self._live(ranks, update.time)) == len(ranks):
+            turn = ranks[(ranks.index(progress.last) + 1) % len(ranks)] if progress.last in ranks else ranks[0]
+            if update.ranks != [turn]:
+                found.append(f"version {version} holds a gradient of rank {update.ranks}, it is the turn of {turn}")
+        progress.last = update.ranks[-1]
+        return found
+
+    def _check_lead(self, rule: Rule, progress: _Progress, update: UpdateRecord) -> list[str]:
+        slowest = self._slowest(progress, update.time)
+        return [
+            f"rank {rank} has made {progress.counts[rank]} pushes, the slowest {slowest}"
+            for rank in update.ranks
+            if progress.counts[rank] - slowest > rule.lead + 1
+        ]
+
+    def _slowest(self, progress: _Progress, now: float) -> int:
+        """Return the fewest applied pushes of a worker that takes part."""
+        live = self._live(range(len(self._run.workers)), now)
+        return min((progress.counts[rank] for rank in live), default=max(progress.counts.values(), default=0))
+
+    def _live(self, ranks: Iterable[Rank], now: float) -> list[Rank]:
+        """Return those of the ranks that certainly take part at a time."""
+        gone = {worker.rank for worker in self._run.workers if worker.ended <= now and self._is_gone(worker)}
+        return [rank for rank in ranks if rank not in gone]
+
+    def _is_gone(self, worker: WorkerRecord) -> bool:
+        return worker.error is not None or worker.struck or len(worker.steps) >= self._run.scenario.steps
