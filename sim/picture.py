@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from sim.fates import fates
 from sim.report import window
-from sim.split import shares
+from sim.split import counted, shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BUSY: Final = "#0072b2"
 WAIT: Final = "#f0c27b"
 MARK: Final = "#c1121f"
+LOST: Final = "#d9817b"
 """Colours that people with colour vision deficiency can tell apart, also in print."""
 
 SHOWN_STEPS: Final = 12
@@ -35,6 +36,7 @@ SHOWN_STEPS: Final = 12
 BAR_INCHES: Final = 0.3
 PANEL_INCHES: Final = 8.0
 LABELLED_WORKERS: Final = 40
+LEGEND_COLUMNS: Final = 4
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
@@ -78,6 +80,8 @@ def timeline(runs: Sequence[Run]) -> Figure:
         Patch(color=BUSY, label="busy: computes"),
         Patch(color=WAIT, label="waits for the servers"),
     ]
+    if any(run.dropped or len(worker.pushed) < len(worker.steps) for run in runs for worker in run.workers):
+        handles.insert(1, Patch(color=LOST, label="computes in vain: dropped or abandoned"))
     if any(worker.struck or worker.error for run in runs for worker in run.workers):
         handles.append(Line2D([], [], color=MARK, marker="x", linestyle="", label="ended early"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
@@ -98,10 +102,12 @@ def _draw_panel(axes: Axes, run: Run, end: float) -> None:
     scenario = run.scenario
     for row, worker in enumerate(run.workers):
         steps = [step for step in worker.steps if step.start < end]
+        counts = set(map(id, counted(run, worker)))
         busy = [(step.start, step.computed - step.start) for step in steps]
+        colours = [BUSY if id(step) in counts or not step.answered else LOST for step in steps]
         wait = [(step.computed, step.end - step.computed) for step in steps if step.end > step.computed]
         # The white edge separates steps that follow each other without a wait.
-        axes.broken_barh(busy, (row - 0.4, 0.8), facecolors=BUSY, edgecolors="white", linewidth=0.4)
+        axes.broken_barh(busy, (row - 0.4, 0.8), facecolors=colours, edgecolors="white", linewidth=0.4)
         axes.broken_barh(wait, (row - 0.4, 0.8), facecolors=WAIT)
         if worker.struck or worker.error:
             axes.plot([worker.ended], [row], color=MARK, marker="x", markersize=8, markeredgewidth=2, clip_on=False)
@@ -143,13 +149,13 @@ PARTS: Final = {
     "wait": WAIT,
     "checkpoint": "#009e73",
     "down": "#777777",
-    "lost": MARK,
+    "lost": LOST,
 }
 
 
 def step_times(runs: Sequence[Run]) -> Figure:
     """Return how many steps take at most how long, one curve a policy."""
-    figure = _figure(7, 3.6)
+    figure = _figure(7, 3.6 + 0.2 * (len(runs) // LEGEND_COLUMNS))
     axes = figure.subplots()
     for (line, colour), run in zip(STYLES, runs, strict=False):
         begin, end = window(run)
@@ -168,7 +174,7 @@ def step_times(runs: Sequence[Run]) -> Figure:
 
 def staleness(runs: Sequence[Run]) -> Figure:
     """Return how many gradients are at most how stale, one curve a policy."""
-    figure = _figure(7, 3.6)
+    figure = _figure(7, 3.6 + 0.2 * (len(runs) // LEGEND_COLUMNS))
     axes = figure.subplots()
     for (line, colour), run in zip(STYLES, runs, strict=False):
         values = [value for update in run.updates for value in update.staleness]
@@ -185,15 +191,17 @@ def staleness(runs: Sequence[Run]) -> Figure:
 def staleness_by_worker(runs: Sequence[Run]) -> Figure:
     """Return how stale each worker's gradients are: mean, and 95th percentile, one panel a policy."""
     figure, panels = _worker_panels(runs)
+    most = 1.0
     for axes, run in zip(panels, runs, strict=True):
         for row, fate in enumerate(fates(run).values()):
             values = np.repeat(list(fate.staleness), list(fate.staleness.values()))
             if len(values):
                 middle, high = float(np.mean(values)), float(np.percentile(values, 95))
+                most = max(most, high)
                 axes.plot([middle, high], [row, row], color=BUSY, linewidth=1.2)
-                axes.plot([middle], [row], color=BUSY, marker="o", linestyle="")
-                axes.plot([high], [row], color=BUSY, marker="|", linestyle="", markersize=9)
-        axes.set_xlim(left=0.0)
+                axes.plot([middle], [row], color=BUSY, marker="o", linestyle="", clip_on=False)
+                axes.plot([high], [row], color=BUSY, marker="|", linestyle="", markersize=9, clip_on=False)
+    panels[-1].set_xlim(0.0, 1.05 * most)
     panels[-1].set_xlabel("staleness (versions): mean (dot) and 95th percentile (bar)")
     return figure
 
@@ -213,7 +221,6 @@ def gradients(runs: Sequence[Run]) -> Figure:
                     axes.barh(row, count, left=left, color=FATES[name], height=0.7)
                     seen.setdefault(name, Patch(color=FATES[name], label=name))
                 left += count
-        axes.set_xlim(left=0.0)
     panels[-1].set_xlabel("steps")
     figure.legend(handles=list(seen.values()), loc="outside upper center", ncols=len(FATES), frameon=False)
     return figure
@@ -257,7 +264,7 @@ def time_split(runs: Sequence[Run]) -> Figure:
 
 def progress(runs: Sequence[Run]) -> Figure:
     """Return how many gradients are applied over time, one curve a policy."""
-    figure = _figure(7, 3.6)
+    figure = _figure(7, 3.6 + 0.2 * (len(runs) // LEGEND_COLUMNS))
     axes = figure.subplots()
     for (line, colour), run in zip(STYLES, runs, strict=False):
         chunks = max(1, len({(update.key, update.start) for update in run.updates}))
@@ -275,7 +282,7 @@ def _finish(figure: Figure, axes: Axes) -> None:
     _clean(axes)
     axes.grid(color="#dddddd", linewidth=0.6)
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside upper center", ncols=len(SERIES), frameon=False)
+        figure.legend(loc="outside upper center", ncols=LEGEND_COLUMNS, frameon=False)
 
 
 def _clean(axes: Axes) -> None:
