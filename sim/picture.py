@@ -231,7 +231,7 @@ def _worker_panels(runs: Sequence[Run]) -> tuple[Figure, Sequence[Axes]]:
     workers = runs[0].workers
     height = min(PANEL_INCHES, 0.5 + 0.2 * len(workers))
     figure = _figure(9, 1.0 + height * len(runs))
-    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    panels: list[Axes] = list(figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0])
     every = 1 + (len(workers) - 1) // LABELLED_WORKERS
     for axes, run in zip(panels, runs, strict=True):
         rows = range(0, len(workers), every)

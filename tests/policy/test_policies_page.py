@@ -67,8 +67,9 @@ def test_it_runs_over_tcp(installed: Callable[..., str]) -> None:
 
 def test_it_runs_in_the_simulator(installed: Callable[..., str]) -> None:
     results = json.loads(installed("-m", "aiokv", "sim", "run", "half.toml", "--json"))
-    times = {policy: result["mean_step"] for policy, result in results["policies"].items()}
-    assert times["majority"] < times["bsp"] / 2
+    times = {policy: result["step_time_s"]["p50"] for policy, result in results["policies"].items()}
+    # The slow worker's steps take 1 s in the mean; of the other four, the third is there after 0.1 (1/4 + 1/3 + 1/2) s.
+    assert times["majority"] < times["bsp"] / 3
 
 
 class Nothing:
