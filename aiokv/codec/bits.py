@@ -1,51 +1,23 @@
-"""The payloads of `1bit` and `2bit`, and the choice of who computes them."""
+"""The payloads of `1bit` and `2bit`."""
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aiokv.codec import reference
 from aiokv.codec.records import WORD, TwoBit
-from aiokv.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.codec.backends import Kernels
     from aiokv.codec.records import BitCodec
     from aiokv.codec.reference import Array
     from aiokv.codec.whole import Draw
 
-BACKENDS = ("auto", "cpu", "reference")
-
 LOW_BITS = np.uint8(0b01010101)
 """The lower one of each pair of bits: it is set in code 11 alone, so the upper one is set too."""
-
-_logger = logging.getLogger(__name__)
-
-
-class _Kernels(Protocol):
-    """What `reference` and `compiled` have."""
-
-    def fits(self, gradient: Array, residual: Array | None, /) -> bool: ...
-
-    def encode_1bit(
-        self, gradient: Array, residual: Array | None, threshold: np.float32, payload: Array, /
-    ) -> None: ...
-
-    def encode_2bit(
-        self, gradient: Array, residual: Array | None, threshold: np.float32, payload: Array, /
-    ) -> None: ...
-
-    def decode_1bit(self, payload: Array, out: Array, /) -> None: ...
-
-    def decode_2bit(self, payload: Array, threshold: np.float32, out: Array, /) -> None: ...
-
-    def accumulate_1bit(self, payload: Array, target: Array, /) -> None: ...
-
-    def accumulate_2bit(self, payload: Array, threshold: np.float32, target: Array, /) -> None: ...
 
 
 class BitFormat:
@@ -54,7 +26,7 @@ class BitFormat:
     What a value becomes depends on no other one, so each chunk is encoded alone, from its own first word on.
     """
 
-    def __init__(self, codec: BitCodec, kernels: _Kernels) -> None:
+    def __init__(self, codec: BitCodec, kernels: Kernels) -> None:
         self._codec = codec
         self._kernels = kernels
         self._two = isinstance(codec, TwoBit)
@@ -103,33 +75,3 @@ class BitFormat:
         if self._two and (wrong := payload & ~(payload >> np.uint8(1)) & LOW_BITS).any():
             got = f"01 in byte {int(np.flatnonzero(wrong)[0])}"
             raise self._codec.malformed(f"of {size} elements", "the codes 00, 10 and 11", got)
-
-
-def get_kernels(backend: str) -> _Kernels:
-    """Return the kernels of a backend.
-
-    Raises:
-        ConfigError: there is no such backend.
-        MissingExtraError: its packages are not installed.
-    """
-    match backend:
-        case "auto":
-            try:
-                return get_kernels("cpu")
-            except MissingExtraError as error:
-                _logger.info("backend 'auto' is 'reference' here: %s", error)
-                return reference
-        case "reference":
-            return reference
-        case "cpu":
-            try:
-                from aiokv.codec import compiled  # noqa: PLC0415 - Numba is optional and slow to import
-            except ImportError as error:
-                raise MissingExtraError(
-                    f"backend 'cpu' needs a package that can't be imported ({error}); "
-                    'install it: pip install "aiokv[cpu]"'
-                ) from error
-            return compiled
-        case _:
-            known = ", ".join(BACKENDS)
-            raise ConfigError(f"unknown backend {backend!r}; known: {known}", expected=known, got=backend)

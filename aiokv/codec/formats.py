@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from aiokv.codec.bits import BitFormat, get_kernels
+from aiokv.codec.backends import Kernels, get_kernels
+from aiokv.codec.bits import BitFormat
 from aiokv.codec.floats import CastFormat, Float8Format
 from aiokv.codec.levels import LevelFormat
 from aiokv.codec.records import QSGD, BFloat16, BitCodec, Codec, Float8, Float16, RandomK, TopK
@@ -60,31 +61,31 @@ def make_format(codec: Codec, backend: str) -> Format:
 
     Args:
         codec: which one.
-        backend: who computes `1bit` and `2bit`: "reference", "cpu", or "auto": cpu where Numba can be imported. The
-            others are computed by NumPy.
+        backend: who computes: "reference", "cpu", or "auto": cpu where Numba can be imported.
 
     Raises:
         ConfigError: there is no such backend.
         CodecError: there is no format for the codec.
         MissingExtraError: the backend's packages are not installed.
     """
+    kernels = get_kernels(backend)
     if isinstance(codec, BitCodec):
-        return BitFormat(codec, get_kernels(backend))
-    return _make_whole_format(codec)
+        return BitFormat(codec, kernels)
+    return _make_whole_format(codec, kernels)
 
 
-def _make_whole_format(codec: Codec) -> WholeFormat:
+def _make_whole_format(codec: Codec, kernels: Kernels) -> WholeFormat:
     match codec:
         case Float16() | BFloat16():
-            return CastFormat(codec)
+            return CastFormat(codec, kernels)
         case Float8():
-            return Float8Format(codec)
+            return Float8Format(codec, kernels)
         case TopK():
-            return TopKFormat(codec)
+            return TopKFormat(codec, kernels)
         case RandomK():
-            return RandomKFormat(codec)
+            return RandomKFormat(codec, kernels)
         case QSGD():
-            return LevelFormat(codec)
+            return LevelFormat(codec, kernels)
         case _:
             raise CodecError(f"no format for {codec!r}", expected="a codec of aiokv.codec", got=repr(codec))
 

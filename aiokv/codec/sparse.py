@@ -9,9 +9,10 @@ import numpy as np
 
 from aiokv.codec.records import PAIR
 from aiokv.codec.reference import FLOAT32_MAX
-from aiokv.codec.whole import Compressed, WholeFormat, as_bytes
+from aiokv.codec.whole import Cut, WholeFormat, as_bytes
 
 if TYPE_CHECKING:
+    from aiokv.codec.backends import Kernels
     from aiokv.codec.records import RandomK, SparseCodec, TopK
     from aiokv.codec.reference import Array
     from aiokv.codec.whole import Draw
@@ -20,27 +21,41 @@ if TYPE_CHECKING:
 class _SparseFormat(WholeFormat):
     """Base of the two; they differ in which values they choose."""
 
-    def __init__(self, codec: SparseCodec) -> None:
+    def __init__(self, codec: SparseCodec, kernels: Kernels) -> None:
+        super().__init__(kernels)
         self._codec = codec
 
     @abc.abstractmethod
     def choose(self, corrected: Array, count: int, draw: Draw) -> Array:
         """Return the places of the values to send, int64[count], increasing."""
 
-    def compress(self, corrected: Array, draw: Draw) -> Compressed:
+    def compress(self, gradient: Array, residual: Array | None, draw: Draw) -> Cut:
         """Take the values at the chosen places."""
+        corrected = gradient if residual is None else np.add(gradient, residual, out=residual)
         places = self.choose(corrected, self._codec.count(corrected.size), draw)
-        return _Chosen(places, corrected[places].astype(np.float32))
+        values = self.sent(corrected, places)
+        if residual is not None:
+            residual[places] -= values
 
-    def values(self, payload: Array, size: int) -> Array:
-        """Return what a payload says, with zeros for what was not sent."""
-        indices, chosen = self._read(payload, size)
-        values = np.zeros(size, np.float32)
-        values[indices] = chosen
-        return values
+        def cut(start: int, stop: int) -> Array:
+            first, end = np.searchsorted(places, [start, stop])
+            indices = (places[first:end] - start).astype(np.uint32)
+            return np.concatenate([as_bytes(indices), as_bytes(values[first:end])])
 
-    def accumulate_into(self, payload: Array, target: Array) -> None:
-        """Add the payload's values: only those that were sent."""
+        return cut
+
+    def sent(self, corrected: Array, places: Array) -> Array:
+        """Return what is said of the values at the chosen places, float32."""
+        return corrected[places].astype(np.float32)
+
+    def read_into(self, payload: Array, out: Array) -> None:
+        """Write what a payload says, with zeros for what was not sent."""
+        indices, chosen = self._read(payload, out.size)
+        out[...] = 0
+        out[indices] = chosen
+
+    def add_to(self, payload: Array, target: Array) -> None:
+        """Add what a payload says: only the values that were sent."""
         indices, chosen = self._read(payload, target.size)
         target[indices] += chosen
 
@@ -58,48 +73,27 @@ class _SparseFormat(WholeFormat):
 class TopKFormat(_SparseFormat):
     """The values with the largest magnitudes; of equal ones the first."""
 
-    def __init__(self, codec: TopK) -> None:
-        super().__init__(codec)
+    def __init__(self, codec: TopK, kernels: Kernels) -> None:
+        super().__init__(codec, kernels)
 
     def choose(self, corrected: Array, count: int, draw: Draw) -> Array:
         """Return the places of the largest magnitudes."""
-        magnitudes = np.abs(corrected)
-        # The smallest magnitude that is sent: which of several equal ones `argpartition` returns is its own affair.
-        least = np.partition(magnitudes, corrected.size - count)[corrected.size - count]
-        larger = np.flatnonzero(magnitudes > least)
-        equal = np.flatnonzero(magnitudes == least)[: count - larger.size]
-        return np.sort(np.concatenate([larger, equal]))
+        return self._kernels.largest_places(corrected, count)
 
 
 class RandomKFormat(_SparseFormat):
     """Values at random places."""
 
-    def __init__(self, codec: RandomK) -> None:
-        super().__init__(codec)
+    def __init__(self, codec: RandomK, kernels: Kernels) -> None:
+        super().__init__(codec, kernels)
 
     def choose(self, corrected: Array, count: int, draw: Draw) -> Array:
         """Return places that are drawn without replacement."""
         return np.sort(draw().choice(corrected.size, count, replace=False, shuffle=False))
 
-    def compress(self, corrected: Array, draw: Draw) -> Compressed:
-        """Take the values at the chosen places, and without error feedback multiply them by size / k."""
+    def sent(self, corrected: Array, places: Array) -> Array:
+        """Return what is said of the chosen values: without error feedback they are multiplied by size / k."""
         if self._codec.error_feedback:
-            return super().compress(corrected, draw)
-        count = self._codec.count(corrected.size)
-        places = self.choose(corrected, count, draw)
-        enlarged = corrected[places] * (corrected.size / count)
-        return _Chosen(places, np.clip(enlarged, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32))
-
-
-class _Chosen(Compressed):
-    def __init__(self, places: Array, values: Array) -> None:
-        self._places = places
-        self._values = values
-
-    def cut(self, start: int, stop: int) -> Array:
-        first, end = np.searchsorted(self._places, [start, stop])
-        indices = (self._places[first:end] - start).astype(np.uint32)
-        return np.concatenate([as_bytes(indices), as_bytes(self._values[first:end])])
-
-    def subtract_from(self, corrected: Array) -> None:
-        corrected[self._places] -= self._values
+            return super().sent(corrected, places)
+        enlarged = corrected[places] * (corrected.size / places.size)
+        return np.clip(enlarged, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)

@@ -11,67 +11,69 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aiokv.codec import reference
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.codec.backends import Kernels
     from aiokv.codec.reference import Array
 
 Draw = Callable[[], np.random.Generator]
 """Returns the generator of one step's random choices, new each time it is called."""
 
-
-class Compressed(abc.ABC):
-    """A whole tensor, compressed but not yet cut."""
-
-    @abc.abstractmethod
-    def cut(self, start: int, stop: int) -> Array:
-        """Return the payload of elements [start, stop), at least one."""
-
-    @abc.abstractmethod
-    def subtract_from(self, corrected: Array) -> None:
-        """Leave what the payloads do not say: the new residual."""
+Cut = Callable[[int, int], "Array"]
+"""Returns the payload of elements [start, stop) of a tensor that is compressed, at least one."""
 
 
 class WholeFormat(abc.ABC):
-    """Base of the formats that compress the whole tensor, then cut it."""
+    """Base of the formats that compress the whole tensor, then cut it.
+
+    Args:
+        kernels: who computes.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
 
     @abc.abstractmethod
-    def compress(self, corrected: Array, draw: Draw) -> Compressed:
-        """Compress a tensor that has at least one element and only numbers that float32 can hold; it is not written."""
+    def compress(self, gradient: Array, residual: Array | None, draw: Draw) -> Cut:
+        """Compress a tensor, and write the new residual.
+
+        Args:
+            gradient: at least one element; with the residual it has only numbers that float32 can hold.
+            residual: written in place; None without error feedback.
+            draw: returns the generator of this step's random choices.
+        """
 
     @abc.abstractmethod
-    def values(self, payload: Array, size: int) -> Array:
-        """Return what a payload says, float32[size]. Raises ProtocolError when it is malformed."""
+    def read_into(self, payload: Array, out: Array) -> None:
+        """Write what the payload of at least one element says. Raises ProtocolError when it is malformed."""
+
+    @abc.abstractmethod
+    def add_to(self, payload: Array, target: Array) -> None:
+        """Add what the payload of at least one element says. Raises ProtocolError when it is malformed."""
 
     def fits(self, gradient: Array, residual: Array | None) -> bool:
         """Tell whether the gradient with the residual has only numbers that float32 can hold."""
-        return reference.fits(gradient, residual)
+        return self._kernels.fits(gradient, residual)
 
     def encode(
         self, gradient: Array, residual: Array | None, cuts: Sequence[tuple[int, int]], draw: Draw
     ) -> tuple[list[Array], Array | None]:
-        """Return a payload for each cut, and the new residual."""
+        """Return a payload for each cut, and the residual, written in place."""
         if not gradient.size:
             return [_empty() for _ in cuts], residual
-        corrected = gradient if residual is None else gradient + residual
-        compressed = self.compress(corrected, draw)
-        payloads = [compressed.cut(start, stop) if start < stop else _empty() for start, stop in cuts]
-        if residual is None:
-            return payloads, None
-        compressed.subtract_from(corrected)
-        return payloads, corrected
+        cut = self.compress(gradient, residual, draw)
+        return [cut(start, stop) if start < stop else _empty() for start, stop in cuts], residual
 
     def decode_into(self, payload: Array, out: Array) -> None:
         """Write the payload's values."""
         if out.size:
-            out[...] = self.values(payload, out.size)
+            self.read_into(payload, out)
 
     def accumulate_into(self, payload: Array, target: Array) -> None:
         """Add the payload's values."""
         if target.size:
-            target += self.values(payload, target.size)
+            self.add_to(payload, target)
 
 
 def as_bytes(array: Array) -> Array:

@@ -45,18 +45,18 @@ def _can_cache() -> bool:
     return True
 
 
-_CACHE = _can_cache()
+CACHE = _can_cache()
 HALF_PRECISION = halves.has_float16()
 
 
-@njit(nogil=True, cache=_CACHE, error_model="numpy")
+@njit(nogil=True, cache=CACHE, error_model="numpy")
 def _accumulate(target: Array, source: Array) -> None:
     # A float32 has more than twice the digits of a float16, so that rounding twice gives what rounding once would.
     for i in range(target.size):
         target[i] = halves.element(halves.number(target[i]) + halves.number(source[i]), target[i])
 
 
-@njit(nogil=True, cache=_CACHE, error_model="numpy")
+@njit(nogil=True, cache=CACHE, error_model="numpy")
 def _add_integers(target: Array, source: Array, low: Any, high: Any, zero: Any) -> bool:
     found = False
     for i in range(target.size):
@@ -92,13 +92,13 @@ _NAMES = _compilable() | {
 
 def _compile(name: str, make_source: Callable[[str], str]) -> Any:
     """Return a loop that is compiled for each combination of types with which it is called."""
-    if _CACHE:
+    if CACHE:
         own = [inspect.getsource(module) for module in (sys.modules[__name__], halves)]
         name = f"{name}_{digest(make_source(name), *own)}"
     made = dict(_NAMES)
     # Numba keeps compiled code beside the file from which a function comes.
     exec(compile(make_source(name), __file__, "exec"), made)
-    return njit(nogil=True, cache=_CACHE, error_model="numpy")(made[name])
+    return njit(nogil=True, cache=CACHE, error_model="numpy")(made[name])
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import aiokv.codec
 from aiokv.codec import QSGD, Codec, OneBit, RandomK, TwoBit
-from aiokv.codec.bits import get_kernels
+from aiokv.codec.backends import get_kernels
 from aiokv.codec.decoder import Decoder
 from aiokv.codec.encoder import Encoder
 from aiokv.codec.formats import make_format, warm_up
