@@ -117,7 +117,7 @@ class Compressor:
     """The residuals of one worker's gradients, what it has encoded, and its replicas of values.
 
     Args:
-        backend: who computes `1bit` and `2bit`; see `aiokv.codec.formats.make_format`.
+        backend: who computes; see `aiokv.codec.formats.make_format`.
     """
 
     def __init__(self, backend: str) -> None:
@@ -129,7 +129,7 @@ class Compressor:
 
     @property
     def backend(self) -> str:
-        """Who computes `1bit` and `2bit`."""
+        """Who computes."""
         return self._backend
 
     @property

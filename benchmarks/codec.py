@@ -4,9 +4,9 @@
     python benchmarks/codec.py --sizes 4194304 --codecs 2bit qsgd --json
 
 GB/s count the bytes of the float32 gradient, not those of the payload. A time is the median of all calls on one core;
-`rounds` are the medians of the turns, which say how much to trust it. The two backends take turns, so that a disturbance
-hits both. Gradients are normal with variance 1. `error` is the norm of what the first
-payload did not say over the norm of the gradient; `after 100` is the same for the mean of 100 payloads of it.
+`rounds` are the medians of the turns, which say how much to trust it. The two backends take turns, so that a
+disturbance hits both. Gradients are normal with variance 1. `error` is the norm of what the first payload did not say
+over the norm of the gradient; `after 100` is the same for the mean of 100 payloads of it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     encoder      Encoder: gradients to payloads; keeps the residual of one key
     decoder      Decoder: a peer's payloads, checked, to values
     formats      what a codec is to the two: one class for each kind of payload
-    reference    NumPy: the oracle of the kernels of `1bit` and `2bit`
+    backends     who computes them
+    reference    NumPy: the oracle of the kernels
     compiled     Numba: the same bits in one pass over memory    pip install "aiokv[cpu]"
 
 Importing this package imports no NumPy: a machine that takes decisions compares codecs and checks lengths with it.

@@ -1,5 +1,7 @@
 """Who computes payloads: NumPy, or compiled code with the same bits."""
 
+# ruff: noqa: D102 - the kernels are described in `reference`
+
 from __future__ import annotations
 
 import logging
@@ -81,7 +83,7 @@ class Kernels(Protocol):
     def unpack(self, packed: Array, bits: int, codes: Array, /) -> None: ...
 
 
-def get_kernels(backend: str) -> _Kernels:
+def get_kernels(backend: str) -> Kernels:
     """Return the kernels of a backend.
 
     Raises:

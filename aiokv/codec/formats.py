@@ -105,7 +105,8 @@ def warm_up(codec: Codec, dtype: str = "float32", backend: str = "auto") -> None
         MissingExtraError: the backend's packages are not installed.
     """
     codec_format = make_format(codec, backend)
-    gradient, residual = np.zeros(1, dtype), np.zeros(1, dtype) if codec.error_feedback else None
+    # Of zeros not all codecs compute anything.
+    gradient, residual = np.ones(1, dtype), np.zeros(1, dtype) if codec.error_feedback else None
     gradient.flags.writeable = False
     codec_format.fits(gradient, residual)
     payloads, _ = codec_format.encode(gradient, residual, [(0, 1)], np.random.default_rng)

@@ -70,7 +70,9 @@ class LevelFormat(WholeFormat):
             raise self._codec.malformed(f"of {size} elements", "zeros after the last one", f"{codes[size:].tolist()}")
         codes = codes[:size]
         if (largest := codes.max()) > 2 * self._codec.levels:
-            raise self._codec.malformed(f"of {size} elements", f"codes from 0 to {2 * self._codec.levels}", f"{largest}")
+            raise self._codec.malformed(
+                f"of {size} elements", f"codes from 0 to {2 * self._codec.levels}", f"{largest}"
+            )
         return unit, codes
 
     def _unpack(self, packed: Array) -> Array:

@@ -226,8 +226,8 @@ def _shifts(bits: int) -> Array:
 
 
 def _sum(values: Array) -> float:
-    lanes = np.zeros(LANES)
-    for start in range(0, values.size, LANES):
-        part = values[start : start + LANES]
-        lanes[: part.size] += part
+    whole = values.size // LANES * LANES
+    # Along the first axis rows are added one after the other.
+    lanes = np.add.reduce(values[:whole].reshape(-1, LANES), axis=0, dtype=np.float64)
+    lanes[: values.size - whole] += values[whole:]
     return float(np.sum(lanes))

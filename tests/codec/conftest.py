@@ -33,5 +33,5 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 @pytest.fixture(scope="session", params=["reference", "cpu"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Who computes 1bit and 2bit."""
+    """Who computes."""
     return str(request.param)
