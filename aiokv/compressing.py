@@ -32,6 +32,8 @@ class Kept:
     dtype: str
     encoder: Encoder | None = None
     left: Array | None = None
+    returned: Array | None = None
+    """What was left before a job that has failed."""
 
     def add(self, values: Array, start: int = 0) -> None:
         """Add values, from an element on, to what goes with the next gradient."""
@@ -44,7 +46,23 @@ class Kept:
         residual = np.zeros(self.size, PRECISIONS[self.dtype])
         if self.encoder is not None:
             residual += self.encoder.state().get("residual", 0)
-        return residual if self.left is None else residual + self.left
+        for left in (self.left, self.returned):
+            if left is not None:
+                residual += left
+        return residual
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of what the next payloads of the key depend on."""
+        state: dict[str, Any] = {"dtype": self.dtype, "residual": self.residual()}
+        if self.encoder is not None:
+            codec = self.encoder.codec
+            state |= {"codec": codec.name, "params": codec.params, "step": self.encoder.step}
+        return state
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes a residual of the key has."""
+        return self.size * np.dtype(PRECISIONS[self.dtype]).itemsize
 
 
 @dataclass(slots=True, eq=False)
@@ -60,14 +78,31 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor that is to be encoded, and what becomes of it. `left` goes with it."""
+    """A tensor that is to be encoded, and what becomes of it.
+
+    What is left goes with it: `left`, `returned`, and the residual of the encoder `replaced`. `merge` adds them up.
+    """
 
     number: int
     cuts: Cuts
     gradient: Array
     kept: Kept
     left: Array | None
+    returned: Array | None = None
+    replaced: Encoder | None = None
     pieces: list[memoryview] = field(default_factory=list)
+
+    def merge(self) -> None:
+        """Put all that is left into one array."""
+        replaced, self.replaced = self.replaced, None
+        others = [self.returned, None if replaced is None else replaced.flush()]
+        self.returned = None
+        for values in others:
+            if values is None:
+                continue
+            if self.left is None:
+                self.left = np.zeros(values.size, values.dtype)
+            self.left += values
 
     def corrected(self) -> Array:
         """Return the gradient with what is left, in the gradient's precision."""
@@ -93,6 +128,8 @@ class Job:
 
     def run(self) -> None:
         """Encode all of the tensors, or none: an error is kept for `Compressor.finish`."""
+        for tensor in self.tensors:
+            tensor.merge()
         if self.codec is None:
             for tensor in self.tensors:
                 tensor.copy()
@@ -145,14 +182,15 @@ class Compressor:
         for number, key, cuts in effect.tensors:
             gradient = sources[number]
             kept = self._kept_of(key, gradient.size, gradient.dtype.name)
+            replaced = None
             if kept.encoder is not None and kept.encoder.codec != effect.codec:
-                kept.add(kept.encoder.flush())
-                kept.encoder = None
+                replaced, kept.encoder = kept.encoder, None
             if kept.encoder is None and effect.codec is not None:
                 dtype = gradient.dtype.name
                 kept.encoder = Encoder(effect.codec, key, gradient.size, dtype, rank=rank, backend=self._backend)
-            left, kept.left = kept.left, None
-            tensors.append(Tensor(number, cuts, gradient, kept, left))
+            # To add them up takes long where tensors are large: the job does it.
+            tensors.append(Tensor(number, cuts, gradient, kept, kept.left, kept.returned, replaced))
+            kept.left = kept.returned = None
         return Job(effect, tensors)
 
     def _kept_of(self, key: Key, size: int, dtype: str) -> Kept:
@@ -165,8 +203,7 @@ class Compressor:
         """Keep what a job has encoded until it is sent and answered; return the stimulus that its effect ends in."""
         for tensor in job.tensors:
             if job.error is not None:
-                if tensor.left is not None:
-                    tensor.kept.add(tensor.left)
+                tensor.kept.returned = tensor.left
                 continue
             for (start, stop), values in zip(tensor.cuts, tensor.pieces, strict=True):
                 self._pieces[job.call, tensor.number, start] = Piece(tensor.kept, job.codec, start, stop, values)
@@ -235,27 +272,17 @@ class Compressor:
 
     # --- checkpoints ---
 
-    def state(self) -> dict[Key, dict[str, Any]]:
-        """Return copies of what the next payloads of each key depend on."""
-        found: dict[Key, dict[str, Any]] = {}
-        for key, kept in self._kept.items():
-            state: dict[str, Any] = {"dtype": kept.dtype, "residual": kept.residual()}
-            if kept.encoder is not None:
-                codec = kept.encoder.codec
-                state |= {"codec": codec.name, "params": codec.params, "step": kept.encoder.step}
-            found[key] = state
-        return found
+    @property
+    def kept(self) -> dict[Key, Kept]:
+        """What is kept of each key."""
+        return self._kept
 
-    def restore(self, state: Mapping[Key, Mapping[str, Any]], rank: Rank) -> None:
-        """Go on as the worker of that rank would have that the state is from.
+    def restored(self, key: Key, state: Mapping[str, Any], rank: Rank) -> Kept:
+        """Return what the worker of a rank keeps of a key, from `Kept.state`; any thread may call it.
 
         Raises:
-            SpecMismatchError, CodecError: the state is none. Nothing has changed.
+            SpecMismatchError, CodecError: the state is none.
         """
-        restored = {key: self._restored(key, one, rank) for key, one in state.items()}
-        self._kept.update(restored)
-
-    def _restored(self, key: Key, state: Mapping[str, Any], rank: Rank) -> Kept:
         dtype, residual = state.get("dtype"), state.get("residual")
         if (
             not isinstance(dtype, str)

@@ -21,7 +21,17 @@ from aiokv.core.keys import check_same_spec
 from aiokv.core.rows import check_sparse
 from aiokv.errors import CodecError, CommandError, ConfigError
 from aiokv.groups import Group
-from aiokv.sparse import RowSparse, aligned, is_sparse, pulling, pulling_rows, refuse_sparse, sending_rows
+from aiokv.sparse import (
+    RowSparse,
+    aligned,
+    is_sparse,
+    pulling,
+    pulling_rows,
+    refuse_sparse,
+    sending_rows,
+    sparse_nbytes,
+    sparse_spec,
+)
 from aiokv.types import Tally, TensorSpec
 
 if TYPE_CHECKING:
@@ -83,6 +93,10 @@ class Operations(ABC):
         """Return what a function over so many bytes returns; carriers with an event loop do not let it wait."""
         del nbytes
         return function()
+
+    async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
+        """Compute what a call sends: as `_compute`, but of two calls the one that began first goes first."""
+        return await self._compute(function, nbytes)
 
     # --- who we are ---
 
@@ -155,7 +169,7 @@ class Operations(ABC):
             MembershipError: this worker is not in the group, or the root's group is another one.
         """
         options = st.KeyOptions(policy or "", tuple(group))
-        await self._init(self._sending(key, value, lists=False), options, timeout)
+        await self._init(await self._sending(key, value, lists=False), options, timeout)
 
     async def init_rows(
         self,
@@ -195,13 +209,16 @@ class Operations(ABC):
         value = RowSparse.empty(shape, dtype) if rows is None else rows
         check_same_spec(key, TensorSpec(tuple(shape), np.dtype(dtype).name), value.spec)
         options = st.KeyOptions(policy or "", tuple(group), lazy=lazy, initializer=initializer or {})
-        await self._init(self._sending(key, value), options, timeout)
+        await self._init(await self._sending(key, value), options, timeout)
 
-    def _sending(self, key: Keys, value: Any, *, lists: bool = True) -> Arguments:
+    async def _sending(self, key: Keys, value: Any, *, lists: bool = True) -> Arguments:
         keys, values = named(key, value)
-        if any(is_sparse(each) for each in values):
-            return sending_rows(keys, values, self._session.row_bounds)
-        return sending(key, value, lists=lists)
+        sparse = [(name, each) for name, each in zip(keys, values, strict=True) if is_sparse(each)]
+        if not sparse:
+            return sending(key, value, lists=lists)
+        bounds = [self._session.row_bounds(name, sparse_spec(name, each)) for name, each in sparse]
+        nbytes = sum(sparse_nbytes(each) for _, each in sparse)
+        return await self._prepare(functools.partial(sending_rows, keys, values, bounds), nbytes)
 
     async def _init(self, arguments: Arguments, options: st.KeyOptions, timeout: float | None) -> None:
         if self.rank == min(options.group, default=0):
@@ -272,7 +289,7 @@ class Operations(ABC):
             UnknownKeyError: the key is not initialised.
             SpecMismatchError: another shape or dtype than the key has.
         """
-        result = await self._transfer(st.Operation.PUSH, self._sending(key, value), timeout, priority)
+        result = await self._transfer(st.Operation.PUSH, await self._sending(key, value), timeout, priority)
         return result or {}
 
     async def pull(self, key: Keys, out: Any = None, *, priority: int = 0, timeout: float | None = None) -> Any:
@@ -541,7 +558,8 @@ class Operations(ABC):
 
         Arrays are copies; all else is None, int, float, str or dict. Wait for the pushes before.
         """
-        return self._compressor.state()
+        kept = list(self._compressor.kept.items())
+        return {key: await self._compute(each.state, each.nbytes) for key, each in kept}
 
     async def restore_compression_state(self, state: Mapping[Key, Mapping[str, Any]]) -> None:
         """Go on as the worker of this rank would have that the state is from. Wait for all pushes before.
@@ -551,7 +569,11 @@ class Operations(ABC):
         Raises:
             SpecMismatchError, CodecError: the state is none. Nothing has changed.
         """
-        self._compressor.restore(state, self.rank)
+        rank, restored = self.rank, self._compressor.restored
+        kept = {}
+        for key, each in state.items():
+            kept[key] = await self._compute(functools.partial(restored, key, each, rank), SLOW)
+        self._compressor.kept.update(kept)
         await self._call(lambda call: st.RestoreResiduals(call, list(state), self._seconds(None)))
 
     # --- saving ---
@@ -652,10 +674,10 @@ class Operations(ABC):
     ) -> Any:
         seconds = self._seconds(timeout)
         if arguments.lists:
-            await self._compute(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
+            await self._prepare(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
         if self._checks_finite and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
             nbytes = sum(source.nbytes for source in arguments.sources)
-            await self._compute(lambda: check_finite(arguments.keys, arguments.sources), nbytes)
+            await self._prepare(lambda: check_finite(arguments.keys, arguments.sources), nbytes)
         transfer = operation, arguments.tensors, seconds, priority
         return await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
 

@@ -165,30 +165,38 @@ def _is_scipy(value: object) -> bool:
     return not isinstance(value, np.ndarray) and all(hasattr(value, name) for name in ("tocsr", "shape", "format"))
 
 
-def as_rows(key: Key, value: Any) -> RowSparse:
-    """Return a sparse value as a `RowSparse`.
+def sparse_spec(key: Key, value: Any) -> TensorSpec:
+    """Return shape and dtype of a sparse value.
 
     Raises:
         SpecMismatchError: it is a SciPy matrix of another format than CSR.
     """
     if isinstance(value, RowSparse):
-        return value
+        return value.spec
     if value.format != "csr":
         text = f"key {key!r}: a SciPy matrix must be in CSR format, got {value.format!r}: call its tocsr()"
         raise SpecMismatchError(text, key=key, expected="csr", got=str(value.format))
-    return RowSparse.from_csr(value)
+    return TensorSpec(tuple(map(int, value.shape)), value.data.dtype.name)
+
+
+def sparse_nbytes(value: Any) -> int:
+    """Return about how many bytes there are to pack of a sparse value that has a spec."""
+    if isinstance(value, RowSparse):
+        return value.indices.nbytes + value.values.nbytes
+    rows, width = value.shape
+    return int(min(rows, value.nnz)) * int(width) * int(value.data.itemsize)
 
 
 # --- arguments of calls ---
 
 
-def sending_rows(keys: list[Key], values: list[Any], bounds: Bounds) -> Arguments:
-    """Read the arguments of a call that sends to some row-sparse keys, and maybe to others.
+def sending_rows(keys: list[Key], values: list[Any], bounds: list[list[int]]) -> Arguments:
+    """Read the arguments of a call that sends to some row-sparse keys, and maybe to others. Any thread may call it.
 
     Args:
         keys: all keys.
         values: the value of each, sparse or not.
-        bounds: returns the first row of each chunk of a row-sparse key.
+        bounds: the first row of each chunk, for each sparse value in their order.
 
     Raises:
         KeyUseError, SpecMismatchError, SumOverflowError: a value is missing or can't be.
@@ -196,11 +204,10 @@ def sending_rows(keys: list[Key], values: list[Any], bounds: Bounds) -> Argument
     arguments = sending({key: value for key, value in zip(keys, values, strict=True) if not is_sparse(value)}, None)
     arguments.single = False
     arguments.specs = [spec_of(source) for source in arguments.sources]
-    for key, value in zip(keys, values, strict=True):
-        if not is_sparse(value):
-            continue
-        rows = as_rows(key, value).summed()
-        counts = _counts(rows.indices, bounds(key, rows.spec))
+    sparse = [(key, value) for key, value in zip(keys, values, strict=True) if is_sparse(value)]
+    for (key, value), starts in zip(sparse, bounds, strict=True):
+        rows = (value if isinstance(value, RowSparse) else RowSparse.from_csr(value)).summed()
+        counts = _counts(rows.indices, starts)
         arguments.keys.append(key)
         arguments.sources.append(_packed(rows, counts))
         arguments.specs.append(rows.spec)

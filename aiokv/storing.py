@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("aiokv")
 
+DRAWING_BYTES = 4096
+"""To draw the first values of a row takes about as long as to copy so many bytes."""
+
 
 def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | Decoded | Restored | None:
     """Carry out one effect; return the stimulus that it ends in, if it ends in one.
@@ -35,8 +38,9 @@ def perform(store: ParameterStore, effect: ef.Effect) -> Applied | Normed | Deco
     match effect:
         case ef.Apply():
             return _apply(store, effect, None)
-        case ef.ApplyRows(update, slots):
-            return _apply(store, update, slots)
+        case ef.ApplyRows() | ef.JoinRows():
+            begin_rows(store, effect)
+            return finish_rows(store, effect, compute_rows(store, effect))
         case ef.Norms():
             return _norms(store, effect)
         case ef.Decode():
@@ -88,8 +92,6 @@ def _perform_on_slots(store: ParameterStore, effect: ef.Effect) -> None:
             store.prepare(codec, "reference")
         case ef.Split(slot, parts):
             store.split(slot, parts)
-        case ef.JoinRows(slot, parts, row_bytes):
-            store.join_rows(slot, parts, row_bytes)
         case ef.Free(slot):
             store.free(slot)
         case _:
@@ -124,6 +126,41 @@ def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None) ->
     if error is not None:
         store.keep(key, start, version)
     return Applied(key, start, version, error)
+
+
+def begin_rows(store: ParameterStore, effect: ef.ApplyRows | ef.JoinRows) -> None:
+    """Begin with an effect on many rows, which `compute_rows` and `finish_rows` carry out."""
+    if isinstance(effect, ef.JoinRows):
+        store.make_room(effect.slot, store.nbytes(effect.parts))
+
+
+def compute_rows(store: ParameterStore, effect: ef.ApplyRows | ef.JoinRows) -> Applied | None:
+    """Do the work; it may run in a thread, while the store does nothing but give memory for what lands."""
+    if isinstance(effect, ef.ApplyRows):
+        return _apply(store, effect.update, effect.slots)
+    store.join_rows(effect.slot, effect.parts, effect.row_bytes)
+    return None
+
+
+def finish_rows(store: ParameterStore, effect: ef.ApplyRows | ef.JoinRows, applied: Applied | None) -> Applied | None:
+    """Free what is used up; return the stimulus that the effect ends in, if it ends in one."""
+    for slot in effect.slots if isinstance(effect, ef.ApplyRows) else effect.parts:
+        store.free(slot)
+    return applied
+
+
+def cost_of_rows(store: ParameterStore, effect: ef.Effect) -> int:
+    """Return what an effect has to do with rows, in bytes that could be copied in the same time; 0 for all others."""
+    match effect:
+        case ef.JoinRows(_, parts):
+            return store.nbytes(parts)
+        case ef.ApplyRows(update, slots):
+            key, start, count = update.key, update.start, store.count_updated(update.key, update.start, slots)
+        case ef.Send(payload=ef.StoredRows(key, start, _, rows)):
+            count = len(rows) // ROW_ID_BYTES
+        case _:
+            return 0
+    return count * (DRAWING_BYTES + store.table(key, start).row_nbytes)
 
 
 def _norms(store: ParameterStore, effect: ef.Norms) -> Normed:

@@ -107,7 +107,7 @@ def test_no_rows() -> None:
 
 def test_payloads_are_ids_then_values_for_each_server() -> None:
     value = aiokv.RowSparse([6, 1, 5], np.array([6, 1, 5], np.int16), (8,))
-    arguments = sending_rows(["w"], [value], lambda _key, _spec: [0, 4])
+    arguments = sending_rows(["w"], [value], [[0, 4]])
     assert arguments.rows[0].counts == [1, 2]
     expected = np.int64(1).tobytes() + np.int16(1).tobytes()
     expected += np.array([5, 6], np.int64).tobytes() + np.array([5, 6], np.int16).tobytes()

@@ -18,10 +18,10 @@ from aiokv.net.memory import MemoryLink
 from aiokv.net.shared import Segments
 from aiokv.net.tcp import Link
 from aiokv.telemetry import Counters, EventLog, Profile
-from aiokv.wire.messages import Error, Message
+from aiokv.wire.messages import Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from aiokv.config import Config
     from aiokv.net.link import AnyLink
@@ -66,6 +66,9 @@ class Driver:
         log: where stimuli and effects are recorded, if they are.
     """
 
+    _slow: frozenset[type] = frozenset()
+    """Which effects, or effects with which payloads, may be deferred; the others are performed without asking."""
+
     def __init__(self, config: Config, log: Log | None = None) -> None:
         self.config = config
         self.counters: Counters = Counters()
@@ -84,7 +87,11 @@ class Driver:
         self._stimuli: deque[st.Stimulus] = deque()
         self._done: deque[st.Stimulus] = deque()
         """What came of effects: the machine hears of it before anything else, or it would not know its own state."""
+        self._effects: Iterator[ef.Effect] = iter(())
+        """What the machine has wanted last and is not performed yet."""
+        self._handled: tuple[st.Stimulus, float] | None = None
         self._pumping = False
+        self._aside: asyncio.Task[None] | None = None
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         self._connecting: dict[asyncio.Task[None], None] = {}
@@ -102,28 +109,81 @@ class Driver:
     def feed(self, *stimuli: st.Stimulus) -> None:
         """Give stimuli to the machine, one after the other, and perform what it wants after each."""
         self._stimuli.extend(stimuli)
-        if self._pumping or self._closed:
+        if self._pumping or self._closed or self.busy:
             return
         self._pumping = True
+        slow = self._slow
         try:
-            while self._stimuli or self._done:
-                stimulus = (self._done or self._stimuli).popleft()
-                now = self._loop.time()
-                # The loop's clock stands still while it runs a callback, and is coarse.
-                begin = time.perf_counter() if self.profile.running else 0.0
-                effects = self._machine.handle(stimulus, now=now)
-                if self._log is not None:
-                    self._log.add(now, stimulus, effects)
-                for effect in effects:
+            while self._aside is None:
+                # An iterator goes on where it was, when a thread has computed in between.
+                for effect in self._effects:
+                    if slow and type(getattr(effect, "payload", effect)) in slow and self._defer(effect):
+                        break
                     self._perform(effect)
-                if begin and self.profile.running:
-                    self.profile.add(stimulus, begin, time.perf_counter())
+                else:
+                    if self._handled is not None:
+                        self._record(*self._handled)
+                    waiting = self._done or self._stimuli
+                    if not waiting:
+                        break
+                    self._handle(waiting.popleft())
         finally:
             self._pumping = False
         for link in self._dirty:
             link.flush()
         self._dirty.clear()
         self._arm_timer()
+
+    def _handle(self, stimulus: st.Stimulus) -> None:
+        now = self._loop.time()
+        if self.profile.running:
+            # The loop's clock stands still while it runs a callback, and is coarse.
+            self._handled = stimulus, time.perf_counter()
+        effects = self._machine.handle(stimulus, now=now)
+        if self._log is not None:
+            self._log.add(now, stimulus, effects)
+        self._effects = iter(effects)
+
+    def _record(self, stimulus: st.Stimulus, begin: float) -> None:
+        self._handled = None
+        if self.profile.running:
+            self.profile.add(stimulus, begin, time.perf_counter())
+
+    # --- what takes long ---
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread computes for an effect: until it is done nothing is decided and nothing more is read."""
+        return self._aside is not None
+
+    def _deferred(self, effect: ef.Effect) -> Callable[[], Callable[[], None]] | None:
+        """Return what to compute in a thread for an effect, which returns what performs it; None: perform it at once.
+
+        Meanwhile the loop receives payloads into memory of their own, and does nothing else with what is stored.
+        """
+        return None
+
+    def _defer(self, effect: ef.Effect) -> bool:
+        """Tell whether a thread computes for an effect before it is performed; begin with that."""
+        compute = self._deferred(effect)
+        if compute is not None:
+            self._aside = self._loop.create_task(self._compute_aside(compute))
+            self._set_reading()
+        return compute is not None
+
+    async def _compute_aside(self, compute: Callable[[], Callable[[], None]]) -> None:
+        try:
+            perform = await asyncio.to_thread(compute)
+        finally:
+            self._aside = None
+        if not self._closed:
+            self._set_reading()
+            perform()
+            self.feed()
+
+    def _set_reading(self) -> None:
+        for link in self._links.values():
+            link.set_reading()
 
     def _arm_timer(self) -> None:
         deadline = None if self._closed else self._machine.deadline()
@@ -144,11 +204,12 @@ class Driver:
 
     def _perform(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Send(peer, request, message, payload, priority):
-                self._send(peer, request, message, payload, priority)
+            case ef.Send():
+                self._send(effect)
             case ef.Refuse(peer, request, error):
                 self.counters[f"refused.{type(error).__name__}"] += 1
-                self._send(peer, request, Error(error.code, error.message, error.details), None, ef.URGENT)
+                answer = Error(error.code, error.message, error.details)
+                self._send(ef.Send(peer, request, answer, priority=ef.URGENT))
             case ef.Connect(peer, host, port, delay):
                 task = self._loop.create_task(self._connect(peer, host, port, delay))
                 self._connecting[task] = None
@@ -172,18 +233,21 @@ class Driver:
         """Return a payload's bytes, and what to call when they are sent."""
         raise NotImplementedError(payload)
 
-    def _send(self, peer: Peer, request: int, message: Message, payload: ef.Payload | None, priority: int) -> None:
-        link = self._links.get(peer)
+    def _send(self, effect: ef.Send, made: memoryview | None = None) -> None:
+        """Send a message with its payload, which may have been made before."""
+        link = self._links.get(effect.peer)
         if link is None:
             return
         self._dirty[link] = None
+        payload = effect.payload
         if payload is None:
-            link.send_message(request, message, priority=priority)
+            link.send_message(effect.request, effect.message, priority=effect.priority)
             return
-        view, sent = self._memory(payload)
+        view, sent = self._memory(payload) if made is None else (made, None)
         # Only what lies in the caller's own memory has to be given back; tensors that go together were copied.
         call = payload.call if isinstance(payload, ef.CallMemory) else -1
-        link.send_message(request, message, view if view.nbytes else None, sent, call=call, priority=priority)
+        given = view if view.nbytes else None
+        link.send_message(effect.request, effect.message, given, sent, call=call, priority=effect.priority)
 
     # --- connections ---
 
@@ -282,6 +346,9 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._aside is not None:
+            # A thread can't be stopped.
+            await asyncio.wait([self._aside])
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)

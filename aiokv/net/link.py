@@ -57,6 +57,9 @@ class AnyLink(Protocol):
     async def drained(self) -> None:
         """Wait until nothing is out of reach."""
 
+    def set_reading(self) -> None:
+        """Stop to read, or go on, as the owner is busy or not."""
+
     def discard(self, request: int) -> None:
         """Receive nothing more into the memory of this request."""
 
@@ -72,6 +75,10 @@ class AnyLink(Protocol):
 
 class Owner(Protocol):
     """Whom a link reports to."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether what is received has to wait."""
 
     def land(self, link: AnyLink, head: Head) -> Landing:
         """Choose where a payload goes."""

@@ -105,6 +105,9 @@ class MemoryLink:
     async def drained(self) -> None:
         """Return at once: what is not in the queue has arrived."""
 
+    def set_reading(self) -> None:
+        """Do nothing: the other end is of this process, and what it sends is bounded."""
+
     def discard(self, request: int) -> None:
         """Do nothing: no payload is ever half received."""
 

@@ -20,10 +20,11 @@ from aiokv.core.joiner import Joiner
 from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, get_backend
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
+from aiokv.net.memory import TURN_BYTES
 from aiokv.net.node import Node, local_host_towards
 from aiokv.optim import PRECISIONS, Assign, Optimizer
 from aiokv.store.memory import ParameterStore
-from aiokv.storing import perform, span, state_bytes
+from aiokv.storing import begin_rows, compute_rows, cost_of_rows, finish_rows, perform, span, state_bytes
 from aiokv.types import Peer, Role
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -54,6 +55,8 @@ class Server(Node):
         ConfigError: settings that can't work, or a plug-in can't be imported.
     """
 
+    _slow = frozenset({ef.ApplyRows, ef.JoinRows, ef.StoredRows})
+
     def __init__(self, config: Config | None = None, *, log: Log | None = None, **settings: Any) -> None:
         super().__init__(config or load_config(role=Role.SERVER, **settings), log)
         plugins.load(self.config.plugins)
@@ -61,6 +64,8 @@ class Server(Node):
         self.advertised = ("", 0)
         """Host and port under which the others reach this server, once it is started."""
         self._store = ParameterStore(get_backend(FIRST if self.config.backend == "auto" else self.config.backend))
+        self._cost = 0
+        """What has been done with rows in this turn of the loop; see `aiokv.storing.cost_of_rows`."""
         self._warming: asyncio.Task[None] | None = None
         self._commands: dict[asyncio.Task[None], None] = {}
         self._preparing: dict[asyncio.Task[None], None] = {}
@@ -116,8 +121,7 @@ class Server(Node):
         if isinstance(payload, ef.StoredChunks):
             return memoryview(b"".join(self._copy(chunk) for chunk in payload.chunks)), None
         if isinstance(payload, ef.StoredRows):
-            rows = self._store.get_rows(payload.key, payload.start, payload.version, payload.rows)
-            return bytes_of(rows), None
+            return self._rows_of(payload), None
         if isinstance(payload, ef.StoredDifference):
             named = payload.key, payload.start, payload.version
             return self._store.difference(*named, payload.peer, payload.codec), None
@@ -126,6 +130,35 @@ class Server(Node):
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)
+
+    def _deferred(self, effect: ef.Effect) -> Callable[[], Callable[[], None]] | None:
+        """Compute what has to do with many rows in a thread: to draw the first values of 100,000 takes a while."""
+        cost = cost_of_rows(self._store, effect)
+        if not self._cost:
+            self._loop.call_soon(self._begin_turn)
+        self._cost += cost
+        if self._cost <= TURN_BYTES:
+            return None
+        if isinstance(effect, ef.ApplyRows | ef.JoinRows):
+            begin_rows(self._store, effect)
+        return functools.partial(self._compute_rows, effect)
+
+    def _begin_turn(self) -> None:
+        self._cost = 0
+
+    def _compute_rows(self, effect: ef.Effect) -> Callable[[], None]:
+        """Compute what an effect has to do with rows; return what performs it. It runs in a thread."""
+        if isinstance(effect, ef.ApplyRows | ef.JoinRows):
+            return functools.partial(self._finish_rows, effect, compute_rows(self._store, effect))
+        assert isinstance(effect, ef.Send), "rows are joined, updated or sent"
+        assert isinstance(effect.payload, ef.StoredRows), "only rows have a cost"
+        return functools.partial(self._send, effect, self._rows_of(effect.payload))
+
+    def _finish_rows(self, effect: ef.ApplyRows | ef.JoinRows, applied: st.Applied | None) -> None:
+        self._end(effect, finish_rows(self._store, effect, applied))
+
+    def _rows_of(self, payload: ef.StoredRows) -> memoryview:
+        return bytes_of(self._store.get_rows(payload.key, payload.start, payload.version, payload.rows))
 
     def _warm_up(self, optimizer: Optimizer) -> None:
         """Compile what the rule needs in a thread; meanwhile the server goes on with what it has.
@@ -198,11 +231,13 @@ class Server(Node):
             case ef.Fail(_, error):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:
-                self.counters["updates"] += isinstance(effect, ef.Apply | ef.ApplyRows)
                 self._perform_stored(effect)
 
     def _perform_stored(self, effect: ef.Effect) -> None:
-        stimulus = perform(self._store, effect)
+        self._end(effect, perform(self._store, effect))
+
+    def _end(self, effect: ef.Effect, stimulus: st.Stimulus | None) -> None:
+        self.counters["updates"] += isinstance(effect, ef.Apply | ef.ApplyRows)
         if stimulus is not None:
             self._done.append(stimulus)
 

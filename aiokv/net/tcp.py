@@ -235,7 +235,7 @@ class Link(asyncio.BufferedProtocol):
         outgoing = Outgoing(head, payload, sent, call)
         self._queue.add(outgoing, priority)
         self._queued_bytes += outgoing.nbytes
-        self._set_reading()
+        self.set_reading()
 
     def flush(self) -> None:
         """Write as much of the queue as the transport may hold."""
@@ -268,7 +268,7 @@ class Link(asyncio.BufferedProtocol):
                 self._loop.call_soon(self.resume_writing)
             else:
                 self._empty()
-        self._set_reading()
+        self.set_reading()
 
     def detach(self, call: int, most: int) -> bool:
         """Copy queued payloads of a call, up to about `most` bytes; return whether there are more."""
@@ -285,6 +285,23 @@ class Link(asyncio.BufferedProtocol):
         future = self._loop.create_future()
         self._drained.append(future)
         await future
+
+    def set_reading(self) -> None:
+        """Stop to read while too much waits to be sent or the owner is busy; go on when half of it has left."""
+        limit = self._max_queued_bytes
+        if limit is None or self._transport is None or self._closed:
+            return
+        wanted = not self._owner.busy and self._queued_bytes <= (limit if self._reading else limit // 2)
+        if wanted == self._reading or self._transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self._transport.resume_reading()
+            self._loop.call_soon(self._deliver, [])
+        else:
+            self._transport.pause_reading()
+            # What has waited for room in the shared memory would not hear of it now.
+            self._loop.call_soon(self.flush)
 
     def discard(self, request: int) -> None:
         """Receive nothing more into the memory of this request."""
@@ -355,21 +372,6 @@ class Link(asyncio.BufferedProtocol):
         while self._backlog and self._reading:
             batch = [self._backlog.popleft() for _ in range(min(BATCH, len(self._backlog)))]
             self._owner.frames_received(self, batch)
-
-    def _set_reading(self) -> None:
-        """Stop to read while too much waits to be sent, and go on when half of it has left."""
-        limit = self._max_queued_bytes
-        if limit is None or self._transport is None or self._closed:
-            return
-        if self._reading and self._queued_bytes > limit:
-            self._reading = False
-            self._transport.pause_reading()
-            # What has waited for room in the shared memory would not hear of it now.
-            self._loop.call_soon(self.flush)
-        elif not self._reading and self._queued_bytes <= limit // 2:
-            self._reading = True
-            self._transport.resume_reading()
-            self._loop.call_soon(self._deliver, [])
 
     def _write_link_frames(self) -> None:
         data = self._connection.data_to_send()

@@ -62,6 +62,8 @@ class Client(Driver, Operations):
         self._encoding: dict[int, asyncio.Task[None]] = {}
         """Tasks whose threads read a call's arrays."""
         self._open = False
+        self._preparing = asyncio.Lock()
+        """Held by the call whose arrays are made ready; the others wait in their order."""
 
         self._most_bytes = DEFAULT_LIMITS.max_payload_bytes
 
@@ -159,6 +161,10 @@ class Client(Driver, Operations):
 
     async def _compute(self, function: Callable[[], T], nbytes: int) -> T:
         return await asyncio.to_thread(function) if nbytes > TURN_BYTES else function()
+
+    async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
+        async with self._preparing:
+            return await self._compute(function, nbytes)
 
     def _seconds(self, timeout: float | None) -> float:
         return self.config.call_timeout if timeout is None else timeout

@@ -150,17 +150,24 @@ class ParameterStore:
             table.set(*table.parse(self._slots[slot].buffer))
             self.free(slot)
 
+    def nbytes(self, slots: list[Slot]) -> int:
+        """Return how many bytes lie in slots."""
+        return sum(self._slots[slot].buffer.nbytes for slot in slots)
+
+    def make_room(self, slot: Slot, nbytes: int) -> None:
+        """Make a new slot with any content."""
+        self._slots[slot] = Landed(self._pool.take(nbytes))
+
     def join_rows(self, slot: Slot, parts: list[Slot], row_bytes: int) -> None:
-        """Put the rows of some slots into a new one, and free them."""
+        """Put the rows of some slots, which stay, into one that has room for them.
+
+        It may run in a thread, while nothing else is done with the slots.
+        """
         buffers = [self._slots[part].buffer for part in parts]
-        joined = self._pool.take(sum(buffer.nbytes for buffer in buffers))
         middles = [buffer.nbytes // (ROW_ID_BYTES + row_bytes) * ROW_ID_BYTES for buffer in buffers]
         ids = [buffer[:middle] for buffer, middle in zip(buffers, middles, strict=True)]
         values = [buffer[middle:] for buffer, middle in zip(buffers, middles, strict=True)]
-        np.concatenate([*ids, *values], out=joined)
-        self._slots[slot] = Landed(joined)
-        for part in parts:
-            self.free(part)
+        np.concatenate([*ids, *values], out=self._slots[slot].buffer)
 
     def row_ids(self, slot: Slot, count: int) -> NDArray[np.int64]:
         """Return the row ids at the beginning of a slot; none when it is too short for so many."""
@@ -431,7 +438,10 @@ class ParameterStore:
     def apply_rows(
         self, key: Key, start: int, version: Version, slots: list[Slot], rule: Optimizer, clock: int, divisor: int
     ) -> None:
-        """Make `version` of a row-sparse chunk out of the sum of the rows in the slots, and free them. See `apply`."""
+        """Make `version` of a row-sparse chunk out of the sum of the rows in the slots, which stay. See `apply`.
+
+        It may run in a thread, while nothing else is done with the chunk or with the slots.
+        """
         table = self._tables[key, start]
         try:
             pushes = [table.parse(self._slots[slot].buffer) for slot in slots]
@@ -439,15 +449,17 @@ class ParameterStore:
             table.version = version
         except SumOverflowError as error:
             raise SumOverflowError(f"key {key!r}: {error}", key=key, round=version) from None
-        finally:
-            for slot in slots:
-                self.free(slot)
 
     def get_rows(self, key: Key, start: int, version: Version, rows: bytes) -> Array:
         """Return a copy of some rows of a row-sparse chunk; `rows` are their ids."""
         table = self._tables[key, start]
         assert table.version == version, "a value is sent in the same breath in which it was decided"
         return table.get(np.frombuffer(rows, np.int64))
+
+    def count_updated(self, key: Key, start: int, slots: list[Slot]) -> int:
+        """Return how many rows at most `apply_rows` reads."""
+        table = self._tables[key, start]
+        return table.count_updated(sum(table.parse(self._slots[slot].buffer)[0].size for slot in slots))
 
     def table(self, key: Key, start: int) -> Table:
         """Return the rows of a row-sparse chunk."""

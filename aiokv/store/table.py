@@ -145,6 +145,15 @@ class Table:
         """How many rows take memory."""
         return len(self._index)
 
+    def count_updated(self, pushed: int) -> int:
+        """Return how many rows at most an update reads, of which so many are pushed."""
+        return pushed if self._lazy else pushed + self.num_rows
+
+    @property
+    def row_nbytes(self) -> int:
+        """How many bytes the values of a row are."""
+        return self.row_size * self.dtype.itemsize
+
     @property
     def nbytes(self) -> int:
         """How much memory values, state and row ids take."""
@@ -153,7 +162,7 @@ class Table:
 
     def parse(self, payload: NDArray[np.uint8]) -> tuple[Ids, Array]:
         """Return row ids and values of a payload, not copies."""
-        count = payload.size // (ROW_ID_BYTES + self.row_size * self.dtype.itemsize)
+        count = payload.size // (ROW_ID_BYTES + self.row_nbytes)
         middle = count * ROW_ID_BYTES
         return payload[:middle].view(np.int64), payload[middle:].view(self.dtype).reshape(count, self.row_size)
 

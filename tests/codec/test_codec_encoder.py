@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import aiokv.codec
-from aiokv.codec import QSGD, Codec, OneBit, RandomK, TwoBit
+from aiokv.codec import QSGD, BFloat16, Codec, Float16, OneBit, RandomK, TwoBit
 from aiokv.codec.backends import get_kernels
 from aiokv.codec.decoder import Decoder
 from aiokv.codec.encoder import Encoder
@@ -259,3 +259,15 @@ def test_they_say_what_they_are() -> None:
     assert "'w', float32[3]" in repr(encoder)
     assert encoder.codec == Decoder(OneBit()).codec == OneBit()
     assert "OneBit" in repr(Decoder(OneBit()))
+
+
+def test_a_processor_without_float16_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_whole = pytest.importorskip("aiokv.codec.compiled_whole")
+    monkeypatch.setattr(compiled_whole, "_HALF_PRECISION", False)
+    (gradient,) = gradients(33, 1)
+    for codec in (Float16(), BFloat16()):
+        payload = Encoder(codec, "w", 33, backend="cpu").encode(gradient)[0]
+        assert payload == Encoder(codec, "w", 33, backend="reference").encode(gradient)[0]
+        total = np.ones(33, np.float32)
+        Decoder(codec, backend="cpu").accumulate_into(payload, total)
+        assert total.tobytes() == (1 + Decoder(codec, backend="reference").decode(payload, 33)).tobytes()

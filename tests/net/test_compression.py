@@ -380,9 +380,9 @@ async def test_a_malformed_payload_is_refused_and_nothing_is_counted(cluster: Ma
         server._send = lambda *sent: answers.append(sent)  # type: ignore[method-assign]
         server.feed(st.Received(peer, 77, message, slot, 4))
         del server._send
-        ((_, request, error, *_),) = answers
-        assert (request, error.code) == (77, ProtocolError.code)
-        assert "the codes 00, 10 and 11" in error.message
+        ((sent,),) = answers
+        assert (sent.request, sent.message.code) == (77, ProtocolError.code)
+        assert "the codes 00, 10 and 11" in sent.message.message
         assert server.store.open_slots == 0
         np.testing.assert_array_equal(await kv.pushpull("w", full((3,), 0.5)), full((3,), 0.5))
 

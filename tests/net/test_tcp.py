@@ -37,6 +37,7 @@ class Owner:
     down: asyncio.Event = field(default_factory=asyncio.Event)
     got_frame: asyncio.Event = field(default_factory=asyncio.Event)
     error: Any = None
+    busy: bool = False
 
     def land(self, link: AnyLink, head: Head) -> Landing:
         self.landed.append(bytearray(head.payload_nbytes))

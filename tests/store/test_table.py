@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
+from aiokv.core.effects import JoinRows
 from aiokv.errors import OptimizerError, SumOverflowError
 from aiokv.initializers import Initializer, Normal, Uniform, Zeros
 from aiokv.kernels import get_backend
@@ -18,6 +19,7 @@ from aiokv.store import table as table_module
 from aiokv.store.first_rows import FirstRows
 from aiokv.store.memory import ParameterStore
 from aiokv.store.table import RowIndex, Table, span_of
+from aiokv.storing import perform
 from aiokv.types import TensorSpec
 
 BACKEND = get_backend("reference")
@@ -306,7 +308,7 @@ def ids_of(*ids: int) -> bytes:
     return np.array(ids, np.int64).tobytes()
 
 
-def test_slots_with_rows_are_used_up(store: ParameterStore) -> None:
+def test_an_update_sums_the_rows_in_its_slots(store: ParameterStore) -> None:
     spec = TensorSpec((9, 1), "float32")
     store.install_rows("t", 0, spec, Zeros(), landed(store, [4], 1), lazy=True)
     slots = [landed(store, [4, 5], 2, 3), landed(store, [5], 4)]
@@ -314,7 +316,6 @@ def test_slots_with_rows_are_used_up(store: ParameterStore) -> None:
     assert not store.row_ids(slots[0], 4).size
     assert not store.row_ids(slots[0], -1).size
     store.apply_rows("t", 0, 1, slots, Accumulate(), 1, 1)
-    assert store.open_slots == 0
     np.testing.assert_array_equal(store.get_rows("t", 0, 1, ids_of(4, 5, 6)), [[3], [7], [0]])
     assert store.dtypes() == ["float32"]
     store.forget("t", 0)
@@ -329,13 +330,12 @@ def test_a_refused_update_names_the_key_and_keeps_the_value(store: ParameterStor
     with pytest.raises(SumOverflowError, match="key 't'"):
         store.apply_rows("t", 0, 1, slots, Assign(), 1, 1)
     store.keep("t", 0, 1)
-    assert store.open_slots == 0
     np.testing.assert_array_equal(store.get_rows("t", 0, 1, ids_of(4)), [[0]])
 
 
 def test_rows_that_came_in_several_messages_are_joined(store: ParameterStore) -> None:
     parts = [landed(store, [1, 2], 1, 2), landed(store, [5], 5)]
-    store.join_rows(-1, parts, 4)
+    perform(store, JoinRows(-1, parts, 4))
     assert store.open_slots == 1
     store.install_rows("t", 0, TensorSpec((9, 1), "float32"), Zeros(), -1, lazy=True)
     np.testing.assert_array_equal(store.get_rows("t", 0, 0, ids_of(1, 2, 5)), [[1], [2], [5]])
