@@ -139,7 +139,7 @@ async def save(
             await _write(operations, aside[-1], content, _wanted(operations, said, keys), seconds, weights=weights)
         if operations.rank in content.residuals:
             aside.append(files.Aside(rank_url(url, operations.rank)))
-            pieces = residual_file(operations._compressor.state(), operations.rank, content.id, keys)
+            pieces = residual_file(await operations.compression_state(), operations.rank, content.id, keys)
             await operations._compute(lambda: aside[-1].write(pieces), LONG)
         for file in aside:
             await operations._compute(file.seal, LONG)
