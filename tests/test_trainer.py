@@ -232,7 +232,7 @@ def local(request: pytest.FixtureRequest) -> dict[str, Any]:
     return options[request.param]
 
 
-def test_another_batch_size_scales_and_is_no_error(local: dict[str, Any]) -> None:
+def test_scenario_20_another_batch_size_scales_and_is_no_error(local: dict[str, Any]) -> None:
     """Scenario 20: step(10) with 10, step(20) with 20, rate 1."""
     params = {"w": full(0, 1)}
     seen = []

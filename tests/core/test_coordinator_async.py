@@ -94,7 +94,7 @@ def test_staleness_counts_up_to_when_the_update_is_applied(server: Server) -> No
     assert [apply.staleness for apply in server.seen(ef.Apply)] == [[0], [1], [2]]
 
 
-def test_others_go_on_after_one_has_left(make_server: type[Server]) -> None:
+def test_scenario_5_others_go_on_after_one_has_left(make_server: type[Server]) -> None:
     # Scenario 5: rank 0 pushes 1 and leaves, rank 1 pushes five times.
     server = make_server(workers=2, policy="asp")
     server.init()

@@ -59,7 +59,9 @@ def test_another_rule_is_refused_with_both_named(server: Server, name: str, para
 
 
 @pytest.mark.parametrize(("name", "params"), [("nope", {}), ("sgd", {"learning_rate": "fast"}), ("sgd", {"lr": 0.1})])
-def test_rule_that_cannot_be_is_refused_and_none_is_set(server: Server, name: str, params: dict[str, Any]) -> None:
+def test_scenario_22_rule_that_cannot_be_is_refused_and_none_is_set(
+    server: Server, name: str, params: dict[str, Any]
+) -> None:
     # Scenario 22.
     assert isinstance(configure(server, 0, name, **params), OptimizerError)
     assert configure(server, 0, "assign") == m.Done()

@@ -76,7 +76,7 @@ def test_barrier_can_be_used_many_times(scheduler: Scheduler) -> None:
         assert [a.answer for a in asked] == [m.Done()] * 3
 
 
-def test_late_barrier_names_the_absent_to_everybody(scheduler: Scheduler) -> None:
+def test_scenario_7_late_barrier_names_the_absent_to_everybody(scheduler: Scheduler) -> None:
     # Scenario 7.
     asked = [scheduler.barrier(f"worker-{rank}", timeout=0.5) for rank in (0, 1)]
     scheduler.tick(0.5)

@@ -158,7 +158,7 @@ def test_resnet50_is_spread_evenly(servers: int) -> None:
 
 
 @pytest.mark.parametrize("servers", range(1, 9))
-def test_vgg_is_spread_evenly(servers: int) -> None:
+def test_scenario_13_vgg_is_spread_evenly(servers: int) -> None:
     # Scenario 13 asks for 4 servers: without cutting, one of them would hold 70 % of the bytes.
     shapes = vgg16()
     sizes = sorted((TensorSpec(shape, "float32").size for shape in shapes.values()), reverse=True)

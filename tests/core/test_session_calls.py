@@ -563,7 +563,7 @@ def test_change_that_cannot_be_is_refused(worker: Worker) -> None:
     assert_refused_here(refused, OptimizerError)
 
 
-def test_all_keys_of_a_push_have_the_same_clock(worker: Worker) -> None:
+def test_scenario_69_all_keys_of_a_push_have_the_same_clock(worker: Worker) -> None:
     # Scenario 69: a schedule sees the largest count, whichever key it is about.
     worker.transfer("push", "a")
     worker.transfer("push", "a")

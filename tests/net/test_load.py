@@ -137,7 +137,7 @@ async def test_ten_runs_give_the_same_bits(cluster: MakeCluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_values_over_2_gib(cluster: MakeCluster) -> None:
+async def test_scenario_33_values_over_2_gib(cluster: MakeCluster) -> None:
     """Scenario 33: lengths never wrap. Takes 7 GB of memory."""
     size = 2_200_000_000
     async with cluster(workers=1, call_timeout=200.0, join_timeout=200.0) as running:

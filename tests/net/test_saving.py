@@ -85,7 +85,7 @@ RULES: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("servers", "others"), [(2, 3), (3, 1)])
 @pytest.mark.parametrize(("rule", "dtype", "params"), RULES, ids=["adam", "float16 with master", "schedule"])
-async def test_training_goes_on_with_another_number_of_servers_bit_by_bit(
+async def test_scenario_21_training_goes_on_with_another_number_of_servers_bit_by_bit(
     cluster: MakeCluster,
     tmp_path: Path,
     rule: str,

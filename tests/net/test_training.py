@@ -48,7 +48,7 @@ async def test_rank_0_initial_values_win_and_the_others_wait_for_them(cluster: M
         np.testing.assert_array_equal(await other.pull("w"), full((4,), 7))
 
 
-async def test_pull_after_a_push_that_was_not_awaited_returns_the_new_round(cluster: MakeCluster) -> None:
+async def test_scenario_9_pull_after_a_push_that_was_not_awaited_returns_the_new_round(cluster: MakeCluster) -> None:
     """Scenario 9: 0 pushes, then pulls at once; 1 pushes later."""
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full((1,), 0)))
@@ -153,7 +153,7 @@ async def test_results_follow_the_order_of_the_dict(cluster: MakeCluster) -> Non
         assert (a.shape, b.shape) == ((1,), (2,))
 
 
-async def test_async_applies_each_push_at_once(cluster: MakeCluster) -> None:
+async def test_scenario_5_async_applies_each_push_at_once(cluster: MakeCluster) -> None:
     """Scenario 5: one worker leaves, the other goes on; nothing is lost."""
     async with cluster(workers=2, policy="asp") as running:
         await running.each(lambda kv: kv.init("w", full((1,), 0)))
