@@ -10,8 +10,14 @@ if TYPE_CHECKING:
     import simpy
 
 
-def after(env: simpy.Environment, delay: float, action: Callable[[], None]) -> None:
-    """Call `action` after `delay` seconds; what is due at the same time happens in the order of these calls."""
+def after(env: simpy.Environment, delay: float, action: Callable[[simpy.Event], None]) -> None:
+    """Call `action` after `delay` seconds; what is due at the same time happens in the order of these calls.
+
+    Args:
+        env: the simulated time.
+        delay: seconds from now.
+        action: is called with the event, which says nothing.
+    """
     timeout = env.timeout(delay)
     assert timeout.callbacks is not None, "a new event has not happened yet"
-    timeout.callbacks.append(lambda _: action())
+    timeout.callbacks.append(action)

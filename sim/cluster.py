@@ -118,7 +118,7 @@ class _Cluster:
             self._workers[name] = self._make_worker(name)
             self._start_worker(name)
         for strike in timeline.strikes:
-            after(self._env, strike.at, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
+            after(self._env, strike.at, lambda _, strike=strike: self._strike(strike))  # type: ignore[misc]
 
     # --- the run ---
 
@@ -254,7 +254,7 @@ class _Cluster:
             process.interrupt(strike.kind)
         if strike.after is not None:
             self._restarts += 1
-            after(self._env, strike.after, lambda: self._restart(strike.node))
+            after(self._env, strike.after, lambda _: self._restart(strike.node))
 
     def _restart(self, name: str) -> None:
         """Start the program again, on the same host and under the same name."""

@@ -112,7 +112,7 @@ class FairFabric:
                 flow.left -= flow.rate * (now - self._at)
         self._at = now
 
-    def _solve(self) -> None:
+    def _solve(self, _: simpy.Event) -> None:
         self._solving = False
         self._advance()
         fair_rates(self._flows, self._capacity)
@@ -122,7 +122,7 @@ class FairFabric:
             soonest = min(max(0.0, flow.left) / flow.rate for flow in self._flows)
             # Decided here: a rest that rounding leaves could be too small for time to go on.
             over = [flow for flow in self._flows if flow.left / flow.rate <= soonest * (1.0 + ROUNDING)]
-            after(self._env, soonest, lambda: self._finish(plan, over))
+            after(self._env, soonest, lambda _: self._finish(plan, over))
 
     def _finish(self, plan: int, over: list[Flow]) -> None:
         if plan != self._plan:
@@ -162,4 +162,4 @@ class FifoFabric:
         for port in ports:
             self._free[port] = end
             self.carried[port] = self.carried.get(port, 0.0) + nbytes
-        after(self._env, end - self._env.now, done)
+        after(self._env, end - self._env.now, lambda _: done())

@@ -112,11 +112,12 @@ class Pipe:
         way = self.way
         way.sent += HEAD_BYTES + packet.nbytes
         way.messages += 1
+        now = self._env.now
         if self._meter is not None:
-            self._meter.enter(self._env.now)
-            packet.sent = self._env.now
+            self._meter.enter(now)
+            packet.sent = now
         if self.flights is not None:
-            self.flights.enter(self._env.now)
+            self.flights.enter(now)
         if self._fabric is None:
             self._leave(packet)
             return
@@ -164,14 +165,15 @@ class Pipe:
             # What arrives is always the oldest item, so that rounding of times can't change the order.
             after(env, delay, self._deliver)
 
-    def _deliver(self) -> None:
+    def _deliver(self, _: simpy.Event) -> None:
         item = self._items.popleft()
         if isinstance(item, Packet):
             self.way.delivered += HEAD_BYTES + item.nbytes
+            now = self._env.now
             if self._meter is not None:
-                self._meter.leave(self._env.now, item.sent)
+                self._meter.leave(now, item.sent)
             if self.flights is not None:
-                self.flights.leave(self._env.now)
+                self.flights.leave(now)
         self.target.arrive(self.peer, self.back, item)
 
     @property
@@ -308,7 +310,7 @@ class Network:
         there, back = self.way(initiator.name, address[0]), self.way(address[0], initiator.name)
         if there.refuses(self.env.now) or back.refuses(self.env.now):
             fixed = self._net.retransmit
-            after(self.env, fixed, lambda: done(None))
+            after(self.env, fixed, lambda _: done(None))
             return
 
         def arrived() -> None:
@@ -321,7 +323,7 @@ class Network:
     def _after(self, way: Way, action: Callable[[], None]) -> None:
         delay = way.delay(self.env.now, HEAD_BYTES)
         if delay < math.inf:
-            after(self.env, delay, action)
+            after(self.env, delay, lambda _: action())
 
     def _join(self, initiator: Host, peer: Peer, target: Host) -> Pipe:
         there = Pipe(self, self.way(initiator.name, target.name), target)

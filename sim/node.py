@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
@@ -67,16 +67,19 @@ class World:
     """Is called after every update of a chunk."""
 
 
+_PUSHES: Final = (m.Push, m.PushBundle)
+_LANDING: Final = (*_PUSHES, m.Init, m.InitBundle)
+"""Messages whose payload gets a slot."""
+
+
 def _nbytes(payload: fx.Payload | None) -> int:
     match payload:
-        case fx.CallTensors(nbytes=nbytes):
-            return nbytes
+        case fx.CallMemory():
+            return payload.stop - payload.start
+        case fx.StoredChunk() | fx.CallTensors() | fx.StoredRows():
+            return payload.nbytes
         case fx.StoredChunks(chunks):
             return sum(chunk.nbytes for chunk in chunks)
-        case fx.CallMemory(start=start, stop=stop):
-            return stop - start
-        case fx.StoredChunk(nbytes=nbytes) | fx.StoredRows(nbytes=nbytes):
-            return nbytes
         case fx.StoredState():
             raise NotImplementedError("the simulator's workloads save nothing")
         case None | fx.EncodedParts() | fx.StoredDifference():
@@ -120,6 +123,7 @@ class Node:
         self._call = 0
         self._timer: float | None = None
         self._store_free_at = 0.0
+        self._works = world.service.takes_time
         self._flights = flights
         self._pauses = 0
         self._waiting: deque[Callable[[], None]] = deque()
@@ -165,14 +169,14 @@ class Node:
     def pause(self, duration: float) -> None:
         """Stop the node for a while; what arrives meanwhile is handled then."""
         self._pauses += 1
-        after(self._env, duration, self._resume)
+        after(self._env, duration, lambda _: self._resume())
 
     def _resume(self) -> None:
         self._pauses -= 1
         while self._waiting and not self._pauses:
             self._waiting.popleft()()
         if self.alive and not self._pauses:
-            self._set_timer()
+            self._set_timer(self._env.now)
 
     # --- the network's side ---
 
@@ -200,10 +204,11 @@ class Node:
         if isinstance(message, m.Value):
             self.read = message.version if self.read is None else min(self.read, message.version)
         slot = None
-        if item.nbytes and isinstance(message, m.Push | m.PushBundle | m.Init | m.InitBundle):
-            sequence = message.sequence if isinstance(message, m.Push | m.PushBundle) else 0
+        if item.nbytes and isinstance(message, _LANDING):
+            sequence = message.sequence if isinstance(message, _PUSHES) else 0
             slot = self.ledger.land((pipe.target.name, sequence))
-            self._work(self._world.service.receive(item.nbytes))
+            if self._works:
+                self._work(self._world.service.receive(item.nbytes))
         self.deliver(st.Received(peer, item.request, message, slot, item.nbytes))
 
     # --- the state machine's side ---
@@ -212,28 +217,36 @@ class Node:
         """Hand a stimulus to the state machine and perform what it decides."""
         if not self.alive:
             return
-        self._inbox.append(stimulus)
         if self._handling:
+            self._inbox.append(stimulus)
             return
         self._handling = True
-        while self._inbox:
-            for effect in self._machine.handle(self._inbox.popleft(), now=self._env.now):
-                self._world.trace.add(self._env.now, self.name, effect)
+        now, name, trace, machine = self._env.now, self.name, self._world.trace, self._machine
+        validates = self._world.checks is not None
+        following: Stimulus | None = stimulus
+        while following is not None:
+            for effect in machine.handle(following, now=now):
+                trace.add(now, name, effect)
                 self._perform(effect)
-            if self._world.checks is not None:
-                self._machine.validate()
+            if validates:
+                machine.validate()
+            following = self._inbox.popleft() if self._inbox else None
         self._handling = False
-        self._set_timer()
+        self._set_timer(now)
 
     def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each effect, none of them decides
         match effect:
-            case fx.Send(peer, request, message, payload, priority):
-                self._send(peer, request, message, payload, priority)
+            # The frequent ones come first.
+            case fx.Send():
+                self._send(effect.peer, effect.request, effect.message, effect.payload, effect.priority)
+            case fx.Fold():
+                self.ledger.fold(effect.target, effect.source)
+                if self._works:
+                    self._work(self._world.service.fold())
+            case fx.Complete():
+                self._calls.pop(effect.call).succeed(None)
             case fx.Refuse(peer, request, error):
                 self._send(peer, request, m.Error(error.code, error.message, error.details), None, fx.URGENT)
-            case fx.Fold(target, source):
-                self.ledger.fold(target, source)
-                self._work(self._world.service.fold())
             case fx.Combine(target, sources):
                 for source in sources:
                     self.ledger.fold(target, source)
@@ -248,12 +261,10 @@ class Node:
                 raise NotImplementedError("the simulator's workloads save nothing")
             case fx.Install(slot=slot) | fx.Free(slot=slot) | fx.Skip(slot=slot):
                 self.ledger.take(slot)
-            case fx.Complete(call):
-                self._calls.pop(call).succeed(None)
             case fx.Fail(call, error):
                 self._calls.pop(call).succeed(error)
             case fx.Connect(peer, host, port, delay):
-                after(self._env, delay, lambda: self._connect(peer, (host, port)))
+                after(self._env, delay, lambda _: self._connect(peer, (host, port)))
             case fx.Disconnect(peer, reason):
                 self._disconnect(peer, reason)
             case fx.Log(level, text):
@@ -284,7 +295,7 @@ class Node:
             drop = self.drops.sent(peer, request, message, self._env.now)
             if drop is not None and self._world.checks is not None:
                 self._world.checks.on_drop(drop)
-        pipe.send(Packet(request, message, _nbytes(payload)), priority)
+        pipe.send(Packet(request, message, 0 if payload is None else _nbytes(payload)), priority)
 
     def _is_deaf(self) -> bool:
         return any(begin <= self._env.now < end for begin, end in self._deaf)
@@ -298,7 +309,7 @@ class Node:
         tokens = self.ledger.take(effect.slot)
         done = self._work(self._world.service.apply())
         if done > self._env.now:
-            after(self._env, done - self._env.now, lambda: self._applied(effect, tokens))
+            after(self._env, done - self._env.now, lambda _: self._applied(effect, tokens))
         else:
             self._applied(effect, tokens)
 
@@ -323,7 +334,7 @@ class Node:
         normed = st.Normed(effect.key, effect.start, effect.version, effect.phase, zeros)
         done = self._work(self._world.service.fold())
         if done > self._env.now:
-            after(self._env, done - self._env.now, lambda: self.deliver(normed))
+            after(self._env, done - self._env.now, lambda _: self.deliver(normed))
         else:
             self.deliver(normed)
 
@@ -353,13 +364,13 @@ class Node:
 
     # --- time ---
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, now: float) -> None:
         """See to it that the timer goes off when the state machine wants a tick, or earlier."""
         wanted = self._machine.deadline()
         if wanted is None or not self.alive or (self._timer is not None and self._timer <= wanted):
             return
         self._timer = wanted
-        after(self._env, max(0.0, wanted - self._env.now), lambda: self._timer_off(wanted))
+        after(self._env, max(0.0, wanted - now), lambda _: self._timer_off(wanted))
 
     def _timer_off(self, time: float) -> None:
         if time != self._timer:
@@ -374,4 +385,4 @@ class Node:
             self.deliver(st.Tick())
         else:
             # The wait is over, or `now` was rounded to just before its time.
-            self._set_timer()
+            self._set_timer(self._env.now)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterator
 
     from sim.faults import Slow
+
+Window = tuple[float, float, float]
+"""From when to when a step takes how many times as long."""
+
+FIRST_DRAWN: Final = 16
+"""So many windows of a seeded process are drawn at first, and twice as many each time that they do not reach."""
 
 
 class Pace:
@@ -22,7 +30,11 @@ class Pace:
     def __init__(self, stream: random.Random) -> None:
         self.slow: list[Slow] = []
         self.pauses: list[tuple[float, float]] = []
+        self.bursts: list[Iterator[Window]] = []
+        """Windows that come at random, without end and each in their order; they are drawn as time goes on."""
         self._stream = stream
+        self._drawn: list[Window] = []
+        self._more = FIRST_DRAWN
         self._wander: dict[int, float] = {}
         self._changes: list[float] = []
         self._factors: list[float] = []
@@ -41,6 +53,9 @@ class Pace:
         now, paused = start, 0.0
         place = bisect.bisect_right(self._changes, start)
         while True:
+            while place == len(self._changes) and self.bursts:
+                self._prepare()
+                place = bisect.bisect_right(self._changes, now)
             end = self._changes[place] if place < len(self._changes) else math.inf
             factor = self._factors[place]
             if now + work * factor <= end:
@@ -63,12 +78,22 @@ class Pace:
         )
 
     def _prepare(self) -> None:
-        """Find the times at which the speed changes, and the factor before the first and after each of them."""
+        """Find the times at which the speed changes, and the factor before the first and after each of them.
+
+        Those are known as far as windows were drawn of each process, and it draws more each time.
+        """
+        known = math.inf
+        for burst in self.bursts:
+            self._drawn += itertools.islice(burst, self._more)
+            known = min(known, self._drawn[-1][0])
+        self._more *= 2
         windows = [
             (fault.at, fault.at + fault.duration, fault.factor) for fault in self.slow if fault.shape == "window"
         ]
+        windows += self._drawn
         windows += [(begin, end, math.inf) for begin, end in self.pauses]
-        self._changes = sorted({time for begin, end, _ in windows for time in (begin, end) if time < math.inf})
+        times = {time for begin, end, _ in windows for time in (begin, end)}
+        self._changes = sorted(time for time in times if time <= known and time < math.inf)
         changes: dict[float, list[tuple[int, float]]] = {}
         for number, (begin, end, _) in enumerate(windows):
             changes.setdefault(begin, []).append((number, 1))

@@ -19,6 +19,8 @@ class Service:
 
     def __init__(self, section: ServerSection, seed: int = 0) -> None:
         self._section = section
+        self.takes_time = max(section.fold, section.apply, section.per_message, section.per_byte) > 0
+        """Whether any of the times is not 0."""
         self._stream = random.Random(f"{seed}:service") if section.law == "exponential" else None
 
     def fold(self) -> float:

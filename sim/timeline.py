@@ -10,7 +10,10 @@ from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Po
 from sim.pace import Pace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sim.faults import AnyFault
+    from sim.pace import Window
     from sim.record import Token
     from sim.scenario import Scenario
 
@@ -85,7 +88,7 @@ def _add(timeline: Timeline, scenario: Scenario, fault: AnyFault, node: str, see
         case Slow():
             timeline.pace(node, seed).slow.append(fault)
         case Bursts():
-            timeline.pace(node, seed).slow += _bursts(fault, stream)
+            timeline.pace(node, seed).bursts.append(_bursts(fault, stream))
         case Link(to=to):
             for other in scenario.select(to):
                 timeline.disturbances += _disturb(fault, node, other)
@@ -105,15 +108,13 @@ def _spot(fault: Spot, node: str, stream: random.Random) -> list[Strike]:
     return strikes
 
 
-def _bursts(fault: Bursts, stream: random.Random) -> list[Slow]:
-    windows = []
+def _bursts(fault: Bursts, stream: random.Random) -> Iterator[Window]:
     at = 0.0
-    for _ in range(MAX_DRAWN):
+    while True:
         at += stream.expovariate(1.0 / fault.gap)
-        duration = stream.expovariate(1.0 / fault.duration)
-        windows.append(Slow(node=fault.node, factor=fault.factor, at=at, duration=duration))
-        at += duration
-    return windows
+        end = at + stream.expovariate(1.0 / fault.duration)
+        yield at, end, fault.factor
+        at = end
 
 
 def _disturb(fault: Link, node: str, other: str) -> list[Disturbance]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 BATCH: Final = 256
-"""So many lines are hashed at once."""
+"""So many lines are made and hashed at once."""
 
 
 def canonical(time: float, node: str, effect: Effect, view_digest: Callable[[View], str]) -> bytes:
@@ -35,14 +35,28 @@ def canonical(time: float, node: str, effect: Effect, view_digest: Callable[[Vie
     Raises:
         TypeError: the effect holds something that has no text which is the same everywhere.
     """
+    return _ENCODER.encode(_entry(time, node, effect, view_digest)) + b"\n"
+
+
+def _entry(time: float, node: str, effect: Effect, view_digest: Callable[[View], str]) -> tuple[Any, ...]:
+    if type(effect) is not Send:
+        return time, node, type(effect).__name__, effect
     # A message is encoded as a list of its fields, so its type has to be said.
-    kind = type(effect).__name__
-    if type(effect) is Send:
-        message = effect.message
-        kind = f"{kind} {type(message).__name__}"
-        if type(message) is View:
-            return _ENCODER.encode((time, node, kind, effect.peer, effect.request, view_digest(message))) + b"\n"
-    return _ENCODER.encode((time, node, kind, effect)) + b"\n"
+    kind = _SENDS[type(effect.message)]
+    if type(effect.message) is View:
+        return time, node, kind, effect.peer, effect.request, view_digest(effect.message)
+    return time, node, kind, effect
+
+
+class _Sends(dict[type, str]):
+    """What stands for sending a message, by the message's type."""
+
+    def __missing__(self, kind: type) -> str:
+        text = self[kind] = f"Send {kind.__name__}"
+        return text
+
+
+_SENDS: Final = _Sends()
 
 
 def digest_of(view: View) -> str:
@@ -64,19 +78,20 @@ class Trace:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._lines: list[bytes] = []
+        self._entries: list[tuple[Any, ...]] = []
         self._view: View | None = None
         self._view_digest = ""
 
     def add(self, time: float, node: str, effect: Effect) -> None:
         """Count an effect in."""
-        self._lines.append(canonical(time, node, effect, self._digest_of))
-        if len(self._lines) == BATCH:
+        entries = self._entries
+        entries.append(_entry(time, node, effect, self._digest_of))
+        if len(entries) == BATCH:
             self._take_in()
 
     def _take_in(self) -> None:
-        self._hash.update(b"".join(self._lines))
-        self._lines.clear()
+        self._hash.update(_ENCODER.encode_lines(self._entries))
+        self._entries.clear()
 
     def _digest_of(self, view: View) -> str:
         if view is not self._view:

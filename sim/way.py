@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import TYPE_CHECKING, Final
 
@@ -78,9 +77,11 @@ class Way:
         base = net.latency if isinstance(net.latency, int | float) else net.latency.sample(stream)
         if net.jitter:
             base += stream.expovariate(1.0 / net.jitter)
-        active = self._active(now)
-        base += self._extra + sum(d.fault.latency for d in active)
-        passing = math.prod((1.0 - net.loss, *(1.0 - d.fault.loss for d in active)))
+        active = self._active(now) if self._disturbances else []
+        base += self._extra + sum([d.fault.latency for d in active])
+        passing = 1.0 - net.loss
+        for d in active:
+            passing *= 1.0 - d.fault.loss
         again, tries = net.retransmit, 1
         while passing < 1.0 and tries < MAX_TRIES and stream.random() >= passing:
             base += again

@@ -132,10 +132,10 @@ class Worker:
 
     def _ended(self, env: simpy.Environment, step: Step) -> None:
         record = self.record
-        step.end = record.ended = env.now
+        step.end = record.ended = now = env.now
         if math.isnan(step.computed):
             # It was cut short while it computed.
-            step.computed = env.now
+            step.computed = now
         record.steps.append(step)
 
     def _train(self, env: simpy.Environment, node: Node) -> Waiting:
@@ -152,8 +152,8 @@ class Worker:
                     yield env.timeout(next(self.times))
                 else:
                     yield from self._compute(env, next(self.times), step)
-                step.computed = env.now
-                before = self.flights.total(env.now)
+                step.computed = now = env.now
+                before = self.flights.total(now)
                 try:
                     # Not through `_transfer`: this is where nearly all time of a run is spent.
                     operation = Operation.PULL if step.cancelled else Operation.PUSHPULL

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Received
     from aiokv.core.tallies import Tallies
     from aiokv.errors import AiokvError
-    from aiokv.types import Peer, Rank
+    from aiokv.types import Peer, Rank, Version
 
 AnyPush = m.Push | m.PushBundle | m.PushRows
 AnyPull = m.Pull | m.PullBundle | m.PullRows
@@ -41,6 +41,11 @@ class Asker(Record, eq=False):
     rows: bytes
     codec: int
     dropped: str = ""
+
+
+def _common_version(chunks: list[Chunk]) -> Version:
+    """Return the version that all of the chunks have at least."""
+    return chunks[0].version if len(chunks) == 1 else min([chunk.version for chunk in chunks])
 
 
 class Answers:
@@ -205,7 +210,7 @@ class Answers:
             named = waiter.peer, waiter.request, waiter.rank
             asker = Asker(*named, waiter.priority, waiter.rows, waiter.value_codec, waiter.dropped)
             return self.value(asker, waiter.chunks)
-        done = m.Done(min(chunk.version for chunk in waiter.chunks), waiter.dropped)
+        done = m.Done(_common_version(waiter.chunks), waiter.dropped)
         return Send(waiter.peer, waiter.request, done)
 
     def value(self, asker: Asker, chunks: list[Chunk]) -> Effect:
@@ -213,7 +218,7 @@ class Answers:
         payload: Payload = chunks[0].stored(asker.rows)
         if len(chunks) > 1:
             payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])
-        named = min(chunk.version for chunk in chunks)
+        named = _common_version(chunks)
         for chunk in chunks:
             if chunk.reads is not None:
                 chunk.reads.answered(asker.rank, named, chunk.version)
@@ -239,10 +244,11 @@ class Answers:
             AssertionError: an invariant is broken.
         """
         for waiter in self._waiters.values():
-            waits = sum(waiter in update.waiters for update in waiter.updates)
-            waits += sum(waiter in chunk.pulls for chunk in waiter.chunks)
-            waits += sum(waiter in chunk.gated for chunk in waiter.chunks)
+            waits = 0
+            for update in waiter.updates:
+                waits += waiter in update.waiters
             for chunk in waiter.chunks:
+                waits += (waiter in chunk.pulls) + (waiter in chunk.gated)
                 if chunk.rounds is not None:
                     waits += sum(one.waiter is waiter for one in chunk.rounds.undecided.values())
             assert waits == waiter.left > 0

@@ -317,8 +317,9 @@ class Calls:
             counted = not isinstance(message, m.Error) or is_counted(message.code)
             if part.push is not None and not counted:
                 self._directory.take_back(part)
-            effects += self._settle(part, counted=counted)
-            if part.push is not None and isinstance(message, m.Done | m.Value) and message.dropped:
+            if isinstance(part.sends, EncodedParts):
+                effects.append(self._settle(part, part.sends, counted=counted))
+            if part.push is not None and isinstance(message, (m.Value, m.Done)) and message.dropped:
                 part.push.dropped = message.dropped
             freed = self._directory.answered(part)
             if part.push is not None and part.push.dropped and freed:
@@ -329,7 +330,7 @@ class Calls:
         if call is not None:
             call.open.pop(request)
             effects += self._advance(call, peer, part, message, nbytes)
-        return effects + self._resume(freed)
+        return effects + self._resume(freed) if self._waiting else effects
 
     def _count_dropped(self, number: int, keys: tuple[Key, ...], reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + len(keys)
@@ -337,13 +338,11 @@ class Calls:
         if call is not None:
             call.result = {**(call.result or {}), **dict.fromkeys(keys, reason)}
 
-    def _settle(self, part: Part, *, counted: bool) -> list[Effect]:
+    def _settle(self, part: Part, sent: EncodedParts, *, counted: bool) -> Effect:
         """Let go of what was encoded for a part."""
-        if not isinstance(part.sends, EncodedParts):
-            return []
         if not counted:
             self.owe([part.key] if part.bundle is None else list(part.bundle.keys))
-        return [Settle(part.sends, counted)]
+        return Settle(sent, counted)
 
     def take(self, peer: Peer, request: int) -> Request:
         """Take an answered request out.
@@ -430,7 +429,8 @@ class Calls:
             del self._requests[number]
             if request.part is not None:
                 self._directory.answered(request.part)
-                effects += self._settle(request.part, counted=True)
+                if isinstance(request.part.sends, EncodedParts):
+                    effects.append(self._settle(request.part, request.part.sends, counted=True))
             call = self._calls.get(request.call)
             if call is not None:
                 call.open.pop(number)
@@ -487,7 +487,7 @@ class Calls:
             assert all(call.held is not None and known[call.number] is call for call in waiting)
             assert all(call.number not in self._encoding for call in list(waiting)[1:])
         assert len(self._calls) == len(self._deadlines)
-        assert all(request < self._next_request for request in self._requests)
+        assert max(self._requests, default=0) < self._next_request
 
 
 def _pushes(call: Call) -> bool:

@@ -19,13 +19,13 @@ from aiokv.errors import (
 )
 from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
-from aiokv.wire.messages import GetState, InitBundle, InitRows, PullRows, PushRows, PutState
+from aiokv.wire.messages import GetState, InitBundle, InitRows, Pull, PullRows, Push, PushRows, PutState
 
 if TYPE_CHECKING:
     from aiokv.core.creation import AnyInit
     from aiokv.optim import Optimizer
     from aiokv.types import Rank
-    from aiokv.wire.messages import Init, Pull, Push
+    from aiokv.wire.messages import Init
 
 
 @dataclass(slots=True)
@@ -206,8 +206,11 @@ class Catalog:
             ProtocolError: cut in other places than the key is.
         """
         key = message.key
+        chunk = self.chunks.get((key, message.start))
+        if chunk is not None and isinstance(message, (Push, Pull)) and chunk.is_named_by(message):
+            return chunk
         self._check_spec(message)
-        check_sparse(key, is_sparse=self.is_sparse(key), wanted=isinstance(message, PushRows | PullRows))
+        check_sparse(key, is_sparse=self.is_sparse(key), wanted=isinstance(message, (PushRows, PullRows)))
         return self._chunk_at(key, message.start, message.stop)
 
     def _chunk_at(self, key: Key, start: int, stop: int) -> Chunk:
@@ -239,10 +242,12 @@ class Catalog:
 
     def _check_spec(self, message: Push | Pull | PushRows | PullRows | GetState | PutState) -> None:
         """Refuse a message about a key that is not here, or has another spec."""
-        if message.key not in self._keys:
-            self.check_key(message.key)
-        spec = self.spec(message.key)
-        check_same_spec(message.key, spec, TensorSpec(message.shape, message.dtype))
+        key = message.key
+        if key not in self._keys:
+            self.check_key(key)
+        spec = self.spec(key)
+        if message.shape != spec.shape or message.dtype != spec.dtype:
+            check_same_spec(key, spec, TensorSpec(message.shape, message.dtype))
 
     def _check_new(self, message: AnyInit) -> type | None:
         """Check what new keys may be; return whether they are str or int."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows
 from aiokv.core.records import Record, field
-from aiokv.policy import ChunkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from aiokv.core.reads import Reads
     from aiokv.core.roster import Roster
     from aiokv.core.stimuli import Received
-    from aiokv.policy import Gate, Policy
+    from aiokv.policy import ChunkPolicy, Gate, Policy
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
     from aiokv.wire import messages as m
 
@@ -150,9 +149,18 @@ class Chunk(Record, eq=False):
     rounds: OpenRounds | None = None
     gate: Gate | None = None
     gated: dict[Waiter, None] = field(default_factory=dict)
+    nbytes: int = 0
+    """Bytes of the elements."""
 
     def __post_init__(self) -> None:
+        self.nbytes = (self.stop - self.start) * self.spec.itemsize
         self.gate = self.policy.gate()
+
+    @property
+    def own_rounds(self) -> ChunkPolicy:
+        """The policy, of a chunk whose rounds are not decided elsewhere."""
+        assert not self.policy.decides, "a decided round waits for its steps"
+        return cast("ChunkPolicy", self.policy)
 
     @property
     def is_whole(self) -> bool:
@@ -169,10 +177,11 @@ class Chunk(Record, eq=False):
         """Number of elements."""
         return self.stop - self.start
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return (self.stop - self.start) * self.spec.itemsize
+    def is_named_by(self, message: m.Push | m.Pull) -> bool:
+        """Tell whether a message about its first element is about this chunk, and names it as it is."""
+        spec = self.spec
+        same = message.stop == self.stop and message.shape == spec.shape and message.dtype == spec.dtype
+        return same and self.is_dense
 
     def nbytes_of(self, message: m.Push | m.PushBundle | m.PushRows) -> int:
         """Return how long the part of a push's payload is that is for this chunk."""
@@ -189,12 +198,21 @@ class Chunk(Record, eq=False):
         del update
         return apply
 
+    def open(self, version: Version, contribution: Contribution, waiter: Waiter) -> Update:
+        """Enter a contribution to the update that makes a version, and who waits for it; return the update."""
+        update = self.updates.get(version)
+        if update is None:
+            update = self.updates[version] = Update(version)
+            self.newest = max(self.newest, version)
+        update.add(contribution)
+        update.waiters[waiter] = None
+        return update
+
     def expect(self, update: Update, roster: Roster) -> None:
         """Let an update wait for the ranks of this view, if it does not yet."""
         if update.roster is not roster:
             members = roster.members_of(self.group)
-            assert isinstance(self.policy, ChunkPolicy), "a decided round waits for its steps"
-            update.expected = self.policy.expected(version=update.version, members=members)
+            update.expected = self.own_rounds.expected(version=update.version, members=members)
             update.roster, update.reached = roster, 0
 
     def is_closed(self, version: Version, rank: Rank) -> bool:

@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
 
 PARKABLE = (
-    *(m.Attach, m.AttachServer, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle),
-    *(m.InitRows, m.PushRows, m.PullRows),
+    *(m.Push, m.PushBundle, m.Pull, m.PullBundle, m.PushRows, m.PullRows),
+    *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer),
 )
 """Requests that may have to wait."""
 
@@ -197,14 +197,14 @@ class Coordinator:
         match message:
             case m.Push() | m.PushBundle() if message.codec:
                 return self._decode(received, message)
+            case _ if isinstance(message, Requested):
+                return self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
             case m.Attach() | m.AttachServer():
                 return self._attach(peer, request, message, now)
             case m.Sums():
                 return self._go_on(self._norms.asked(peer, request, message), now)
             case m.Arrived():
                 return self._steps.decided(self._deciding.asked(peer, request, message, self._roster, now), now)
-            case _ if isinstance(message, Requested):
-                return self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
             case _ if isinstance(message, Asked):
                 return self._control.asked(received, message, self._rank_of(peer), self._roster)
             case _:
@@ -407,5 +407,4 @@ class Coordinator:
         named = self._rounds.validate(self._catalog.chunks.values())
         self._norms.validate()
         named |= set(self._creation) | set(self._exchanges) | set(self._attaching)
-        assert all(name in self._deadlines for name in named)
-        assert len(named) == len(self._deadlines)
+        assert named == set(self._deadlines)

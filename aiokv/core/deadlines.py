@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 from aiokv.errors import ConfigError
@@ -25,13 +25,17 @@ class Deadlines(Generic[K]):
     def __len__(self) -> int:
         return len(self._times)
 
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._times)
+
     def __contains__(self, entry: K) -> bool:
         return entry in self._times
 
     def add(self, entry: K, time: float) -> None:
         """Put an entry in, or give it another time."""
         self._times[entry] = time
-        self._bound = min(self._bound, time)
+        if time < self._bound:  # noqa: PLR1730 - for every request, and `min` takes twice as long
+            self._bound = time
 
     def discard(self, entry: K) -> None:
         """Take an entry out if it is there."""

@@ -327,7 +327,9 @@ class Deciding:
 
     def deadline(self) -> float | None:
         """Return the time at which `due` wants to be called."""
-        return earliest(*(one.decider.deadline() for one in self._groups.values() if one.decider is not None))
+        if not self._groups:
+            return None
+        return earliest(*[one.decider.deadline() for one in self._groups.values() if one.decider is not None])
 
     def due(self, roster: Roster, now: float) -> Decided:
         """Look again at the rounds whose time has come."""

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from aiokv.core.effects import CallBuffer, CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
-from aiokv.core.parts import Known, KnownBundle, Part, Plan, Pushed
+from aiokv.core.parts import Cut, Known, KnownBundle, Part, Plan, Pushed, Single
 from aiokv.core.placement import Chunk, place, place_rows
 from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
@@ -48,6 +48,8 @@ class Directory:
         self._known: dict[Key, Known] = {}
         self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
         self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._planned: Plan | None = None
+        """The plan that was used last; `_forget_plans` when it is not good any longer."""
         self._floors: dict[Key, int] = {}
         """Lowest priority of the pushes under way; that of a bundle stands under its first key."""
         self._open: dict[Key, int] = {}
@@ -97,7 +99,7 @@ class Directory:
             KeyUseError: a key can't be, or str and int are mixed.
             SpecMismatchError: a spec can't be, or shape, dtype or storage is not the key's.
         """
-        plan = self._plans.get(tuple(key for key, _ in tensors))
+        plan = self._plans.get(tuple([key for key, _ in tensors]))
         if plan is not None and plan.tensors == tensors:
             return plan.tensors
         kind = self._kind
@@ -202,7 +204,7 @@ class Directory:
     ) -> list[Part]:
         """Return the messages of a push, a pull or both; `rows` are of the last tensors."""
         dense = len(tensors) - len(rows)
-        plan = self._plan(tensors[:dense])
+        plan = self._plan(tensors[:dense] if rows else tensors)
         pushes = operation is not Operation.PULL
         receives = operation is not Operation.PUSH
         if pushes:
@@ -220,20 +222,22 @@ class Directory:
                 message = m.PullBundle(bundle.number, bundle.pushed, wait, priority)
             part = Part(bundle.server, message, None, None, bundle.keys[0], 0, bundle, push)
             parts.append(self._fill(part, memory, priority, receives=receives))
-        for tensor in plan.singles:
-            key, spec = tensors[tensor]
-            known = self._known.setdefault(key, Known())
+        for single in plan.singles:
+            key = single.key
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = Known()
             known.pushed += pushes
             push = self._begin_push(key) if pushes else None
-            for chunk in self._place(key, spec):
-                head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
+            for cut in single.cuts:
+                start = cut.head[3]
                 if pushes:
-                    read = known.versions.get(chunk.start, 0)
-                    message = m.Push(*head, known.pushed, read, receives, wait, priority, self.clock)
+                    read = known.versions.get(start, 0)
+                    message = m.Push(*cut.head, known.pushed, read, receives, wait, priority, self.clock)
                 else:
-                    message = m.Pull(*head, known.pushed, wait, priority)
-                part = Part(chunk.server, message, None, None, key, chunk.start, None, push)
-                of_chunk = _memory(call, tensor, chunk, spec)
+                    message = m.Pull(*cut.head, known.pushed, wait, priority)
+                part = Part(cut.server, message, None, None, key, start, None, push)
+                of_chunk = CallMemory(call, single.tensor, cut.begin, cut.end)
                 parts.append(self._fill(part, of_chunk, priority, receives=receives))
         for tensor, some in enumerate(rows, dense):
             key, spec = tensors[tensor]
@@ -271,11 +275,11 @@ class Directory:
 
     def _advance_clock(self, plan: Plan, sparse: list[Key]) -> None:
         """Count what is about to be pushed: all keys of a call have the same clock."""
-        keys = [*sparse, *(plan.tensors[tensor][0] for tensor in plan.singles)]
-        for bundle, _ in plan.bundles:
-            # Of keys in one bundle only a load can have made the counts differ.
-            keys += bundle.keys if self._earlier else bundle.keys[:1]
-        self.clock = max(self.clock, 1 + max(map(self.counted, keys), default=-1))
+        keys = plan.keys + sparse if sparse else plan.keys
+        if self._earlier:
+            keys = keys + [key for bundle, _ in plan.bundles for key in bundle.keys[1:]]
+        for key in keys:
+            self.clock = max(self.clock, 1 + self.counted(key))
 
     def pushed(self, key: Key) -> int:
         """Return how often this worker has pushed a key."""
@@ -286,7 +290,7 @@ class Directory:
 
     def counted(self, key: Key) -> int:
         """Return how often a key was pushed, what was before a load included."""
-        return self._earlier.get(key, 0) + self.pushed(key)
+        return self.pushed(key) + (self._earlier.get(key, 0) if self._earlier else 0)
 
     def resume(self, clock: int, updates: Mapping[Key, int]) -> None:
         """Let pushes go on from the clock of the key with the most updates; the others are as far behind as there."""
@@ -304,7 +308,11 @@ class Directory:
         if part.push is not None:
             part.sends = memory
             part.push.left += 1
-            priority = self._floors[part.key] = min(priority, self._floors.get(part.key, priority))
+            floor = self._floors.get(part.key)
+            if floor is None or priority < floor:
+                self._floors[part.key] = priority
+            else:
+                priority = floor
         part.priority = priority
         return part
 
@@ -314,8 +322,7 @@ class Directory:
             return None
         dense = len(tensors) - sparse
         plan = self._plan(tensors[:dense])
-        units = [bundle.keys[0] for bundle, _ in plan.bundles] + [tensors[tensor][0] for tensor in plan.singles]
-        units += [key for key, _ in tensors[dense:]]
+        units = plan.keys + [key for key, _ in tensors[dense:]] if sparse else plan.keys
         return next((key for key in units if self._open.get(key, 0) >= most), None)
 
     def answered(self, part: Part) -> tuple[Key, ...]:
@@ -327,7 +334,7 @@ class Directory:
         if push.left:
             return ()
         keys = (part.key,) if part.bundle is None else part.bundle.keys
-        for key in keys if self._is_apart(part) else keys[:1]:
+        for key in keys if part.bundle is None or self._is_apart(part) else keys[:1]:
             self._open[key] -= 1
             if not self._open[key]:
                 # Nothing of the key is under way, so there is nothing to overtake.
@@ -341,25 +348,33 @@ class Directory:
         return part.bundle is not None and (known is None or known.bundle is not part.bundle)
 
     def _plan(self, tensors: Tensors) -> Plan:
-        keys = tuple(key for key, _ in tensors)
+        plan = self._planned
+        if plan is not None and plan.tensors is tensors:
+            return plan
+        keys = tuple([key for key, _ in tensors])
         plan = self._plans.get(keys)
         if plan is None or plan.tensors != tensors:
             plan = self._make_plan(keys, tensors)
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[keys] = plan
+        self._planned = plan
         return plan
+
+    def _forget_plans(self) -> None:
+        self._plans.clear()
+        self._planned = None
 
     def _make_plan(self, keys: tuple[Key, ...], tensors: Tensors) -> Plan:
         index = {key: tensor for tensor, key in enumerate(keys)}
         bundles: list[tuple[KnownBundle, tuple[int, ...]]] = []
-        singles: list[int] = []
+        singles: list[Single] = []
         planned: dict[KnownBundle, None] = {}
         for tensor, key in enumerate(keys):
             known = self._known.get(key)
             bundle = known.bundle if known else None
             if bundle is None:
-                singles.append(tensor)
+                singles.append(self._single(tensor, *tensors[tensor]))
             elif bundle in planned:
                 continue
             elif all(member in index for member in bundle.keys):
@@ -368,8 +383,18 @@ class Directory:
             else:
                 # Only some of its keys are used: from here on each goes alone.
                 self._take_apart(bundle)
-                singles.append(tensor)
-        return Plan(tensors, bundles, singles)
+                singles.append(self._single(tensor, *tensors[tensor]))
+        # Of keys in one bundle only a load can have made the counts differ.
+        firsts = [single.key for single in singles] + [bundle.keys[0] for bundle, _ in bundles]
+        return Plan(tensors, bundles, singles, firsts)
+
+    def _single(self, tensor: int, key: Key, spec: TensorSpec) -> Single:
+        size = spec.itemsize
+        cuts = [
+            Cut(part.server, (key, spec.shape, spec.dtype, part.start, part.stop), part.start * size, part.stop * size)
+            for part in self._place(key, spec)
+        ]
+        return Single(tensor, key, cuts)
 
     def _take_apart(self, bundle: KnownBundle) -> None:
         first = bundle.keys[0]
@@ -380,7 +405,7 @@ class Directory:
             self._known[key].bundle = None
             self._known[key].pushed = bundle.pushed
             self._known[key].versions[0] = bundle.version
-        self._plans.clear()
+        self._forget_plans()
 
     def cuts(self, key: Key, spec: TensorSpec) -> list[tuple[int, int]]:
         """Return first element and end of each chunk of a key."""
@@ -444,14 +469,14 @@ class Directory:
             if known is not None and known.bundle is not None:
                 self._take_apart(known.bundle)
             self._known.pop(key, None)
-        self._plans.clear()
+        self._forget_plans()
 
     def initialized(self, tensors: Tensors, sparse: int, options: KeyOptions) -> None:
         """Remember keys whose init has succeeded; the last `sparse` of them are row-sparse."""
         for number, (key, spec) in enumerate(tensors, sparse - len(tensors)):
             known = self._known.setdefault(key, Known())
             known.spec, known.is_sparse, known.options = spec, number >= 0, options
-        self._plans.clear()
+        self._forget_plans()
 
     def bundled(self, bundle: KnownBundle, number: int) -> None:
         """Use the server's number for keys that are initialised together, unless one of them has been used alone."""
@@ -460,7 +485,7 @@ class Directory:
             return
         for key in bundle.keys:
             self._known.setdefault(key, Known()).bundle = bundle
-        self._plans.clear()
+        self._forget_plans()
 
     def received(self, part: Part, version: Version) -> None:
         """Remember the newest version that a value had; answers may overtake each other."""

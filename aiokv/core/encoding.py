@@ -39,6 +39,8 @@ class Encodings:
 
     def encode(self, call: int, tensors: Tensors, codec: Codec | None) -> Encode | None:
         """Return what has to be done before a push can be sent, if it can't be sent as it is."""
+        if codec is None and not self._owing:
+            return None
         found = [
             (tensor, key, self._directory.cuts(key, spec))
             for tensor, (key, spec) in enumerate(tensors)

@@ -160,20 +160,22 @@ class Exchanges:
         return effects + self._wake((message.key,), message.start, now) if isinstance(message, m.InitRows) else effects
 
     def _exchange(self, received: Received, message: m.Push | m.Pull, rank: Rank, now: float) -> list[Effect]:
-        missing = self._catalog.find(message.key, message.start) is None and not self._catalog.is_sparse(message.key)
-        if missing and isinstance(message, m.Pull):
+        if isinstance(message, m.Pull) and self._is_missing(message):
             return self._wait_for_key(received, message, now)
         chunk = self._catalog.lookup(message)
-        effects: list[Effect] = []
         bundle = self._catalog.bundle_of(message.key)
-        if bundle is not None:
-            # Somebody uses a key of a bundle alone.
-            if chunk.applying:
-                chunk.held.append(received)
-                return []
-            effects = self._divide(bundle)
-            chunk = self._catalog.lookup(message)
+        if bundle is None:
+            return self._carry_out(received, message, rank, [chunk], now)
+        # Somebody uses a key of a bundle alone.
+        if chunk.applying:
+            chunk.held.append(received)
+            return []
+        effects = self._divide(bundle)
+        chunk = self._catalog.lookup(message)
         return effects + self._carry_out(received, message, rank, [chunk], now)
+
+    def _is_missing(self, message: m.Pull) -> bool:
+        return self._catalog.find(message.key, message.start) is None and not self._catalog.is_sparse(message.key)
 
     def _exchange_bundle(
         self, received: Received, message: m.PushBundle | m.PullBundle, rank: Rank, now: float

@@ -80,11 +80,11 @@ class Joiner:
 
     def deadline(self) -> float | None:
         """Return when `tick` wants to be called."""
-        return earliest(self._heartbeat_at, self._silent_at(), self._join_by if self.joining else None)
-
-    def _silent_at(self) -> float | None:
-        """Return when the scheduler counts as lost if nothing is heard of it."""
-        return self._heard + self.view.death_timeout if self.connected and self.view is not None else None
+        wanted = self._heartbeat_at
+        if self.connected and self.view is not None:
+            silent = self._heard + self.view.death_timeout
+            wanted = silent if wanted is None or silent < wanted else wanted
+        return wanted if self._call is None else earliest(wanted, self._join_by)
 
     def heard(self, now: float) -> None:
         """Take note that something came from the scheduler."""
@@ -92,8 +92,9 @@ class Joiner:
 
     def silence(self, now: float) -> str:
         """Return why the scheduler counts as lost when it has been silent for too long; else nothing."""
-        silent_at = self._silent_at()
-        return "" if silent_at is None or now < silent_at else f"no heartbeat for {now - self._heard:.1f} s"
+        if not self.connected or self.view is None or now < self._heard + self.view.death_timeout:
+            return ""
+        return f"no heartbeat for {now - self._heard:.1f} s"
 
     def join(self, call: int, timeout: float, now: float) -> list[Effect]:
         """Begin to join; ends in `Complete(call)` or `Fail(call, error)`."""

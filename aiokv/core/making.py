@@ -70,7 +70,7 @@ class Making:
         behind = [chunk.version - part.read_version for part in parts]
         if not chunk.policy.in_step:
             self._tallies.applied(ranks, behind)
-        clock = max(contribution.clock for contribution in update.contributions.values())
+        clock = max([contribution.clock for contribution in update.contributions.values()])
         rule: Optimizer = Assign()
         divisor = 1
         if not chunk.policy.keeps_sum:
@@ -86,9 +86,12 @@ class Making:
     # --- what workers had read ---
 
     def read(self, chunk: Chunk, rank: Rank, named: Version) -> Version | None:
-        """Return the version that a rank had read, if the rule looks at it; from now on such versions are kept."""
+        """Return the version that a rank had read, if the rule looks at it; from now on such versions are kept.
+
+        Rules look at it where each push is an update of its own.
+        """
         if chunk.reads is None:
-            if not (self._rules.current.reads_weight and chunk.policy.per_push and chunk.is_dense):
+            if not (self._rules.current.reads_weight and chunk.is_dense):
                 return None
             # An update that is under way keeps nothing.
             chunk.reads = Reads(chunk.version + chunk.applying)

@@ -163,7 +163,7 @@ class Neighbours(Generic[T]):
 
     def deadline(self) -> float | None:
         """Return the time at which `due` wants to be called."""
-        return earliest(*(link.give_up_at for link in self._links.values()))
+        return earliest(*[link.give_up_at for link in self._links.values()]) if self._links else None
 
     def due(self, now: float) -> list[tuple[Peer, str]]:
         """Return the links that could not be made in time, and why."""

@@ -80,12 +80,35 @@ class Part(Record, eq=False):
 
     def fits(self, nbytes: int) -> bool:
         """Tell whether an answer may have so many bytes."""
+        if isinstance(self.receives, CallMemory):
+            return nbytes == self.receives.stop - self.receives.start
         return nbytes > 0 if isinstance(self.receives, CallBuffer) else nbytes == self.nbytes
 
 
+class Cut(Record, eq=False):
+    """A chunk of a tensor: its server, how messages begin that are about it, and which bytes of the tensor it is."""
+
+    server: Peer
+    head: tuple[Key, tuple[int, ...], str, int, int]
+    begin: int
+    end: int
+
+
+class Single(Record, eq=False):
+    """A tensor of a call that is in no bundle: its number, its key and how it is cut."""
+
+    tensor: int
+    key: Key
+    cuts: list[Cut]
+
+
 class Plan(Record, eq=False):
-    """How the keys of a call go together; good until a bundle is made or taken apart."""
+    """How the keys of a call go together; good until a bundle is made or taken apart.
+
+    `keys` are those of the singles and the first of each bundle.
+    """
 
     tensors: Tensors
     bundles: list[tuple[KnownBundle, tuple[int, ...]]]
-    singles: list[int]
+    singles: list[Single]
+    keys: list[Key]

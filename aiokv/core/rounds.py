@@ -9,7 +9,6 @@ from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
 from aiokv.core.effects import Effect, Free
 from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
-from aiokv.policy import ChunkPolicy
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -65,31 +64,30 @@ class Rounds:
             CodecError: the value is wanted in an unknown codec.
         """
         self._answers.check_codec(message)
-        nbytes = sum(chunk.nbytes_of(message) for chunk in chunks)
+        nbytes = 0
+        for chunk in chunks:
+            nbytes += chunk.nbytes_of(message)
         if received.nbytes != nbytes:
             raise ProtocolError(f"{chunks[0].label}: expected {nbytes} bytes, got {received.nbytes}")
-        versions = [self._check_push(chunk, message, rank) for chunk in chunks]
+        versions = []
+        for chunk in chunks:
+            versions.append(self._check_push(chunk, message, rank))  # noqa: PERF401 - a loop takes less for one
         slots: list[Slot | None] = [received.slot]
         effects: list[Effect] = []
         if len(chunks) > 1:
             slots, effects = split_slot(received.slot, chunks, self.new_slot)
         waiter = self._answers.park(received, rank, message, chunks, now)
         waiter.want_value = message.want_value
-        for chunk, version, slot in zip(chunks, versions, slots, strict=True):
-            contribution = Contribution(rank, message.sequence, message.read_version, message.clock, slot)
+        for place, chunk in enumerate(chunks):
+            contribution = Contribution(rank, message.sequence, message.read_version, message.clock, slots[place])
             chunk.pushed[rank] = message.sequence
             if chunk.policy.decides:
                 return effects + self._steps.push(chunk, contribution, waiter, now)
-            update = chunk.updates.get(version)
-            if update is None:
-                update = chunk.updates[version] = Update(version)
-            contribution.read = self._making.read(chunk, rank, message.read_version)
-            update.add(contribution)
-            update.waiters[waiter] = None
-            waiter.updates.append(update)
-            chunk.newest = max(chunk.newest, version)
-        for chunk, update in zip(chunks, list(waiter.updates), strict=True):
-            effects += self._settle(chunk, update)
+            if chunk.policy.per_push:
+                contribution.read = self._making.read(chunk, rank, message.read_version)
+            waiter.updates.append(chunk.open(versions[place], contribution, waiter))
+        for place, update in enumerate(tuple(waiter.updates)):
+            effects += self._settle(chunks[place], update)
         return effects
 
     def _check_push(self, chunk: Chunk, message: AnyPush, rank: Rank) -> Version:
@@ -103,10 +101,10 @@ class Rounds:
             raise ProtocolError(f"{chunk.label}: expected push {expected} of rank {rank}, got {message.sequence}")
         if not 0 <= message.read_version <= chunk.version:
             raise ProtocolError(f"{chunk.label}: read version {message.read_version}, which is not made yet")
-        if not isinstance(chunk.policy, ChunkPolicy):
+        if chunk.policy.decides:
             self._steps.check(chunk)
             return chunk.version + 1
-        version = chunk.policy.version_of(sequence=message.sequence, newest=chunk.newest)
+        version = chunk.own_rounds.version_of(sequence=message.sequence, newest=chunk.newest)
         if chunk.is_closed(version, rank):
             # Only a rank that has left can be late: nobody waits for it.
             text = f"{chunk.label}: round {version} went on without rank {self._roster.label(rank)}"
@@ -196,13 +194,14 @@ class Rounds:
 
     def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
         """Fold what may be folded; apply the update if it is complete, and refuse its waiters if it never will be."""
-        chunk.expect(update, self._roster)
+        roster = self._answers.roster
+        chunk.expect(update, roster)
         missing = update.first_missing()
         effects = self._making.sum_up(chunk, update, missing)
         if missing is not None:
-            return effects + self._refuse_lost(chunk, update) if self._roster.lost else effects
+            return effects + self._refuse_lost(chunk, update) if roster.lost else effects
         if not chunk.applying and update.version == chunk.version + 1:
-            effects.append(self._making.begin(chunk, update, self._roster))
+            effects.append(self._making.begin(chunk, update, roster))
         return effects
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:
@@ -279,7 +278,6 @@ class Rounds:
             assert chunk.pending is None or chunk.applying
             assert not chunk.gathering or (chunk.pending is not None and not chunk.is_whole)
             for update in chunk.updates.values():
-                assert set(update.folded) <= set(update.contributions)
                 assert update.folded == sorted(update.folded)
                 assert sorted(update.folded + update.unfolded) == sorted(update.contributions)
                 assert all(map(self._answers.is_parked, update.waiters))

@@ -191,8 +191,8 @@ class Session:
     def handle(self, stimulus: st.Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
         match stimulus:
-            case st.Received(peer, request, message, _, nbytes):
-                return self._received(peer, request, message, nbytes, now)
+            case st.Received():
+                return self._received(stimulus.peer, stimulus.request, stimulus.message, stimulus.nbytes, now)
             case st.Transfer():
                 return self._transfer(stimulus, now)
             case st.EnterBarrier():
@@ -302,13 +302,14 @@ class Session:
             raise self._server_error(peer, reason, call.what)
 
     def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
-        call = Call(stimulus.call, stimulus.operation.value, stimulus.timeout, {}, stimulus.tensors, stimulus)
+        call = Call(stimulus.call, stimulus.operation, stimulus.timeout, {}, stimulus.tensors, stimulus)
         try:
             self._check_ready(call)
             check_priority(stimulus.priority)
             call.tensors = self._directory.check(stimulus.tensors, len(stimulus.rows))
             call.compression = self._compression
-            self._check_options(call, stimulus)
+            if self._finished or stimulus.operation is st.Operation.INIT:
+                self._check_options(call, stimulus)
         except AiokvError as error:
             return [Fail(call.number, error)]
         return self._calls.transfer(call, now, rank=self._rank)
@@ -422,10 +423,10 @@ class Session:
         message = m.SetCompression(self._changes + 1, *push, *pull, answer_time(call.timeout))
         return self._ask_servers(call, message, URGENT, now)
 
-    def _changed(self, effects: list[Effect]) -> list[Effect]:
+    def _changed(self, changing: tuple[int, Compression], effects: list[Effect]) -> list[Effect]:
         """Compress as all servers know it by now, if that is so; what was called before goes as it was to go then."""
-        if self._changing is not None and Complete(self._changing[0]) in effects:
-            self._compression = self._changing[1]
+        if Complete(changing[0]) in effects:
+            self._compression = changing[1]
             self._changes += 1
             self._changing = None
         return effects
@@ -505,7 +506,8 @@ class Session:
             if peer in self._servers and peer not in self._attached:
                 self._calls.take(peer, request)
                 return self._attach_answered(peer, message)
-            return self._changed(self._calls.answered(peer, request, message, nbytes))
+            effects = self._calls.answered(peer, request, message, nbytes)
+            return effects if self._changing is None else self._changed(self._changing, effects)
         except ProtocolError as error:
             return self._cut(peer, error.message)
 

@@ -125,7 +125,7 @@ class Join(Record):
 # --- for a worker: calls of its user, numbered by the driver ---
 
 
-class Operation(enum.Enum):
+class Operation(enum.StrEnum):
     """What a transfer does with its tensors."""
 
     INIT = "init"

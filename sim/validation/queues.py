@@ -69,7 +69,7 @@ def _sojourns(law: Distribution, count: int) -> list[float]:
     stream = random.Random("1:queue")
     found: list[float] = []
 
-    def arrive() -> None:
+    def arrive(_: simpy.Event) -> None:
         start = env.now
         size = round(law.sample(stream) * speed)
         fabric.start("from", "to", size, math.inf, lambda: found.append(env.now - start))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from sim.faults import Slow
 from sim.pace import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def pace(*slow: Slow, pauses: list[tuple[float, float]] | None = None) -> Pace:
@@ -45,3 +50,26 @@ def test_a_wandering_speed_has_its_spread_and_its_memory() -> None:
     logs = np.log(times)
     assert logs.std() == pytest.approx(0.3, rel=0.05)
     assert np.corrcoef(logs[1:], logs[:-1])[0, 1] == pytest.approx(0.8, abs=0.02)
+
+
+def test_windows_that_are_drawn_as_time_goes_on_count_like_those_of_a_timeline() -> None:
+    def windows(gap: float) -> Iterator[tuple[float, float, float]]:
+        at = 0.0
+        while True:
+            at += gap
+            yield at, at + 1.0, 2.0
+            at += 1.0
+
+    drawn = pace()
+    drawn.bursts += [windows(3.0), windows(7.5)]
+    known = pace(
+        *(
+            Slow(node="w", factor=factor, at=begin, duration=end - begin)
+            for gap in (3.0, 7.5)
+            for begin, end, factor in itertools.islice(windows(gap), 1000)
+        )
+    )
+    ends = [
+        (made.finish(start, 2.5), made.finish(start, 90.0)) for made in (drawn, known) for start in range(0, 900, 7)
+    ]
+    assert ends[: len(ends) // 2] == ends[len(ends) // 2 :]
