@@ -479,7 +479,8 @@ class Calls:
             assert number == call.number
             assert number in self._deadlines
             assert bool(call.open) == (call.held is None), "a call without open requests is held, or complete"
-            assert all(self._requests[request].call == number for request in call.open)
+            for request in call.open:
+                assert self._requests[request].call == number
             assert call.held is None or all(call in self._waiting[key] for key, _ in call.tensors)
         for waiting in self._waiting.values():
             assert waiting

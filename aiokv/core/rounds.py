@@ -273,7 +273,7 @@ class Rounds:
             AssertionError: an invariant is broken.
         """
         for chunk in chunks:
-            assert all(version > chunk.version for version in chunk.updates)
+            assert not chunk.updates or min(chunk.updates) > chunk.version
             assert not chunk.applying or chunk.version + 1 in chunk.updates
             assert chunk.pending is None or chunk.applying
             assert not chunk.gathering or (chunk.pending is not None and not chunk.is_whole)
