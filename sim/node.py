@@ -11,7 +11,6 @@ from aiokv.core import stimuli as st
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 from sim.clock import after
-from sim.drops import Drops
 from sim.ledger import Ledger
 from sim.network import Closing, Packet, Pipe
 from sim.record import LogRecord, UpdateRecord
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Stimulus
     from aiokv.types import Peer, Version
     from sim.checks import Checks
+    from sim.drops import Drops
     from sim.network import Address, Flights, Network
     from sim.record import Run, Token
     from sim.service import Service

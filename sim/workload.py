@@ -139,7 +139,7 @@ class Worker:
         record.steps.append(step)
 
     def _train(self, env: simpy.Environment, node: Node) -> Waiting:
-        record, pushes = self.record, len(self.record.pushed)
+        pushes = len(self.record.pushed)
         saves = self.scenario.job.checkpoint_interval > 0
         for _ in range(self._steps_left):
             if saves:
