@@ -234,7 +234,7 @@ class Chunk(Record, eq=False):
 
     def combine(self, update: Update, first_missing: Rank | None, reduction: str) -> list[Effect]:
         """Leave all contributions where they are until the last one is there, then make one of them."""
-        if first_missing is not None or update.folded:
+        if first_missing is not None:
             return []
         update.folded, update.unfolded = sorted(update.contributions), []
         slots = []

@@ -32,7 +32,10 @@ class Making:
     def sum_up(self, chunk: Chunk, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Add up what may be added; the highest place below which all is there is that of the first missing one."""
         robust = None if chunk.policy.keeps_sum else self._rules.robust
-        return chunk.combine(update, first_missing, robust) if robust else chunk.fold(update, first_missing)
+        if robust and not update.folded:
+            return chunk.combine(update, first_missing, robust)
+        # Also where the reduction was set while the round was open: a sum that is begun stays one.
+        return chunk.fold(update, first_missing)
 
     def begin(self, chunk: Chunk, update: Update, roster: Roster) -> Effect:
         """Apply an update, or first let the norms be computed that its rule needs."""

@@ -122,6 +122,18 @@ def test_median_of_a_round_is_made_once_while_the_one_before_is_applied(server: 
     assert server.value() == 3.0
 
 
+def test_median_that_is_set_in_an_open_round_counts_from_the_next_one(server: Server) -> None:
+    server.init()
+    server.push(0, 1.0)
+    server.ask(0, m.SetOptimizer("assign", {}, "median", 5.0))
+    server.push(1, 2.0)
+    server.push(2, 1000.0)
+    assert server.value() == 1003.0, "nothing of the sum that was begun is lost"
+    for rank, value in ((2, 1000.0), (0, 1.0), (1, 2.0)):
+        server.push(rank, value, sequence=2)
+    assert server.value() == 2.0
+
+
 @pytest.mark.parametrize("first", ["table", "rule"])
 def test_median_of_a_table_is_refused(server: Server, first: str) -> None:
     table = m.InitRows("t", (4, 2), "float32", 0, 4, 0, 0, 0, "bsp", 5.0, (), b"", True, {"name": "zeros"})
