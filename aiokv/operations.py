@@ -18,6 +18,7 @@ from aiokv.commands.registry import check_name
 from aiokv.core import stimuli as st
 from aiokv.core.compression import make_compression
 from aiokv.core.keys import check_same_spec
+from aiokv.core.merging import Merging
 from aiokv.core.rows import check_sparse
 from aiokv.errors import CodecError, CommandError, ConfigError
 from aiokv.groups import Group
@@ -423,7 +424,14 @@ class Operations(ABC):
     # --- update rule ---
 
     async def set_optimizer(
-        self, /, name: str, *, reduction: str = "sum", timeout: float | None = None, **params: Any
+        self,
+        /,
+        name: str,
+        *,
+        reduction: str = "sum",
+        staleness_rate: str = "1",
+        timeout: float | None = None,
+        **params: Any,
     ) -> None:
         """Set the servers' update rule, for all keys. Every worker may call it with the same rule.
 
@@ -434,14 +442,18 @@ class Operations(ABC):
             reduction: "sum" of the contributions; "mean": that divided by their number; "mean_of_world": by the number
                 of workers of the key's group, or of the whole cluster, whether they still contribute or not; "median"
                 or "trimmed_mean" of each element: one worker that is far off does little harm.
+            staleness_rate: what each contribution is multiplied by before that: "1", "1/max(1,tau)" or "1/(1+tau)",
+                where tau is how many versions old the value is that it was computed from. Under "bsp" it is 0. For
+                dense keys of floats.
             timeout: seconds.
             params: the rule's parameters.
 
         Raises:
-            OptimizerError: unknown rule or reduction, wrong parameter, or another rule is set.
+            OptimizerError: unknown rule, reduction or staleness rate, wrong parameter, a key that can't be updated so, or
+                another rule is set.
         """
-        seconds = self._seconds(timeout)
-        await self._call(lambda call: st.ConfigureOptimizer(call, name, params, seconds, reduction))
+        seconds, merging = self._seconds(timeout), Merging(reduction, staleness_rate)
+        await self._call(lambda call: st.ConfigureOptimizer(call, name, params, seconds, merging))
 
     async def change_optimizer(
         self, /, *, since: int | None = None, timeout: float | None = None, **params: Any

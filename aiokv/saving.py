@@ -83,6 +83,7 @@ class SavedRule(msgspec.Struct, forbid_unknown_fields=True):
     reduction: str
     changes: tuple[tuple[int, dict[str, Any]], ...]
     clock: int
+    staleness_rate: str = "1"
 
 
 class Content(msgspec.Struct, forbid_unknown_fields=True):

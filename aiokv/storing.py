@@ -86,6 +86,8 @@ def _perform_on_slots(store: ParameterStore, effect: ef.Effect) -> None:
     match effect:
         case ef.Fold(target, source, dtype):
             store.fold(target, source, dtype)
+        case ef.Weigh(slot, dtype, factor):
+            store.weigh(slot, dtype, factor)
         case ef.Combine(target, sources, dtype, reduction):
             store.combine(target, sources, dtype, reduction)
         case ef.Prepare(codec):

@@ -251,6 +251,8 @@ class Node:
                 for source in sources:
                     self.ledger.fold(target, source)
                     self._work(self._world.service.fold())
+            case fx.Weigh():
+                self._work(self._world.service.fold())
             case fx.Norms():
                 self._norms(effect)
             case fx.Apply():

@@ -6,12 +6,13 @@ from bisect import bisect_left
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows
+from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows, Weigh
 from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.core.merging import Rate
     from aiokv.core.open_rounds import OpenRounds
     from aiokv.core.reads import Reads
     from aiokv.core.roster import Roster
@@ -232,25 +233,32 @@ class Chunk(Record, eq=False):
                 return update
         return None
 
-    def combine(self, update: Update, first_missing: Rank | None, reduction: str) -> list[Effect]:
-        """Leave all contributions where they are until the last one is there, then make one of them."""
+    def combine(
+        self, update: Update, first_missing: Rank | None, reduction: str, rate: Rate | None
+    ) -> list[Effect]:
+        """Leave all contributions where they are until the last one is there, then make one of them. See `fold`."""
         if first_missing is not None:
             return []
         update.folded, update.unfolded = sorted(update.contributions), []
+        effects: list[Effect] = []
         slots = []
-        for rank in update.folded:
-            slot, update.contributions[rank].slot = update.contributions[rank].slot, None
-            if slot is not None:
-                slots.append(slot)
+        for place in update.folded:
+            contribution = update.contributions[place]
+            slot, contribution.slot = contribution.slot, None
+            if slot is None:
+                continue
+            slots.append(slot)
+            if rate is not None:
+                effects += self._weigh(update, contribution, slot, rate)
         if not slots:
             return []
         update.accumulator = slots[0]
-        return [Combine(slots[0], slots[1:], self.spec.dtype, reduction)]
+        return [*effects, Combine(slots[0], slots[1:], self.spec.dtype, reduction)]
 
-    def fold(self, update: Update, first_missing: Rank | None) -> list[Effect]:
+    def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None) -> list[Effect]:
         """Add what may be added: sums are made in rank order, so only contributions below the first missing rank.
 
-        The first contribution becomes the accumulator as it is.
+        The first contribution becomes the accumulator as it is. Each is multiplied by the rate of its staleness first.
         """
         effects: list[Effect] = []
         unfolded = update.unfolded
@@ -261,8 +269,14 @@ class Chunk(Record, eq=False):
             slot, contribution.slot = contribution.slot, None
             if slot is None:
                 continue
+            if rate is not None:
+                effects += self._weigh(update, contribution, slot, rate)
             if update.accumulator is None:
                 update.accumulator = slot
             else:
                 effects.append(Fold(update.accumulator, slot, self.spec.dtype))
         return effects
+
+    def _weigh(self, update: Update, contribution: Contribution, slot: Slot, rate: Rate) -> list[Effect]:
+        factor = rate(update.version - 1 - contribution.read_version)
+        return [] if factor == 1.0 else [Weigh(slot, self.spec.dtype, factor)]

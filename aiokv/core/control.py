@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aiokv.commands import make_command
 from aiokv.core.cuts import check_cut
 from aiokv.core.effects import Configure, Effect, Execute, Prepare, Refuse, Send
-from aiokv.core.rules import check_reduction
+from aiokv.core.merging import Merging
 from aiokv.errors import AiokvError
 from aiokv.optim import make_optimizer
 from aiokv.wire import messages as m
@@ -84,18 +84,18 @@ class Control:
 
     def _set_optimizer(self, peer: Peer, request: int, message: m.SetOptimizer) -> list[Effect]:
         rule = self._make_rule(message)
-        is_new = self._rules.set(rule, message.name, message.params, message.reduction)
+        is_new = self._rules.set(rule, message.name, message.params, _merging(message))
         effects: list[Effect] = [Configure(rule)] if is_new else []
         return [*effects, Send(peer, request, m.Done())]
 
     def _make_rule(self, message: m.SetOptimizer | m.PutRules) -> Optimizer:
         """Return a rule that can update all keys that are here."""
-        check_reduction(message.reduction)
-        rule = make_optimizer(message.name, message.params)
+        rule, merging = make_optimizer(message.name, message.params), _merging(message)
+        merging.check(rule)
         for key, dtype in self._catalog.dtypes():
-            self._rules.check_dtype(key, dtype, rule, message.reduction)
+            merging.check_dtype(key, dtype, rule)
             if self._catalog.is_sparse(key):
-                self._rules.check_table(key, message.reduction)
+                merging.check_table(key)
         self._catalog.check_tables(rule)
         for chunk in self._catalog.chunks.values():
             if chunk.is_dense:
@@ -105,7 +105,7 @@ class Control:
     def _change_optimizer(self, peer: Peer, request: int, since: int, params: dict[str, Any]) -> list[Effect]:
         rule = self._rules.changed(since, params)
         for key, dtype in self._catalog.dtypes():
-            self._rules.check_dtype(key, dtype, rule)
+            self._rules.merging.check_dtype(key, dtype, rule)
         self._rules.change(since, params, rule)
         return [Send(peer, request, m.Done())]
 
@@ -114,3 +114,7 @@ class Control:
         assert view is not None, "workers are known from the view only"
         (index,) = [entry.index for entry in view.servers if entry.name == self._joiner.name]
         return [Execute(peer, request, make_command(name, params), index)]
+
+
+def _merging(message: m.SetOptimizer | m.PutRules) -> Merging:
+    return Merging(message.reduction, message.staleness_rate)

@@ -103,14 +103,14 @@ class Creation:
         keys = message.keys if isinstance(message, m.InitBundle) else (message.key,)
         if not get_policy(message.policy).keeps_sum:
             for key in keys:
-                self._rules.check_dtype(key, message.dtype)
+                self._rules.merging.check_dtype(key, message.dtype, self._rules.current)
         if isinstance(message, m.Init):
             spec = TensorSpec(message.shape, message.dtype)
             check_cut(self._rules.current, message.key, spec, message.start, message.stop, get_policy(message.policy))
         answer: m.Message = m.Done()
         if isinstance(message, m.InitRows):
             check_norms(message.key, self._rules.current)
-            self._rules.check_table(message.key)
+            self._rules.merging.check_table(message.key)
             options = options_of(message)
             table = self._catalog.create_table(message, options)
             place = table.key, table.start, table.stop, table.spec

@@ -12,7 +12,6 @@ from aiokv.core.parts import Cut, Known, KnownBundle, Part, Plan, Pushed, Single
 from aiokv.core.placement import Chunk, place, place_rows
 from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
-from aiokv.core.rules import check_dtype
 from aiokv.core.stimuli import KeyOptions, KeyRecord, Operation
 from aiokv.policy import get_policy
 from aiokv.wire import messages as m
@@ -20,6 +19,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from aiokv.core.merging import Merging
     from aiokv.core.parts import Tensors
     from aiokv.core.stimuli import ReadState, Rows, StatePart, WriteState
     from aiokv.optim import Optimizer
@@ -116,7 +116,7 @@ class Directory:
         self._kind = kind
         return checked
 
-    def check_rule(self, rule: Optimizer, reduction: str) -> None:
+    def check_rule(self, rule: Optimizer, merging: Merging) -> None:
         """Refuse an update rule that some key which this worker has initialised can't have.
 
         The key's server would refuse it too, but servers without such a key would have set it by then.
@@ -126,7 +126,7 @@ class Directory:
         """
         for key, known in self._known.items():
             if known.spec is not None and not get_policy(self._policy_of(known.options)).keeps_sum:
-                check_dtype(key, known.spec.dtype, rule, reduction)
+                merging.check_dtype(key, known.spec.dtype, rule)
 
     # --- messages ---
 

@@ -310,6 +310,14 @@ class Norms(Record):
     divisor: int
 
 
+class Weigh(Record):
+    """Multiply what lies in `slot`, as `dtype`, by `factor`."""
+
+    slot: Slot
+    dtype: str
+    factor: float
+
+
 class Combine(Record):
     """Put what `reduction` makes of `target` and `sources`, as `dtype`, into `target`; free the others."""
 
@@ -466,6 +474,7 @@ Effect = (
     | Decode
     | ForgetReplicas
     | Fold
+    | Weigh
     | Combine
     | Norms
     | Apply

@@ -31,11 +31,15 @@ class Making:
 
     def sum_up(self, chunk: Chunk, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Add up what may be added; the highest place below which all is there is that of the first missing one."""
-        robust = None if chunk.policy.keeps_sum else self._rules.robust
-        if robust and not update.folded:
-            return chunk.combine(update, first_missing, robust)
+        merging = self._rules.merging
+        if chunk.policy.keeps_sum:
+            return chunk.fold(update, first_missing, None)
+        # What is in step is not stale.
+        rate = None if chunk.policy.in_step else merging.rate
+        if merging.robust and not update.folded:
+            return chunk.combine(update, first_missing, merging.robust, rate)
         # Also where the reduction was set while the round was open: a sum that is begun stays one.
-        return chunk.fold(update, first_missing)
+        return chunk.fold(update, first_missing, rate)
 
     def begin(self, chunk: Chunk, update: Update, roster: Roster) -> Effect:
         """Apply an update, or first let the norms be computed that its rule needs."""
@@ -78,7 +82,7 @@ class Making:
         divisor = 1
         if not chunk.policy.keeps_sum:
             rule = self._rules.for_update(clock)
-            divisor = self._rules.divisor(len(ranks), len(chunk.group) or roster.world)
+            divisor = self._rules.merging.divisor(len(ranks), len(chunk.group) or roster.world)
         apply = Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
         if chunk.reads is not None:
             read = parts[0].read

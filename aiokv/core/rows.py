@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aiokv.core.chunk import Update
     from aiokv.core.creation import Creation
     from aiokv.core.effects import Apply
+    from aiokv.core.merging import Rate
     from aiokv.core.roster import Roster
     from aiokv.core.rounds import Rounds
     from aiokv.core.stimuli import Received
@@ -131,8 +132,9 @@ class RowChunk(Chunk, eq=False):
         nbytes = len(rows) // ROW_ID_BYTES * row_bytes(self.spec)
         return StoredRows(self.key, self.start, self.version, rows, nbytes)
 
-    def fold(self, update: Update, first_missing: Rank | None) -> list[Effect]:
+    def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None) -> list[Effect]:
         """Leave all contributions where they are until the last one is there."""
+        del rate  # None, or the key had been refused
         if first_missing is None:
             update.folded, update.unfolded = sorted(update.contributions), []
         return []

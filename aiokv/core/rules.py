@@ -1,52 +1,22 @@
-"""Which update rule makes which update of a server, and what the sums are divided by."""
+"""Which update rule makes which update of a server, and how the contributions are merged."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiokv.core.merging import Merging
 from aiokv.errors import OptimizerError
-from aiokv.optim import PRECISIONS, Assign, Optimizer, make_optimizer, rule_to_params
+from aiokv.optim import Assign, Optimizer, make_optimizer, rule_to_params
 from aiokv.wire.messages import RulesState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aiokv.types import Key
-
 Changes = tuple[tuple[int, dict[str, Any]], ...]
 """New parameters by the clock that they begin with, in its order."""
 
-ROBUST = ("median", "trimmed_mean")
-"""Reductions that look at all contributions at once; see `aiokv.kernels.robust`."""
-
-REDUCTIONS = ("sum", "mean", "mean_of_world", *ROBUST)
-"""What becomes of contributions: their sum, or that divided by how many there are, or by how many workers there are."""
-
 CHANGEABLE = ("clip_gradient", "learning_rate", "lr_mult", "rescale_grad", "schedule", "wd", "wd_mult")
 """Parameters of a rule that may change while it is used: what it keeps for each weight does not depend on them."""
-
-
-def check_reduction(name: str) -> None:
-    """Refuse an unknown way to reduce.
-
-    Raises:
-        OptimizerError: unknown name.
-    """
-    if name not in REDUCTIONS:
-        known = ", ".join(REDUCTIONS)
-        raise OptimizerError(f"unknown reduction {name!r}; known: {known}", expected=known, got=name)
-
-
-def check_dtype(key: Key, dtype: str, rule: Optimizer, reduction: str) -> None:
-    """Refuse a key whose contributions can't be reduced so, or whose value the rule can't update.
-
-    Raises:
-        OptimizerError: names the key.
-    """
-    rule.check_dtype(key, dtype)
-    if reduction != "sum" and dtype not in PRECISIONS:
-        text = f"reduction {reduction!r} divides, but key {key!r} has {dtype}; make it floats, or use 'sum'"
-        raise OptimizerError(text, key=key, expected="float", got=dtype)
 
 
 def check_changes(params: Mapping[str, Any]) -> None:
@@ -74,7 +44,8 @@ class Rules:
         self._params: dict[str, Any] = {}
         self._rules: list[tuple[int, Optimizer]] = [(0, Assign())]
         self._changes: dict[int, Mapping[str, Any]] = {}
-        self._reduction = "sum"
+        self.merging = Merging()
+        """What becomes of contributions."""
         self.newest = 0
         """The clock of the newest update."""
 
@@ -88,19 +59,19 @@ class Rules:
         """The rule with the newest parameters."""
         return self._rules[-1][1]
 
-    def set(self, rule: Optimizer, name: str, params: Mapping[str, Any], reduction: str) -> bool:
+    def set(self, rule: Optimizer, name: str, params: Mapping[str, Any], merging: Merging) -> bool:
         """Use a rule; return False when it is the one that is set already.
 
         Raises:
             OptimizerError: another one is set.
         """
         if not self.is_set:
-            self._name, self._params, self._reduction = name, dict(params), reduction
+            self._name, self._params, self.merging = name, dict(params), merging
             self._rules = [(0, rule)]
             return True
         first = self._rules[0][1]
-        if (first, self._reduction) != (rule, reduction):
-            expected, got = f"{first}, reduced to the {self._reduction}", f"{rule}, reduced to the {reduction}"
+        if (first, self.merging) != (rule, merging):
+            expected, got = f"{first}, {self.merging}", f"{rule}, {merging}"
             raise OptimizerError(
                 f"the servers have {expected}, not {got}: set the same rule everywhere", expected=expected, got=got
             )
@@ -114,9 +85,10 @@ class Rules:
             (since, {param: plain[since][param] for param in params}) for since, params in self._changes.items()
         )
         params = rule_to_params(self._rules[0][1]) if self.is_set else {}
-        return RulesState(self._name, params, self._reduction, changes, self.newest)
+        reduction, rate = self.merging.reduction, self.merging.staleness_rate
+        return RulesState(self._name, params, reduction, changes, self.newest, rate)
 
-    def resume(self, rule: Optimizer, saved: Mapping[str, Any], reduction: str, changes: Changes) -> bool:
+    def resume(self, rule: Optimizer, saved: Mapping[str, Any], merging: Merging, changes: Changes) -> bool:
         """Use a rule, and forget what has become of it but these changes; return whether it is set only now.
 
         Raises:
@@ -127,33 +99,9 @@ class Rules:
             check_changes(changed)
             params |= changed
             rules.append((since, make_optimizer(name, params)))
-        is_new = self.set(rule, name, saved, reduction)
+        is_new = self.set(rule, name, saved, merging)
         self._params, self._rules, self._changes = params, rules, dict(changes)
         return is_new
-
-    def check_dtype(self, key: Key, dtype: str, rule: Optimizer | None = None, reduction: str | None = None) -> None:
-        """Refuse a key that can't be updated, by the current rule unless another one is given.
-
-        Raises:
-            OptimizerError: names the key.
-        """
-        check_dtype(key, dtype, rule or self.current, self._reduction if reduction is None else reduction)
-
-    @property
-    def robust(self) -> str | None:
-        """The reduction that looks at all contributions at once, if it is one."""
-        return self._reduction if self._reduction in ROBUST else None
-
-    def check_table(self, key: Key, reduction: str | None = None) -> None:
-        """Refuse a row-sparse key whose contributions can't be reduced so.
-
-        Raises:
-            OptimizerError: names the key.
-        """
-        reduced = self._reduction if reduction is None else reduction
-        if reduced in ROBUST:
-            text = f"reduction {reduced!r} needs every worker's value of each element, but key {key!r} is row-sparse"
-            raise OptimizerError(text, key=key, expected="sum, mean or mean_of_world", got=reduced)
 
     def changed(self, since: int, params: Mapping[str, Any]) -> Optimizer:
         """Return what the rule would be with some parameters changed.
@@ -191,7 +139,3 @@ class Rules:
         """Return the rule for an update that is about to be made."""
         self.newest = max(self.newest, clock)
         return next(rule for since, rule in reversed(self._rules) if since <= clock)
-
-    def divisor(self, contributors: int, world: int) -> int:
-        """Return what a sum is divided by."""
-        return {"mean": contributors, "mean_of_world": world}.get(self._reduction, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiokv.core.effects import Configure, Effect, Refuse, Restore, Send, StoredState
+from aiokv.core.merging import Merging
 from aiokv.optim import Assign
 from aiokv.wire import messages as m
 
@@ -75,7 +76,8 @@ class Saving:
     def write_rules(self, received: Received, message: m.PutRules, rule: Optimizer | None) -> list[Effect]:
         """Go on with a saved rule, which has been checked; None: with the clock only."""
         effects: list[Effect] = []
-        if rule is not None and self._rules.resume(rule, message.params, message.reduction, message.changes):
+        merging = Merging(message.reduction, message.staleness_rate)
+        if rule is not None and self._rules.resume(rule, message.params, merging, message.changes):
             effects.append(Configure(rule))
         self._rules.newest = message.clock
         return [*effects, Send(received.peer, received.request, m.Done())]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from aiokv.core import stimuli as st
 from aiokv.core.bundle import name_keys
 from aiokv.core.calls import Call, Calls
@@ -29,7 +31,7 @@ from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
 from aiokv.core.keys import check_key
 from aiokv.core.roster import Roster
 from aiokv.core.rows import check_table
-from aiokv.core.rules import check_changes, check_reduction
+from aiokv.core.rules import check_changes
 from aiokv.errors import (
     AiokvError,
     ClosedError,
@@ -373,15 +375,16 @@ class Session:
         return effects + self._ask_servers(call, message, 0, now)
 
     def _set_optimizer(self, stimulus: st.ConfigureOptimizer, now: float) -> list[Effect]:
-        name, params, reduction = stimulus.name, stimulus.params, stimulus.reduction
+        name, params, merging = stimulus.name, stimulus.params, stimulus.merging
         call = Call(stimulus.call, f"set_optimizer {name!r}", stimulus.timeout)
         try:
             self._check_ready(call)
-            check_reduction(reduction)
-            self._directory.check_rule(make_optimizer(name, params), reduction)
+            rule = make_optimizer(name, params)
+            merging.check(rule)
+            self._directory.check_rule(rule, merging)
         except AiokvError as error:
             return [Fail(call.number, error)]
-        message = m.SetOptimizer(name, dict(params), reduction, answer_time(call.timeout))
+        message = m.SetOptimizer(name, dict(params), merging.reduction, answer_time(call.timeout), merging.staleness_rate)
         # Like a push of no special priority, so that it does not overtake those that were made before.
         return self._ask_servers(call, message, 0, now)
 
@@ -446,7 +449,7 @@ class Session:
             case st.ReadRules(call, timeout):
                 return self._ask_all(Call(call, "reading of the update rule", timeout), m.GetRules, now)
             case st.WriteRules(call, rules, timeout):
-                put = partial(m.PutRules, rules.name, rules.params, rules.reduction, rules.changes, rules.clock)
+                put = partial(_put_rules, rules)
                 return self._ask_all(Call(call, "loading of the update rule", timeout), put, now)
             case st.Adopt(call, records):
                 self._directory.adopt(records)
@@ -589,3 +592,7 @@ class Session:
             AssertionError: an invariant is broken.
         """
         self._calls.validate()
+
+
+def _put_rules(rules: m.RulesState, wait: float) -> m.Message:
+    return m.PutRules(**structs.asdict(rules), timeout=wait)

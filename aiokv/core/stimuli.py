@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
+from aiokv.core.merging import Merging
 from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class ConfigureOptimizer(Record):
     name: str
     params: Mapping[str, Any]
     timeout: float
-    reduction: str = "sum"
+    merging: Merging = Merging()
 
 
 class AdjustOptimizer(Record):

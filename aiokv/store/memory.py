@@ -186,6 +186,13 @@ class ParameterStore:
             total.error = error
         self.free(source)
 
+    def weigh(self, slot: Slot, dtype: str, factor: float) -> None:
+        """Multiply a slot's content, of floats; low precisions become float32."""
+        content = _widened(self._slots[slot], dtype)
+        # A gradient that overflows shows it in its values.
+        with np.errstate(all="ignore"):
+            np.multiply(content, content.dtype.type(factor), out=content)
+
     def combine(self, target: Slot, sources: list[Slot], dtype: str, reduction: str) -> None:
         """Put what a reduction makes of several slots into the first of them, and free the others."""
         landed = self._slots[target]

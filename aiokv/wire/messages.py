@@ -291,6 +291,7 @@ class SetOptimizer(Message):
     params: dict[str, Any]
     reduction: str
     timeout: float
+    staleness_rate: str = "1"
 
 
 class ChangeOptimizer(Message):
@@ -540,6 +541,7 @@ class RulesState(Message):
     reduction: str
     changes: tuple[tuple[int, dict[str, Any]], ...]
     clock: int
+    staleness_rate: str = "1"
 
 
 class PutRules(Message):
@@ -551,6 +553,7 @@ class PutRules(Message):
     changes: tuple[tuple[int, dict[str, Any]], ...]
     clock: int
     timeout: float
+    staleness_rate: str = "1"
 
 
 # --- rounds that are decided once for all keys, between servers; see `core.decisions` ---

@@ -9,6 +9,7 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
+from aiokv.core.merging import Merging
 from aiokv.errors import (
     AiokvError,
     AlreadyInitializedError,
@@ -392,19 +393,21 @@ def test_rule_that_cannot_be_is_refused(worker: Worker, name: str, params: dict[
     assert_refused_here(worker.call(st.ConfigureOptimizer, name=name, params=params, timeout=1.0), OptimizerError)
 
 
-@pytest.mark.parametrize(("name", "reduction"), [("sgd", "sum"), ("assign", "mean")])
+@pytest.mark.parametrize(
+    ("name", "reduction", "rate"), [("sgd", "sum", "1"), ("assign", "mean", "1"), ("accumulate", "sum", "1/(1+tau)")]
+)
 def test_rule_that_a_key_cannot_have_is_refused_before_a_server_without_that_key_sets_it(
-    worker: Worker, name: str, reduction: str
+    worker: Worker, name: str, reduction: str, rate: str
 ) -> None:
     worker.finish(worker.transfer("init", "count", dtype="int64"))
-    call = worker.call(st.ConfigureOptimizer, name=name, params={}, reduction=reduction, timeout=1.0)
+    call = worker.call(st.ConfigureOptimizer, name=name, params={}, merging=Merging(reduction, rate), timeout=1.0)
     assert_refused_here(call, OptimizerError)
 
 
 def test_rule_is_set_where_the_keys_that_cannot_have_it_only_sum(make_worker: type[Worker]) -> None:
     worker = make_worker(policy="sum")
     worker.finish(worker.transfer("init", "count", dtype="int64"))
-    call = worker.call(st.ConfigureOptimizer, name="sgd", params={}, reduction="mean", timeout=1.0)
+    call = worker.call(st.ConfigureOptimizer, name="sgd", params={}, merging=Merging("mean"), timeout=1.0)
     assert [send.peer for send in call.sends] == [0, 1]
 
 

@@ -57,7 +57,7 @@ def test_missing_ranks_and_sum_are_the_same_in_every_order_of_arrival(states: li
         here.add(rank)
         if not update.is_past(rank):
             update.add(Contribution(rank, 1, 0, 1, slot=100 + rank))
-            folds += [fold for fold in chunk.fold(update, update.first_missing()) if isinstance(fold, Fold)]
+            folds += [fold for fold in chunk.fold(update, update.first_missing(), None) if isinstance(fold, Fold)]
             assert update.folded == sorted(update.folded)
     assert update.first_missing() is None
     assert update.accumulator == 100 + update.folded[0]
