@@ -78,14 +78,10 @@ class Merging(Record, frozen=True):
         Raises:
             OptimizerError: names the key.
         """
+        # All rules that go with a staleness rate are for floats.
         rule.check_dtype(key, dtype)
-        if dtype in PRECISIONS:
-            return
-        if self.reduction != "sum":
+        if self.reduction != "sum" and dtype not in PRECISIONS:
             text = f"reduction {self.reduction!r} divides, but key {key!r} has {dtype}; make it floats, or use 'sum'"
-            raise OptimizerError(text, key=key, expected="float", got=dtype)
-        if self.rate is not None:
-            text = f"staleness_rate {self.staleness_rate!r} divides, but key {key!r} has {dtype}; make it floats"
             raise OptimizerError(text, key=key, expected="float", got=dtype)
 
     def check_table(self, key: Key) -> None:

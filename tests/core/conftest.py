@@ -338,6 +338,9 @@ class Server:
             case ef.Fold(target, source):
                 assert target not in self._applied_slots(), "the sum is being applied"
                 self.slots[target] += self.slots.pop(source)
+            case ef.Weigh(slot, _, factor):
+                assert slot not in self._applied_slots(), "the sum is being applied"
+                self.slots[slot] *= np.float32(factor)
             case ef.Combine(target, sources, _, reduction):
                 assert reduction == "median"
                 self.slots[target] = np.float32(np.median([self.slots.pop(slot) for slot in (target, *sources)]))
@@ -412,6 +415,10 @@ class Server:
             for update in chunk.updates.values():
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
             held += [received.slot for received in chunk.held]
+            if chunk.rounds is not None:
+                held += [one.contribution.slot for one in chunk.rounds.undecided.values()]
+                waiting = chunk.rounds.waiting()
+                held += [part.slot for update in waiting for part in update.contributions.values()]
         for behind in self.machine._decoding._behind.values():
             held += [one.slot for one in behind if isinstance(one, st.Received)]
         assert set(self.slots) == {slot for slot in held if slot is not None}

@@ -162,3 +162,38 @@ async def test_wrong_policy_is_refused_where_it_is_given(cluster: MakeCluster) -
             await running.workers[0].init("w", np.zeros(3, np.float32), policy="backup")
         with pytest.raises(PolicyError, match="unknown policy 'nope'"):
             running.client("worker-9", policy="nope")
+
+
+@pytest.mark.parametrize(("rate", "value"), [("1", 80), ("1/max(1,tau)", 64), ("1/(1+tau)", 60)])
+async def test_each_push_is_scaled_by_its_staleness(cluster: MakeCluster, rate: str, value: float) -> None:
+    async with cluster(workers=2, servers=2, policy="asp", chunk_bytes=64 * 1024) as running:
+        fast, slow = running.workers
+        await running.each(lambda kv: kv.set_optimizer("accumulate", staleness_rate=rate))
+        await running.each(lambda kv: kv.init(zeros()))
+        for _ in range(3):
+            await fast.pushpull({key: each + 8 for key, each in zeros().items()})
+        # Three updates were made since this worker has read.
+        await slow.push({key: each + 24 for key, each in zeros().items()})
+        # And one since this one has.
+        await fast.push({key: each + 32 for key, each in zeros().items()})
+        for key, each in zeros().items():
+            np.testing.assert_array_equal(await fast.pull(key), each + value)
+        tallies = await fast.tallies()
+        assert {*tallies[1].staleness} == {3}
+
+
+@pytest.mark.parametrize(("rate", "value"), [("1/max(1,tau)", 3 + 100 + 600 / 2), ("1/(1+tau)", 3 + 100 + 600 / 3)])
+async def test_contributions_of_a_round_are_scaled_one_by_one(cluster: MakeCluster, rate: str, value: float) -> None:
+    async with cluster(workers=3, servers=2, policy="k_async:2", chunk_bytes=64 * 1024) as running:
+        first, second, slow = running.workers
+        await running.each(lambda kv: kv.set_optimizer("accumulate", staleness_rate=rate))
+        await running.each(lambda kv: kv.init(zeros()))
+        for number in (1.0, 0.5):
+            gradients = {key: each + number for key, each in zeros().items()}
+            await asyncio.gather(first.pushpull(gradients), second.pushpull(gradients))
+        await asyncio.gather(
+            first.push({key: each + 100 for key, each in zeros().items()}),
+            slow.push({key: each + 600 for key, each in zeros().items()}),
+        )
+        for key, each in zeros().items():
+            np.testing.assert_array_equal(await first.pull(key), each + value)

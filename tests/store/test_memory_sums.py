@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aiokv.core.effects import Apply, Combine
+from aiokv.core.effects import Apply, Combine, Fold, Weigh
 from aiokv.core.stimuli import Applied
 from aiokv.errors import SumOverflowError, UpdateRefusedError
 from aiokv.kernels import get_backend
-from aiokv.optim import SGD, Assign, OwnRule
+from aiokv.optim import SGD, Accumulate, Assign, OwnRule
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform
 
@@ -116,6 +116,40 @@ def test_median_takes_the_place_of_the_sum(store: ParameterStore, dtype: Any) ->
     perform(store, Apply("w", 0, 1, slots[0], [], [], 1, Assign(), 1))
     assert read(store, dtype).tolist() == [3, 7]
     assert store.open_slots == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_contributions_are_scaled_before_they_are_added(store: ParameterStore, dtype: Any) -> None:
+    name = np.dtype(dtype).name
+    store.install("w", 0, name, 2, land(store, [0, 0], dtype))
+    first, second, third = (land(store, values, dtype) for values in ([6, 3], [8, 0], [1, 2]))
+    perform(store, Weigh(second, name, 0.5))
+    perform(store, Fold(first, second, name))
+    perform(store, Weigh(third, name, 0.25))
+    perform(store, Fold(first, third, name))
+    perform(store, Apply("w", 0, 1, first, [], [], 1, Assign(), 1))
+    assert read(store, dtype).tolist() == [10.25, 3.5]
+    assert store.open_slots == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_median_is_that_of_scaled_contributions(store: ParameterStore, dtype: Any) -> None:
+    name = np.dtype(dtype).name
+    store.install("w", 0, name, 1, land(store, [0], dtype))
+    slots = [land(store, [value], dtype) for value in (1, 12, 4)]
+    perform(store, Weigh(slots[1], name, 0.25))
+    perform(store, Combine(slots[0], slots[1:], name, "median"))
+    perform(store, Apply("w", 0, 1, slots[0], [], [], 1, Assign(), 1))
+    assert read(store, dtype).tolist() == [3]
+
+
+def test_low_precisions_are_scaled_in_float32(store: ParameterStore) -> None:
+    # A third of 2**-24, the smallest float16, is 0 in float16; the rule multiplies it by 3.
+    store.install("w", 0, "float16", 1, land(store, [0], np.float16))
+    slot = land(store, [2.0**-24], np.float16)
+    perform(store, Weigh(slot, "float16", 1 / 3))
+    perform(store, Apply("w", 0, 1, slot, [], [], 1, Accumulate(rescale_grad=3.0), 1))
+    assert read(store, np.float16).tolist() == [2.0**-24]
 
 
 class Broken(OwnRule, tag="broken", frozen=True):
