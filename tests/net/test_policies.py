@@ -164,7 +164,7 @@ async def test_wrong_policy_is_refused_where_it_is_given(cluster: MakeCluster) -
             running.client("worker-9", policy="nope")
 
 
-@pytest.mark.parametrize(("rate", "value"), [("1", 80), ("1/max(1,tau)", 64), ("1/(1+tau)", 60)])
+@pytest.mark.parametrize(("rate", "value"), [("1", 80), ("1/max(1,tau)", 64), ("1/(1+tau)", 46)])
 async def test_each_push_is_scaled_by_its_staleness(cluster: MakeCluster, rate: str, value: float) -> None:
     async with cluster(workers=2, servers=2, policy="asp", chunk_bytes=64 * 1024) as running:
         fast, slow = running.workers
