@@ -50,6 +50,8 @@ class Arguments:
     rows: list[Rows] = field(default_factory=list)
     """Which rows the last arrays have: those of row-sparse keys; see `aiokv.sparse`."""
     lists: dict[int, list[Array]] = field(default_factory=dict)
+    row_values: list[Array] = field(default_factory=list)
+    """The values of the rows that are sent; their sources are bytes."""
     buffers: dict[int, memoryview] = field(default_factory=dict)
     """Answers of any length, by number."""
 
@@ -60,6 +62,11 @@ class Arguments:
             return list(zip(self.keys, self.specs, strict=True))
         arrays = self.sources or self.targets
         return [(key, spec_of(array)) for key, array in zip(self.keys, arrays, strict=True)]
+
+    @property
+    def values(self) -> list[Array]:
+        """The numbers that are sent, for each key."""
+        return [*self.sources[: len(self.sources) - len(self.row_values)], *self.row_values]
 
     @property
     def listed_nbytes(self) -> int:

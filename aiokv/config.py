@@ -48,6 +48,7 @@ Host = Annotated[str, Meta(min_length=1, description="a host name or address")]
 Port = Annotated[int, Meta(ge=0, le=MAX_PORT, description="a port number from 0 to 65535")]
 Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 Flag = Annotated[bool, Meta(description="true or false")]
+Limit = Annotated[float, Meta(ge=0, description="a number of at least 0")]
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a positive number of seconds")]
 ChunkBytes = Annotated[
     int,
@@ -105,6 +106,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     check_finite: Annotated[
         Flag, says("A worker refuses to push NaN and infinities, which takes a look at every gradient.")
     ] = False
+    max_norm: Annotated[
+        Limit,
+        says("A worker refuses to push what has a larger Euclidean norm, all keys of the call together. 0: any may."),
+    ] = 0.0
+    max_norm_ratio: Annotated[
+        Limit,
+        says(
+            "It refuses what has a norm so many times as large as the median of the last 64 that it has pushed of the "
+            "same keys, from 16 of them on. 0: any may."
+        ),
+    ] = 0.0
     max_open_pushes: Annotated[
         int,
         Meta(ge=1, le=1024, description="a whole number from 1 to 1024"),

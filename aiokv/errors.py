@@ -26,6 +26,7 @@
     ├── DataError                   a file is damaged, or of another format
     ├── CodecError                  unknown codec, wrong parameter, or another one is set
     ├── NotFiniteError              a NaN or an infinity where a codec needs numbers
+    ├── NormLimitError              a gradient whose norm is over the worker's limit
     ├── OptimizerError              unknown rule, wrong parameter, or another rule is set
     ├── UpdateRefusedError          the update that a push belongs to was not made
     │   └── SumOverflowError        a sum of whole numbers does not fit the key's dtype
@@ -46,7 +47,7 @@ class AiokvError(Exception):
 
     Args:
         message: what was wrong, expected and got, and what to do, in one or two sentences.
-        details: machine-readable facts under fixed names: `ranks`, `key`, `round`, `server`, `address`, `expected`,
+        details: machine-readable facts under fixed names: `ranks`, `key`, `keys`, `round`, `server`, `address`, `expected`,
             `got`, `path`, `offset`. Only None, bool, int, float, str and lists of them, so that they can travel.
     """
 
@@ -220,6 +221,15 @@ class NotFiniteError(AiokvError):
 
     code = 71
     counted = True
+
+
+class NormLimitError(AiokvError):
+    """The norm of a gradient is over the worker's limit, or no number; `details`: keys, expected, got.
+
+    It comes before anything is sent.
+    """
+
+    code = 72
 
 
 class OptimizerError(AiokvError):

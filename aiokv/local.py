@@ -22,6 +22,7 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import ClosedError, NotFiniteError, OptimizerError
+from aiokv.guard import Guard
 from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, Updater
 from aiokv.operations import Operations
@@ -60,13 +61,24 @@ class LocalStore(KVStore):
     Args:
         backend: who does the arithmetic; see `aiokv.kernels.get_backend`.
         check_finite: refuse to push NaN and infinities.
+        max_norm, max_norm_ratio: refuse to push gradients with a larger norm; see `aiokv.guard.Guard`.
+
+    Raises:
+        ConfigError: no such backend, or a limit that can't be.
     """
 
     type = "local"
 
-    def __init__(self, *, backend: str = "reference", check_finite: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        backend: str = "reference",
+        check_finite: bool = False,
+        max_norm: float = 0.0,
+        max_norm_ratio: float = 0.0,
+    ) -> None:
         self._worker = _LocalWorker(backend)
-        self._worker._checks_finite = check_finite
+        self._worker._guard = Guard(check_finite=check_finite, max_norm=max_norm, max_norm_ratio=max_norm_ratio)
 
     @property
     def _operations(self) -> Operations:
@@ -121,18 +133,15 @@ class _LocalWorker(Operations):
             raise OptimizerError("a store has an update rule or an updater, and this one has a rule already")
         self._updater = updater
 
-    async def _transfer(
-        self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
-    ) -> Any:
-        if self._updater is not None and arguments.rows:
+    async def _complete(self, arguments: Arguments) -> None:
+        if self._updater is None:
+            return
+        if arguments.rows:
             raise OptimizerError("an updater makes updates of whole arrays: set a rule for row-sparse keys")
-        if self._updater is not None and arguments.sources:
-            arguments.merge(self._adder)
+        if arguments.sources:
             # Without a rule the store takes what is pushed as the new value.
-            arguments.sources = [
-                await self._updated(key, source) for key, source in zip(arguments.keys, arguments.sources, strict=True)
-            ]
-        return await super()._transfer(operation, arguments, timeout, priority)
+            pairs = zip(arguments.keys, arguments.sources, strict=True)
+            arguments.sources = [await self._updated(key, source) for key, source in pairs]
 
     async def _updated(self, key: Any, received: Any) -> Any:
         """Return the new value that the user's function makes of a key's own one; it may write into what it gets."""

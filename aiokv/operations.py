@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from aiokv import checkpoints, snapshot
-from aiokv.arrays import Arguments, Keys, check_finite, digest_of, exchanging, named, receiving, sending
+from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
 from aiokv.codec.formats import warm_up
 from aiokv.commands import plain
 from aiokv.commands.registry import check_name
@@ -22,6 +22,7 @@ from aiokv.core.merging import Merging
 from aiokv.core.rows import check_sparse
 from aiokv.errors import CodecError, CommandError, ConfigError
 from aiokv.groups import Group
+from aiokv.guard import Guard
 from aiokv.sparse import (
     RowSparse,
     aligned,
@@ -73,8 +74,8 @@ class Operations(ABC):
     """
 
     _session: Session
-    _checks_finite: bool = False
-    """Refuse to push what is no number."""
+    _guard: Guard = Guard()
+    """Refuses to push what must not be."""
     _adder: Backend
     """Sums the arrays that a call gives for one key."""
     _compressor: Compressor
@@ -94,6 +95,9 @@ class Operations(ABC):
         """Return what a function over so many bytes returns; carriers with an event loop do not let it wait."""
         del nbytes
         return function()
+
+    async def _complete(self, arguments: Arguments) -> None:
+        """Put into a call's arguments what is sent instead of what was given; for stores that do."""
 
     async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
         """Compute what a call sends: as `_compute`, but of two calls the one that began first goes first."""
@@ -687,9 +691,11 @@ class Operations(ABC):
         seconds = self._seconds(timeout)
         if arguments.lists:
             await self._prepare(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
-        if self._checks_finite and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
+        if self._guard.looks and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
             nbytes = sum(source.nbytes for source in arguments.sources)
-            await self._prepare(lambda: check_finite(arguments.keys, arguments.sources), nbytes)
+            norm = await self._prepare(lambda: self._guard.measure(arguments), nbytes)
+            self._guard.admit(arguments.keys, norm)
+        await self._complete(arguments)
         transfer = operation, arguments.tensors, seconds, priority
         return await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
 

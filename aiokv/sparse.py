@@ -212,6 +212,7 @@ def sending_rows(keys: list[Key], values: list[Any], bounds: list[list[int]]) ->
         arguments.sources.append(_packed(rows, counts))
         arguments.specs.append(rows.spec)
         arguments.rows.append(Rows(counts))
+        arguments.row_values.append(rows.values)
     return arguments
 
 

@@ -41,6 +41,7 @@ CODES = {
     "DataError": 60,
     "CodecError": 70,
     "NotFiniteError": 71,
+    "NormLimitError": 72,
     "PolicyError": 51,
     "CommandError": 55,
 }

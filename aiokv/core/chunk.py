@@ -233,9 +233,7 @@ class Chunk(Record, eq=False):
                 return update
         return None
 
-    def combine(
-        self, update: Update, first_missing: Rank | None, reduction: str, rate: Rate | None
-    ) -> list[Effect]:
+    def combine(self, update: Update, first_missing: Rank | None, reduction: str, rate: Rate | None) -> list[Effect]:
         """Leave all contributions where they are until the last one is there, then make one of them. See `fold`."""
         if first_missing is not None:
             return []

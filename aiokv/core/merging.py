@@ -69,7 +69,9 @@ class Merging(Record, frozen=True):
                 known = ", ".join(names)
                 raise OptimizerError(f"unknown {what} {given!r}; known: {known}", expected=known, got=given)
         if self.rate is not None and rule.name == "assign":
-            text = f"staleness_rate {self.staleness_rate!r} scales gradients, but rule 'assign' takes values as they are"
+            text = (
+                f"staleness_rate {self.staleness_rate!r} scales gradients, but rule 'assign' takes values as they are"
+            )
             raise OptimizerError(text, expected="another rule, or '1'", got=self.staleness_rate)
 
     def check_dtype(self, key: Key, dtype: str, rule: Optimizer) -> None:

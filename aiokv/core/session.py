@@ -384,7 +384,9 @@ class Session:
             self._directory.check_rule(rule, merging)
         except AiokvError as error:
             return [Fail(call.number, error)]
-        message = m.SetOptimizer(name, dict(params), merging.reduction, answer_time(call.timeout), merging.staleness_rate)
+        message = m.SetOptimizer(
+            name, dict(params), merging.reduction, answer_time(call.timeout), merging.staleness_rate
+        )
         # Like a push of no special priority, so that it does not overtake those that were made before.
         return self._ask_servers(call, message, 0, now)
 

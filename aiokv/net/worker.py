@@ -18,6 +18,7 @@ from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError, ProtocolError
+from aiokv.guard import Guard
 from aiokv.kernels import backend_for
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
@@ -43,7 +44,9 @@ class Client(Driver, Operations):
     def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
         super().__init__(config, log)
         self._adder = backend_for(device)
-        self._checks_finite = config.check_finite
+        self._guard = Guard(
+            check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
+        )
         self._name = make_name(config, Role.WORKER)
         self._shard: Server | None = None
         joiner = Joiner(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiokv.errors import AlreadyInitializedError, KeyDeletedError, MembershipError, NotFiniteError
+from aiokv.errors import AlreadyInitializedError, KeyDeletedError, MembershipError, NormLimitError, NotFiniteError
 
 if TYPE_CHECKING:
     from tests.net.conftest import MakeCluster
@@ -144,6 +144,26 @@ async def test_scenario_57_nan_is_refused_to_its_worker_alone(cluster: MakeClust
             assert caught.value.details["key"] == key
         np.testing.assert_array_equal(await first.pushpull("w", full(1)), full(2))
         np.testing.assert_array_equal(await waiting, full(2))
+
+
+async def test_norm_over_the_limit_is_refused_to_its_worker_alone(cluster: MakeCluster) -> None:
+    async with cluster(workers=2, servers=2, max_norm=1000.0, max_norm_ratio=3.0) as running:
+        await running.each(lambda kv: kv.init({"w": full(0), "big": full(0, 1_000_000)}))
+        first, second = running.workers
+        text = "'w', 'big' has a norm of 1500, but the limit is max_norm = 1000;"
+        with pytest.raises(NormLimitError, match=text):
+            await first.push({"w": full(0), "big": full(1.5, 1_000_000)})
+        for _ in range(16):
+            await running.each(lambda kv: kv.pushpull({"w": full(0), "big": full(0.1, 1_000_000)}))
+        waiting = asyncio.create_task(second.pushpull({"w": full(1), "big": full(0.1, 1_000_000)}))
+        text = "'w', 'big' has a norm of 500, but the limit is max_norm_ratio = 3 times 100,"
+        with pytest.raises(NormLimitError, match=text):
+            await first.pushpull({"w": full(0), "big": full(0.5, 1_000_000)})
+        # Nothing of it was counted, so another one can come in its place.
+        await first.pushpull({"w": full(1), "big": full(0.2, 1_000_000)})
+        small, big = await waiting
+        np.testing.assert_array_equal(small, full(2))
+        np.testing.assert_allclose(big, full(0.3, 1_000_000))
 
 
 async def test_root_s_values_arrive_everywhere_by_broadcast(cluster: MakeCluster) -> None:
