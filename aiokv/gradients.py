@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from aiokv.arrays import Array
     from aiokv.kernels import Backend
 
-BLOCK = 1 << 18
-"""Elements whose squares are summed at a time: few enough to stay in the cache."""
+BLOCK = 1 << 13
+"""Elements whose squares are summed at a time: few enough to stay in the cache, and for BLAS to use one thread."""
 
 
 def view(name: str, tensor: Any) -> Array:

@@ -133,12 +133,11 @@ class _LocalWorker(Operations):
             raise OptimizerError("a store has an update rule or an updater, and this one has a rule already")
         self._updater = updater
 
-    async def _complete(self, arguments: Arguments) -> None:
-        if self._updater is None:
-            return
-        if arguments.rows:
+    async def _ready(self, operation: st.Operation, arguments: Arguments) -> None:
+        if self._updater is not None and arguments.rows:
             raise OptimizerError("an updater makes updates of whole arrays: set a rule for row-sparse keys")
-        if arguments.sources:
+        await super()._ready(operation, arguments)
+        if self._updater is not None and arguments.sources:
             # Without a rule the store takes what is pushed as the new value.
             pairs = zip(arguments.keys, arguments.sources, strict=True)
             arguments.sources = [await self._updated(key, source) for key, source in pairs]

@@ -96,9 +96,6 @@ class Operations(ABC):
         del nbytes
         return function()
 
-    async def _complete(self, arguments: Arguments) -> None:
-        """Put into a call's arguments what is sent instead of what was given; for stores that do."""
-
     async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
         """Compute what a call sends: as `_compute`, but of two calls the one that began first goes first."""
         return await self._compute(function, nbytes)
@@ -453,8 +450,8 @@ class Operations(ABC):
             params: the rule's parameters.
 
         Raises:
-            OptimizerError: unknown rule, reduction or staleness rate, wrong parameter, a key that can't be updated so, or
-                another rule is set.
+            OptimizerError: unknown rule, reduction or staleness rate, wrong parameter, a key that can't be updated
+                so, or another rule is set.
         """
         seconds, merging = self._seconds(timeout), Merging(reduction, staleness_rate)
         await self._call(lambda call: st.ConfigureOptimizer(call, name, params, seconds, merging))
@@ -689,15 +686,18 @@ class Operations(ABC):
         self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int = 0
     ) -> Any:
         seconds = self._seconds(timeout)
+        await self._ready(operation, arguments)
+        transfer = operation, arguments.tensors, seconds, priority
+        return await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
+
+    async def _ready(self, operation: st.Operation, arguments: Arguments) -> None:
+        """Put together what a call sends, and refuse what must not be pushed."""
         if arguments.lists:
             await self._prepare(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
         if self._guard.looks and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
             nbytes = sum(source.nbytes for source in arguments.sources)
             norm = await self._prepare(lambda: self._guard.measure(arguments), nbytes)
             self._guard.admit(arguments.keys, norm)
-        await self._complete(arguments)
-        transfer = operation, arguments.tensors, seconds, priority
-        return await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
 
 
 def _read_codec(given: Codec, params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

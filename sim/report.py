@@ -273,9 +273,7 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
             "standard_error": msgspec.to_builtins(standard_error(summaries)) if len(runs) > 1 else None,
             "half_width_95": msgspec.to_builtins(half_widths(summaries)),
             "workers": worker_rows(runs[0]),
-            "staleness_by_worker": {
-                name: dict(sorted(fate.staleness.items())) for name, fate in fates(runs[0]).items()
-            },
+            "staleness_by_worker": {name: dict(sorted(fate.staleness.items())) for name, fate in fates(runs[0]).items()},
             "links": [msgspec.to_builtins(link) for link in runs[0].links],
             "poisoned_updates": sum(len(poisoned_updates(run)) for run in runs),
             "failures": [failure for run in runs for failure in failures(run)],

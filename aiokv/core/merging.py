@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from aiokv.core.records import Record
 from aiokv.errors import OptimizerError
 from aiokv.optim import PRECISIONS
 
@@ -31,7 +30,7 @@ RATES: dict[str, Rate | None] = {
 computed at and the one that it changes. The second is the rule of Zhang et al. (2015)."""
 
 
-class Merging(Record, frozen=True):
+class Merging(NamedTuple):
     """How contributions are merged: a name of `RATES` and one of `REDUCTIONS`."""
 
     reduction: str = "sum"

@@ -338,9 +338,6 @@ class Server:
             case ef.Fold(target, source):
                 assert target not in self._applied_slots(), "the sum is being applied"
                 self.slots[target] += self.slots.pop(source)
-            case ef.Weigh(slot, _, factor):
-                assert slot not in self._applied_slots(), "the sum is being applied"
-                self.slots[slot] *= np.float32(factor)
             case ef.Combine(target, sources, _, reduction):
                 assert reduction == "median"
                 self.slots[target] = np.float32(np.median([self.slots.pop(slot) for slot in (target, *sources)]))
@@ -367,6 +364,9 @@ class Server:
                     versions = self.values[key, start]
                     versions[max(versions)] = number
                 self.handle(st.Restored(peer, request, self.restore_error))
+            case ef.Weigh(slot, _, factor):
+                assert slot not in self._applied_slots(), "the sum is being applied"
+                self.slots[slot] *= np.float32(factor)
             case ef.Norms(slot=slot):
                 assert slot is None or slot in self.slots
             case ef.Skip(key, start, version, slot):
