@@ -48,7 +48,8 @@ class AiokvError(Exception):
     Args:
         message: what was wrong, expected and got, and what to do, in one or two sentences.
         details: machine-readable facts under fixed names: `ranks`, `key`, `keys`, `round`, `server`, `address`,
-            `expected`, `got`, `path`, `offset`. Only None, bool, int, float, str and lists of them, so that they can travel.
+            `expected`, `got`, `path`, `offset`. Only None, bool, int, float, str and lists of them, so that they can
+            travel.
     """
 
     code: ClassVar[int] = 1

@@ -28,7 +28,7 @@ from aiokv.saving import (
 )
 from aiokv.tensorfile import bytes_of, in_order
 
-RULE = SavedRule("adam", {"lr_mult": [[5, 0.5]]}, "mean", ((4, {"learning_rate": 0.5}),), 3)
+RULE = SavedRule("adam", {"lr_mult": [[5, 0.5]]}, "mean", ((4, {"learning_rate": 0.5}),), 3, "1/(1+tau)")
 URL = "folder/state"
 
 

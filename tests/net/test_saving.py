@@ -308,3 +308,19 @@ async def test_keys_that_were_pushed_less_often_go_on_as_without_the_save(cluste
         await begin(running)
         await running.each(lambda kv: kv.load(url))
         assert await end(running) == undisturbed
+
+
+async def test_staleness_rate_is_in_the_file(cluster: MakeCluster, tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    async with cluster(workers=2, policy="asp") as running:
+        await running.each(lambda worker: worker.set_optimizer("accumulate", staleness_rate="1/(1+tau)"))
+        await running.each(lambda worker: worker.init("w", np.zeros(1)))
+        await running.each(lambda worker: worker.save(path))
+    async with cluster(workers=2, policy="asp") as running:
+        await running.each(lambda worker: worker.load(path))
+        one, other = running.workers
+        await one.push("w", np.array([8.0]))
+        await other.push("w", np.array([8.0]))
+        assert await one.pull("w") == 8.0 + 8.0 / 2
+        with pytest.raises(OptimizerError, match=r"at staleness rate 1/\(1\+tau\)"):
+            await one.set_optimizer("accumulate")
