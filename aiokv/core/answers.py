@@ -12,7 +12,7 @@ from aiokv.core.roster import Roster
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from aiokv.core.chunk import Chunk, Contribution
     from aiokv.core.compression import Codecs
@@ -70,9 +70,6 @@ class Answers:
     def __contains__(self, name: RequestName) -> bool:
         return name in self._waiters
 
-    def __iter__(self) -> Iterator[Waiter]:
-        return iter(self._waiters.values())
-
     def get(self, name: RequestName) -> Waiter:
         """Return a request that waits."""
         return self._waiters[name]
@@ -113,7 +110,7 @@ class Answers:
         for update in waiter.updates:
             update.waiters.pop(waiter, None)
         for chunk in waiter.chunks:
-            chunk.pulls.pop(waiter, None)
+            chunk.forget_read(waiter)
             chunk.gated.pop(waiter, None)
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
@@ -122,13 +119,14 @@ class Answers:
             self._forget(waiter)
         return self.replicas.forget_peer(peer)
 
-    def read_on(self, chunk: Chunk, now: float) -> list[Effect]:
-        """Let the pulls go on whose own pushes are in the value of a chunk."""
-        ready = [pull for pull in chunk.pulls if chunk.reflected.get(pull.rank, 0) >= pull.at_least]
+    def read_on(self, chunk: Chunk, ranks: Iterable[Rank], now: float) -> list[Effect]:
+        """Let the pulls of these ranks go on whose own pushes are in the value of a chunk."""
         effects: list[Effect] = []
-        for pull in ready:
-            del chunk.pulls[pull]
-            effects += self.advance(pull, now)
+        for rank in ranks:
+            for pull in list(chunk.pulls.get(rank, ())):
+                if chunk.reflected[rank] >= pull.at_least:
+                    chunk.forget_read(pull)
+                    effects += self.advance(pull, now)
         return effects
 
     # --- reads that a policy holds back ---
@@ -151,33 +149,34 @@ class Answers:
     def _release(self, chunk: Chunk, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for waiter in list(chunk.gated):
-            if self.behind(chunk, waiter.rank):
-                effects += self._refuse_held(chunk, waiter)
-                continue
-            del chunk.gated[waiter]
-            waiter.left -= 1
-            if not waiter.left:
+            if self._may_read(chunk, waiter.rank):
+                del chunk.gated[waiter]
                 effects.append(self._answer(waiter, now))
+            else:
+                effects += self._refuse_held(chunk, waiter)
         return effects
+
+    def _may_read(self, chunk: Chunk, rank: Rank) -> bool:
+        return chunk.gate is None or chunk.gate.may_read(rank, self.roster.members_of(chunk.group))
 
     def behind(self, chunk: Chunk, rank: Rank) -> list[Rank]:
         """Return the ranks for which a read of this rank is held back."""
-        return [] if chunk.gate is None else chunk.gate.waits_for(rank, self.roster.members_of(chunk.group))
+        assert chunk.gate is not None, "it holds the read back"
+        return chunk.gate.waits_for(rank, self.roster.members_of(chunk.group))
 
     def _hold(self, waiter: Waiter, now: float) -> list[Effect] | None:
         """Hold a read back, if it has to be; None: it has not."""
-        chunks = [chunk for chunk in waiter.chunks if chunk.gate is not None and self.behind(chunk, waiter.rank)]
-        if not chunks:
+        # Keys that have a gate are never read together.
+        chunk = waiter.chunks[0]
+        if self._may_read(chunk, waiter.rank):
             return None
-        waiter.left, waiter.held_since = len(chunks), now
-        effects: list[Effect] = []
-        for chunk in chunks:
-            chunk.gated[waiter] = None
-        for chunk in chunks:
-            effects = effects or self._refuse_held(chunk, waiter)
-        return effects
+        waiter.left, waiter.held_since = 1, now
+        chunk.gated[waiter] = None
+        return self._refuse_held(chunk, waiter)
 
     def _refuse_held(self, chunk: Chunk, waiter: Waiter) -> list[Effect]:
+        if not self.roster.lost:
+            return []
         lost = [rank for rank in self.behind(chunk, waiter.rank) if rank in self.roster.lost]
         if not lost:
             return []
@@ -248,8 +247,9 @@ class Answers:
             for update in waiter.updates:
                 waits += waiter in update.waiters
             for chunk in waiter.chunks:
-                waits += (waiter in chunk.pulls) + (waiter in chunk.gated)
+                waits += (waiter in chunk.pulls.get(waiter.rank, ())) + (waiter in chunk.gated)
                 if chunk.rounds is not None:
                     waits += sum(one.waiter is waiter for one in chunk.rounds.undecided.values())
+                    waits += sum(one.waiter is waiter for one in chunk.rounds.dropped)
             assert waits == waiter.left > 0
         return set(self._waiters)

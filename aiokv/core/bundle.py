@@ -67,10 +67,10 @@ def divide(bundle: Bundle, new_slot: NewSlot) -> tuple[list[Chunk], list[Effect]
         chunk.reads = None if whole.reads is None else whole.reads.copy()
     for update in whole.updates.values():
         effects += _divide_update(update, chunks, new_slot)
-    for waiter in whole.pulls:
+    for waiter in whole.reading():
         waiter.chunks, waiter.left = chunks, len(chunks)
         for chunk in chunks:
-            chunk.pulls[waiter] = None
+            chunk.read_later(waiter)
     bundle.chunk = None
     return chunks, effects
 

@@ -290,6 +290,8 @@ class Catalog:
             raise ProtocolError(f"keys {name_keys(message.keys)}: expected {total.nbytes} bytes, got {nbytes}")
         first = message.keys[0]
         policy = get_policy(message.policy)
+        if not policy.is_plain:
+            raise PolicyError(f"keys {name_keys(message.keys)}: under policy {policy} each key is a chunk of its own")
         stop = BUNDLE_START + total.size
         chunk = Chunk(first, BUNDLE_START, stop, total, policy, f"keys {name_keys(message.keys)}", message.group)
         self._kind = kind

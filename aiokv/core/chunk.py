@@ -119,7 +119,8 @@ class Chunk(Record, eq=False):
 
     `group` are the ranks whose contributions make an update, all of them if it is empty. `newest` is the largest
     version that is made or open; `pushed` counts each rank's pushes that arrived, `reflected` those that the current
-    value holds. `held` are requests that can't be looked at while an update is under way.
+    value holds. `pulls` are each rank's reads that wait for its own pushes, `held` requests that can't be looked at
+    while an update is under way.
 
     `pending` is the update that is prepared by computing norms, `gathering` says that it waits for those of other
     chunks. `reads` is there when the rule looks at what a worker had read, `rounds` when rounds are decided for all
@@ -140,7 +141,7 @@ class Chunk(Record, eq=False):
     newest: Version = 0
     applying: bool = False
     updates: dict[Version, Update] = field(default_factory=dict)
-    pulls: dict[Waiter, None] = field(default_factory=dict)
+    pulls: dict[Rank, dict[Waiter, None]] = field(default_factory=dict)
     pushed: dict[Rank, int] = field(default_factory=dict)
     reflected: dict[Rank, int] = field(default_factory=dict)
     held: list[Received] = field(default_factory=list)
@@ -220,6 +221,22 @@ class Chunk(Record, eq=False):
         """Return True when the version is made, or being made, without the rank."""
         update = self.updates.get(version)
         return version <= self.version + self.applying or (update is not None and update.is_past(rank))
+
+    def read_later(self, waiter: Waiter) -> None:
+        """Let a pull wait for its rank's pushes."""
+        self.pulls.setdefault(waiter.rank, {})[waiter] = None
+
+    def forget_read(self, waiter: Waiter) -> None:
+        """Let a pull wait no longer, if it does."""
+        own = self.pulls.get(waiter.rank, {})
+        if waiter in own:
+            del own[waiter]
+            if not own:
+                del self.pulls[waiter.rank]
+
+    def reading(self) -> list[Waiter]:
+        """Return the pulls that wait."""
+        return [waiter for own in self.pulls.values() for waiter in own]
 
     def awaited_update(self, waiter: Waiter) -> Update | None:
         """Return the open update of this chunk whose completion the waiter waits for."""

@@ -203,7 +203,7 @@ class Coordinator:
                 return self._attach(peer, request, message, now)
             case m.Sums():
                 return self._go_on(self._norms.asked(peer, request, message), now)
-            case m.Arrived():
+            case m.Arrived() if self._norms.is_server(peer):
                 return self._steps.decided(self._deciding.asked(peer, request, message, self._roster, now), now)
             case _ if isinstance(message, Asked):
                 return self._control.asked(received, message, self._rank_of(peer), self._roster)

@@ -8,6 +8,7 @@ the same steps into the same rounds, in the same order. Policies that need no de
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from aiokv.core.deadlines import earliest
@@ -18,10 +19,11 @@ from aiokv.policy import Closed, RoundPolicy, Token, get_policy
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from aiokv.core.chunk import Chunk
     from aiokv.core.neighbours import Neighbours
+    from aiokv.core.parked import RequestName
     from aiokv.core.roster import Roster
     from aiokv.policy import Decider, Decision
     from aiokv.types import Peer, Rank, Round
@@ -29,8 +31,11 @@ if TYPE_CHECKING:
 LEADER = 0
 """Index of the server that decides."""
 
-REMEMBERED = 4096
-"""How many closed rounds, and how many steps of a worker, are kept for those that come late to a chunk."""
+REMEMBERED = 50_000
+"""How many steps are kept, with the rounds that are made of them, for those that come late to a chunk or a server.
+
+All of them have to fit in the control part of one message; a round of one step takes 16 bytes.
+"""
 
 Verdict = int | str
 """The round that a step is in, or why it is in none."""
@@ -42,22 +47,15 @@ Group = tuple[str, tuple["Rank", ...]]
 class Question(Record, eq=False):
     """A step that another server was asked about."""
 
-    group: Group
+    decisions: Decisions
     token: Token
-
-
-class Asker(Record, eq=False):
-    """Another server that waits for a verdict, and the last round that it had heard of."""
-
-    peer: Peer
-    request: int
-    known: Round
+    read: Round
 
 
 class Held(Record, eq=False):
-    """What has to be looked at again: these chunks have steps of which more is known now.
+    """What has to be looked at again: these chunks have a step of which more is known now.
 
-    `accepted` says that nothing more is known than that the step will be in a round. With an `error` the steps can't be
+    Without a verdict nothing more is known than that the step will be in a round; with an `error`, that it can't be
     decided for now.
     """
 
@@ -73,45 +71,93 @@ class Decided(Record, eq=False):
     effects: list[Effect] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
 
+    def add(self, other: Decided) -> None:
+        """Put what came of another step behind."""
+        self.effects += other.effects
+        self.held += other.held
+
 
 class Decisions(Record, eq=False):
     """What is known about the steps and rounds of one group of keys.
 
     Attributes:
+        group: the group.
         decider: what decides, on the server that does.
-        rounds: the steps of the newest closed rounds.
         newest: the last round that is closed.
+        rounds: the steps of the newest closed rounds.
+        verdicts: what was decided about the newest steps.
+        seen: the last step of each rank of which something has come to this server.
+        blocked: chunks whose next round waits for more of a rank.
+        settled: the last round that was closed when a rank's last step was decided.
         accepted: the steps that will be in a round.
+        holders: the chunks that have contributions of a step that is not decided.
+        askers: the requests of other servers about such a step.
+        told: the last round that the server at the other end of a connection has heard of.
+        unasked: steps about which the deciding server could not be asked, and what they have read.
     """
 
+    group: Group
     decider: Decider | None
-    rounds: dict[Round, list[Token]] = field(default_factory=dict)
     newest: Round = 0
+    rounds: dict[Round, list[Token]] = field(default_factory=dict)
+    verdicts: OrderedDict[Token, Verdict] = field(default_factory=OrderedDict)
+    seen: dict[Rank, int] = field(default_factory=dict)
+    blocked: dict[Rank, dict[Chunk, None]] = field(default_factory=dict)
+    settled: dict[Rank, Round] = field(default_factory=dict)
     accepted: dict[Token, None] = field(default_factory=dict)
-    verdicts: dict[Rank, dict[int, Verdict]] = field(default_factory=dict)
     holders: dict[Token, list[Chunk]] = field(default_factory=dict)
-    askers: dict[Token, list[Asker]] = field(default_factory=dict)
+    askers: dict[Token, list[RequestName]] = field(default_factory=dict)
+    told: dict[Peer, Round] = field(default_factory=dict)
+    unasked: dict[Token, Round] = field(default_factory=dict)
 
-    def verdict(self, token: Token) -> Verdict | None:
-        """Return what was decided about a step."""
-        return self.verdicts.get(token.rank, {}).get(token.clock)
+    def come(self, token: Token) -> Iterable[Chunk]:
+        """Take note that something of a step has come; return the chunks that no longer wait for earlier ones."""
+        if token.clock <= self.seen.get(token.rank, 0):
+            return ()
+        self.seen[token.rank] = token.clock
+        return self.blocked.pop(token.rank, ())
 
     def settle(self, token: Token, verdict: Verdict) -> None:
-        """Remember what was decided about a step."""
+        """Remember what was decided about a step; the oldest is forgotten, and the round that it is in."""
         self.accepted.pop(token, None)
-        known = self.verdicts.setdefault(token.rank, {})
-        known[token.clock] = verdict
-        if len(known) > REMEMBERED:
-            del known[next(iter(known))]
+        self.unasked.pop(token, None)
+        self.settled[token.rank] = self.newest
+        self.verdicts[token] = verdict
+        if len(self.verdicts) > REMEMBERED:
+            _, oldest = self.verdicts.popitem(last=False)
+            if isinstance(oldest, int):
+                self.rounds.pop(oldest, None)
 
     def close(self, number: Round, tokens: list[Token]) -> None:
         """Remember a round."""
-        self.newest = max(self.newest, number)
+        self.newest = number
         self.rounds[number] = tokens
-        if len(self.rounds) > REMEMBERED:
-            del self.rounds[next(iter(self.rounds))]
         for token in tokens:
             self.settle(token, number)
+
+    def members(self, roster: Roster) -> list[Rank]:
+        """Return the ranks that count."""
+        return roster.members_of(self.group[1])
+
+    def hold(self, token: Token, error: AiokvError | None = None) -> Held:
+        """Return who holds a step that is not decided, to be told that it will be in a round, or can't be for now."""
+        # They stay where they are: what was pushed counts if the round is closed after all.
+        return Held(list(self.holders.get(token, [])), token, None, error)
+
+    def release(self, token: Token, verdict: Verdict) -> list[Held]:
+        """Return who holds a step that is decided now."""
+        chunks = self.holders.pop(token, [])
+        return [Held(chunks, token, verdict)] if chunks else []
+
+    def answer(self, name: RequestName, verdict: Verdict) -> Effect:
+        """Tell another server what was decided about a step, and the rounds that it has not heard of yet."""
+        peer, request = name
+        since = max(self.told[peer] + 1, next(iter(self.rounds), self.newest + 1))
+        news = [(one, tuple(self.rounds[one])) for one in range(since, self.newest + 1)]
+        self.told[peer] = self.newest
+        if isinstance(verdict, str):
+            return Send(peer, request, m.Verdict(0, verdict, tuple(news)))
+        return Send(peer, request, m.Verdict(verdict, "", tuple(news)))
 
 
 class Deciding:
@@ -125,43 +171,50 @@ class Deciding:
         self._neighbours = neighbours
         self._groups: dict[Group, Decisions] = {}
 
-    def of(self, chunk: Chunk) -> Decisions:
-        """Return what is known about the rounds of a chunk.
+    def of(self, group: Group) -> Decisions:
+        """Return what is known about the rounds of a group of keys.
 
         Raises:
-            ProtocolError: its policy decides no rounds.
+            PolicyError, ProtocolError: there is no such policy, or it decides no rounds.
         """
-        return self._group(group_of(chunk))
-
-    def _group(self, group: Group) -> Decisions:
         found = self._groups.get(group)
         if found is None:
             policy = get_policy(group[0])
             if not isinstance(policy, RoundPolicy):
                 raise ProtocolError(f"policy {group[0]} decides each chunk by itself")
-            found = Decisions(policy.decider() if self._neighbours.index == LEADER else None)
+            found = Decisions(group, policy.decider() if self._neighbours.index == LEADER else None)
             self._groups[group] = found
         return found
 
     # --- steps that come to this server ---
 
-    def arrived(self, chunk: Chunk, token: Token, read: Round, roster: Roster, now: float) -> Decided:
-        """Take in that a chunk holds a contribution of a step about which nothing is known."""
-        group = group_of(chunk)
-        decisions = self._group(group)
+    def arrived(
+        self, decisions: Decisions, chunk: Chunk, token: Token, read: Round, roster: Roster, now: float
+    ) -> Decided:
+        """Take in that a chunk holds a contribution of a step about which nothing is decided."""
         holders = decisions.holders.setdefault(token, [])
         holders.append(chunk)
         if token in decisions.accepted:
             return Decided(held=[Held([chunk], token, None)])
-        if len(holders) > 1:
+        if len(holders) == 1:
+            if decisions.decider is not None:
+                return self._decide(decisions, token, read, roster, now)
+            decisions.unasked[token] = read
+        return self._ask(decisions, now)
+
+    def _ask(self, decisions: Decisions, now: float) -> Decided:
+        """Ask the deciding server about all steps about which it was not, or could not be asked before."""
+        if not decisions.unasked:
             return Decided()
-        if decisions.decider is not None:
-            return self._decide(group, token, read, roster, now)
         error = self._neighbours.first_lost([LEADER])
         if error is not None:
-            return Decided(held=self._failed(decisions, token, error))
-        question = m.Arrived(group[0], group[1], token.rank, token.clock, read, decisions.newest)
-        return Decided(self._neighbours.ask(LEADER, question, Question(group, token), now))
+            return Decided(held=[decisions.hold(token, error) for token in decisions.unasked])
+        decided = Decided()
+        unasked, decisions.unasked = decisions.unasked, {}
+        for token, read in unasked.items():
+            message = m.Arrived(*decisions.group, token.rank, token.clock, read, decisions.newest)
+            decided.effects += self._neighbours.ask(LEADER, message, Question(decisions, token, read), now)
+        return decided
 
     def asked(self, peer: Peer, request: int, message: m.Arrived, roster: Roster, now: float) -> Decided:
         """Take in that another server has seen a step.
@@ -169,37 +222,36 @@ class Deciding:
         Raises:
             PolicyError, ProtocolError: there is no such policy, or this server does not decide.
         """
-        group, token = (message.policy, message.group), Token(message.rank, message.clock)
-        decisions = self._group(group)
+        decisions, token = self.of((message.policy, message.group)), Token(message.rank, message.clock)
         if decisions.decider is None:
             raise ProtocolError(f"server {self._neighbours.index} does not decide rounds; server {LEADER} does")
-        asker = Asker(peer, request, message.known)
-        verdict = decisions.verdict(token)
+        read = message.read
+        if read == message.known >= decisions.told.setdefault(peer, message.known):
+            # It has the newest value there, and no step of a later round has been seen there; see `OpenRounds.read`.
+            read = max(read, decisions.settled.get(token.rank, 0))
+        verdict = decisions.verdicts.get(token)
         if verdict is not None:
-            return Decided([_answer(decisions, asker, verdict)])
-        decisions.askers.setdefault(token, []).append(asker)
+            return Decided([decisions.answer((peer, request), verdict)])
+        decisions.askers.setdefault(token, []).append((peer, request))
         if token in decisions.accepted:
             return Decided([Send(peer, request, m.Accepted())])
-        return self._decide(group, token, message.read, roster, now)
+        return self._decide(decisions, token, read, roster, now)
 
     # --- deciding ---
 
-    def _decide(self, group: Group, token: Token, read: Round, roster: Roster, now: float) -> Decided:
-        decisions = self._groups[group]
+    def _decide(self, decisions: Decisions, token: Token, read: Round, roster: Roster, now: float) -> Decided:
         assert decisions.decider is not None, "it is asked on the server that decides"
-        made = decisions.decider.arrived(token, read, roster.members_of(group[1]), now)
-        decided = self._made(group, made)
-        if decisions.verdict(token) is None:
+        made = decisions.decider.arrived(token, read, decisions.members(roster), now)
+        decided = self._made(decisions, made)
+        if token not in decisions.verdicts:
             decisions.accepted[token] = None
-            decided.held.append(Held(list(decisions.holders.get(token, [])), token, None))
-            asking = decisions.askers.get(token, [])
-            decided.effects += [Send(asker.peer, asker.request, m.Accepted()) for asker in asking]
-            decided = _joined(decided, self._stuck(group, roster))
+            decided.held.append(decisions.hold(token))
+            decided.effects += [Send(*name, m.Accepted()) for name in decisions.askers.get(token, [])]
+            self._check_stuck(decisions, [token], roster, decided)
         return decided
 
-    def _made(self, group: Group, made: Sequence[Decision]) -> Decided:
+    def _made(self, decisions: Decisions, made: Sequence[Decision]) -> Decided:
         decided = Decided()
-        decisions = self._groups[group]
         for decision in made:
             if isinstance(decision, Closed):
                 decisions.close(decision.round, decision.tokens)
@@ -208,120 +260,110 @@ class Deciding:
                 decisions.settle(decision.token, decision.reason)
                 settled = [(decision.token, decision.reason)]
             for token, verdict in settled:
-                decided.held += self._released(decisions, token, verdict)
-                asking = decisions.askers.pop(token, [])
-                decided.effects += [_answer(decisions, asker, verdict) for asker in asking]
+                decided.held += decisions.release(token, verdict)
+                decided.effects += [decisions.answer(name, verdict) for name in decisions.askers.pop(token, [])]
         return decided
-
-    def _released(self, decisions: Decisions, token: Token, verdict: Verdict) -> list[Held]:
-        chunks = decisions.holders.pop(token, [])
-        return [Held(chunks, token, verdict)] if chunks else []
 
     def changed(self, roster: Roster, now: float) -> Decided:
         """Look again at all open rounds, because the members are others."""
         decided = Decided()
-        for group, decisions in self._groups.items():
-            if decisions.decider is None:
-                continue
-            made = decisions.decider.changed(roster.members_of(group[1]), now)
-            decided = _joined(decided, self._made(group, made))
-            decided = _joined(decided, self._stuck(group, roster))
+        for decisions in self._groups.values():
+            if decisions.decider is not None:
+                made = decisions.decider.changed(decisions.members(roster), now)
+                decided.add(self._made(decisions, made))
+                self._check_stuck(decisions, decisions.accepted, roster, decided)
         return decided
 
-    def _stuck(self, group: Group, roster: Roster) -> Decided:
-        """Tell those who wait for a round that can't be closed any longer, because too many workers are lost."""
-        decisions = self._groups[group]
-        lost = self._lost(group, roster)
-        if not lost:
-            return Decided()
-        error = roster.loss(lost, f"round {decisions.newest + 1} of policy {group[0]}")
-        decided = Decided()
-        for token in decisions.accepted:
-            decided.held += self._failed(decisions, token, error)
-            asking = decisions.askers.pop(token, [])
-            decided.effects += [Refuse(asker.peer, asker.request, error) for asker in asking]
-        return decided
+    def _check_stuck(self, decisions: Decisions, tokens: Iterable[Token], roster: Roster, decided: Decided) -> None:
+        """Tell those who wait with these steps if no round can be closed, because too many workers are lost."""
+        error = self.stuck(decisions, roster)
+        if error is None:
+            return
+        for token in tokens:
+            decided.held.append(decisions.hold(token, error))
+            decided.effects += [Refuse(*name, error) for name in decisions.askers.pop(token, [])]
 
-    def _lost(self, group: Group, roster: Roster) -> list[Rank]:
-        decider = self._groups[group].decider
+    def stuck(self, decisions: Decisions, roster: Roster) -> AiokvError | None:
+        """Return why the open round can't be closed, if this server knows that it can't."""
+        decider = decisions.decider
         if not roster.lost or decider is None:
-            return []
-        members = roster.members_of(group[1])
+            return None
+        members = decisions.members(roster)
         missing = decider.missing(members)
-        lost = [rank for rank in missing if rank in roster.lost]
-        return lost if len(missing) - len(lost) < decider.needed(members) else []
+        gone = frozenset(roster.lost)
+        lost = [rank for rank in missing if rank in gone]
+        if len(missing) - len(lost) >= decider.needed(members):
+            return None
+        return roster.loss(lost, f"round {decisions.newest + 1} of policy {decisions.group[0]}")
 
-    def _failed(self, decisions: Decisions, token: Token, error: AiokvError) -> list[Held]:
-        # They stay where they are: what was pushed counts if the round is closed after all.
-        return [Held(list(decisions.holders.get(token, [])), token, None, error)]
-
-    def missing(self, chunk: Chunk, roster: Roster) -> str:
-        """Return for whom the open round waits, for messages."""
-        decisions = self.of(chunk)
-        if decisions.decider is None:
-            return f"server {LEADER} has not closed the round"
-        members = roster.members_of(chunk.group)
-        needed = decisions.decider.needed(members)
-        return f"the round needs {needed} more of rank {roster.labels(decisions.decider.missing(members))}"
+    def missing(self, decisions: Decisions, roster: Roster) -> tuple[list[Rank], str]:
+        """Return for whom the open round waits, and that in words."""
+        decider = decisions.decider
+        if decider is None:
+            return [], f"server {LEADER} has not closed the round"
+        members = decisions.members(roster)
+        ranks = decider.missing(members)
+        return ranks, f"the round needs {decider.needed(members)} more of rank {roster.labels(ranks)}"
 
     # --- what the deciding server says ---
 
     def answered(self, question: Question, message: m.Message) -> Decided:
         """Take in what was decided about a step."""
-        decisions = self._groups[question.group]
-        token = question.token
+        decisions, token = question.decisions, question.token
         match message:
             case m.Accepted():
                 decisions.accepted[token] = None
-                return Decided(held=[Held(list(decisions.holders.get(token, [])), token, None)])
+                return Decided(held=[decisions.hold(token)])
             case m.Verdict():
-                return self._told(question, message)
+                return self._told(decisions, token, message)
             case m.Error(code, text, details):
-                return Decided(held=self._failed(decisions, token, from_code(code, text, details)))
+                return self.refused(question, from_code(code, text, details))
             case _:
-                error = ProtocolError(f"unexpected {type(message).__name__} from server {LEADER}")
-                return Decided(held=self._failed(decisions, token, error))
+                return self.refused(question, ProtocolError(f"unexpected {type(message).__name__}"))
 
-    def _told(self, question: Question, message: m.Verdict) -> Decided:
-        group, token = question.group, question.token
-        decisions = self._groups[group]
+    def _told(self, decisions: Decisions, token: Token, message: m.Verdict) -> Decided:
         decided = Decided()
         for number, steps in message.rounds:
-            if number <= decisions.newest:
-                continue
             tokens = [Token(rank, clock) for rank, clock in steps]
             decisions.close(number, tokens)
             for one in tokens:
-                decided.held += self._released(decisions, one, number)
-        verdict: Verdict = message.reason or message.round
-        if decisions.verdict(token) is None:
+                decided.held += decisions.release(one, number)
+        if token not in decisions.verdicts:
+            verdict: Verdict = message.reason or message.round
             decisions.settle(token, verdict)
-            decided.held += self._released(decisions, token, verdict)
+            decided.held += decisions.release(token, verdict)
         return decided
 
     def refused(self, question: Question, error: AiokvError) -> Decided:
-        """Take in that the deciding server can't be asked."""
-        return Decided(held=self._failed(self._groups[question.group], question.token, error))
+        """Take in that the deciding server can't be asked, or does not answer; it is asked again with the next step."""
+        decisions, token = question.decisions, question.token
+        if token in decisions.verdicts:
+            return Decided()
+        decisions.accepted.pop(token, None)
+        decisions.unasked[token] = question.read
+        return Decided(held=[decisions.hold(token, error)])
 
     # --- ends ---
 
     def forget_peer(self, peer: Peer) -> None:
         """Forget what a server has asked whose connection is over."""
         for decisions in self._groups.values():
+            if decisions.told.pop(peer, None) is None:
+                continue
             for token, askers in list(decisions.askers.items()):
-                askers[:] = [asker for asker in askers if asker.peer != peer]
+                askers[:] = [name for name in askers if name[0] != peer]
                 if not askers:
                     del decisions.askers[token]
 
-    def remove(self, chunk: Chunk) -> None:
+    def remove(self, decisions: Decisions, chunk: Chunk) -> None:
         """Forget a chunk that is no more."""
-        decisions = self._groups.get(group_of(chunk))
-        if decisions is None:
-            return
+        for blocked in decisions.blocked.values():
+            blocked.pop(chunk, None)
         for token, chunks in list(decisions.holders.items()):
             chunks[:] = [other for other in chunks if other is not chunk]
             if not chunks:
                 del decisions.holders[token]
+                decisions.unasked.pop(token, None)
 
     # --- time ---
 
@@ -334,25 +376,8 @@ class Deciding:
     def due(self, roster: Roster, now: float) -> Decided:
         """Look again at the rounds whose time has come."""
         decided = Decided()
-        for group, decisions in self._groups.items():
+        for decisions in self._groups.values():
             when = decisions.decider.deadline() if decisions.decider is not None else None
             if decisions.decider is not None and when is not None and when <= now:
-                decided = _joined(decided, self._made(group, decisions.decider.due(roster.members_of(group[1]), now)))
+                decided.add(self._made(decisions, decisions.decider.due(decisions.members(roster), now)))
         return decided
-
-
-def group_of(chunk: Chunk) -> Group:
-    """Return what a chunk is decided together with."""
-    return str(chunk.policy), chunk.group
-
-
-def _answer(decisions: Decisions, asker: Asker, verdict: Verdict) -> Effect:
-    since = max(asker.known, decisions.newest - REMEMBERED) + 1
-    news = [(one, tuple(decisions.rounds[one])) for one in range(since, decisions.newest + 1)]
-    if isinstance(verdict, str):
-        return Send(asker.peer, asker.request, m.Verdict(0, verdict, tuple(news)))
-    return Send(asker.peer, asker.request, m.Verdict(verdict, "", tuple(news)))
-
-
-def _joined(first: Decided, second: Decided) -> Decided:
-    return Decided(first.effects + second.effects, first.held + second.held)

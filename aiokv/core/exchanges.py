@@ -145,7 +145,9 @@ class Exchanges:
         """Look again at what has waited for keys, if they are there."""
         effects: list[Effect] = []
         for key in keys:
-            if self._catalog.find(key, start) is not None:
+            chunk = self._catalog.find(key, start)
+            if chunk is not None:
+                self._rounds.begin(chunk)
                 for name, early in self._early.take_place(key, start):
                     self._deadlines.discard(name)
                     effects += self._again(early, now)

@@ -133,6 +133,10 @@ class Norms:
         """Take note which server is at the other end of a connection."""
         self._servers[peer] = index
 
+    def is_server(self, peer: Peer) -> bool:
+        """Return True when a server is at the other end of a connection."""
+        return peer in self._servers
+
     def asked(self, peer: Peer, request: int, message: m.Sums) -> Outcome:
         """Take in the sums of another server's chunk.
 

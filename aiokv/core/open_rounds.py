@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from aiokv.core.chunk import Update
 from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aiokv.core.chunk import Chunk, Contribution, Waiter
     from aiokv.core.decisions import Decisions
     from aiokv.core.roster import Roster
     from aiokv.policy import Token
-    from aiokv.types import Rank, Round, Version
+    from aiokv.types import Rank, Round, Slot, Version
 
 REMEMBERED_VERSIONS = 1024
-"""Of how many versions is known which round has made them."""
+"""Of how many versions is known which rounds are in them."""
+
+CLOCK_BITS = 64
 
 
 class Undecided(Record, eq=False):
@@ -27,71 +28,104 @@ class Undecided(Record, eq=False):
     waiter: Waiter
 
 
+class Dropped(Record, eq=False):
+    """A contribution that is in no round, and who is told so when the value has all rounds up to `round`."""
+
+    round: Round
+    contribution: Contribution
+    waiter: Waiter
+
+
 class OpenRounds(Record, eq=False):
     """The rounds of one chunk that are not made yet.
 
-    Pushes of a key by one worker arrive in their order. So a step that has not come, although a later one of its worker
-    has, will not come any more: its worker has not pushed this key in that step. A round that has nothing here at all
-    makes no version.
+    What a worker pushes to one server arrives in its order. So a step that has not come here, although a later one of
+    its worker has come to some key of the server, will not come any more: its worker has not pushed this key in that
+    step. A round that has nothing here at all makes no version.
 
     Attributes:
         decisions: what is known about the rounds of the chunk's group.
         first: the first round that is not made here.
+        reached: how many steps of that round, in their order, are known to be here or not to come.
+        until: the last round in a version that is not the newest.
         undecided: contributions by their step.
         updates: what has come for rounds that are closed.
-        seen: the last clock of each rank.
+        dropped: what is in no round, while the worker's next read has to wait.
+        clocks: the last step of each rank that has come here.
         unsettled: each rank's pushes that are neither made nor dropped, by their number.
-        made: which round has made a version.
     """
 
     decisions: Decisions
     first: Round
-    made: dict[Version, Round]
+    reached: int = 0
+    until: dict[Version, Round] = field(default_factory=dict)
     undecided: dict[Token, Undecided] = field(default_factory=dict)
     updates: dict[Round, Update] = field(default_factory=dict)
-    seen: dict[Rank, int] = field(default_factory=dict)
+    dropped: deque[Dropped] = field(default_factory=deque)
+    clocks: dict[Rank, int] = field(default_factory=dict)
     unsettled: dict[Rank, dict[int, None]] = field(default_factory=dict)
 
-    def read(self, version: Version) -> Round:
-        """Return the last round in a version; in one that is forgotten, the oldest that is not."""
-        return self.made.get(version, next(iter(self.made.values())))
+    def read(self, rank: Rank, version: Version, newest: Version) -> Round:
+        """Return the last round in a version that a rank has read.
+
+        A round to which nothing comes here may stay open for long. So the newest version counts as that of all rounds
+        that were closed when the rank's last step was decided, unless something has come for one that is not made.
+        """
+        if version in self.until:
+            return self.until[version]
+        if version != newest:
+            return next(iter(self.until.values()), 0)
+        made = self.first - 1 if self.until else 0
+        return made if self.updates else max(made, self.decisions.settled.get(rank, 0))
 
     def add(self, number: Round, contribution: Contribution) -> Update:
-        """Enter a contribution to a closed round."""
-        update = self.updates.setdefault(number, Update(0))
-        tokens = self.decisions.rounds[number]
-        contribution.place = next(
-            place
-            for place, token in enumerate(tokens)
-            if (token.rank, token.clock) == (contribution.rank, contribution.clock)
-        )
+        """Enter a contribution to a closed round, or to the next one if that is made already."""
+        if number < self.first and not self.until:
+            # Nothing is made yet, so no round can be over here.
+            self.first, self.reached = number, 0
+        number = max(number, self.first)
+        update = self.updates.get(number)
+        if update is None:
+            update = self.updates[number] = Update(0)
+        contribution.place = contribution.rank << CLOCK_BITS | contribution.clock
         update.add(contribution)
         return update
 
-    def missing(self, number: Round, roster: Roster, group: tuple[Rank, ...]) -> list[Rank]:
-        """Return the ranks whose steps of a closed round may still come here."""
-        tokens = self.decisions.rounds.get(number, [])
-        late = [token.rank for token in tokens if self.seen.get(token.rank, 0) < token.clock]
-        if not late:
-            return late
-        members = roster.members_of(group)
-        return [rank for rank in dict.fromkeys(late) if rank in members]
+    def _waits_for(self, token: Token, roster: Roster) -> bool:
+        rank, clock = token
+        if self.clocks.get(rank, 0) >= clock or self.decisions.seen.get(rank, 0) > clock:
+            return False
+        return roster.is_member(rank)
 
-    def begin(self, number: Round, version: Version) -> Update | None:
-        """Take out what makes a version; None: nothing has come for the round."""
-        self.first = number + 1
+    def missing(self, roster: Roster) -> list[Rank]:
+        """Return the ranks whose steps of the first round may still come here, ascending."""
+        tokens = self.decisions.rounds.get(self.first, [])[self.reached :]
+        return list(dict.fromkeys(token.rank for token in tokens if self._waits_for(token, roster)))
+
+    def blocker(self, roster: Roster) -> Rank | None:
+        """Return a rank whose step of the first round may still come here, if there is one. None is looked at twice."""
+        tokens = self.decisions.rounds.get(self.first, ())
+        while self.reached < len(tokens):
+            if self._waits_for(tokens[self.reached], roster):
+                return tokens[self.reached].rank
+            self.reached += 1
+        return None
+
+    def begin(self, version: Version) -> Update | None:
+        """Take out what makes the next version of the first round; None: nothing has come for it."""
+        number, self.first, self.reached = self.first, self.first + 1, 0
         update = self.updates.pop(number, None)
         if update is None:
             return None
-        update.version = version
-        self.made[version] = number
-        if len(self.made) > REMEMBERED_VERSIONS:
-            del self.made[next(iter(self.made))]
+        update.version = version + 1
+        self.until[version] = number - 1
+        if len(self.until) > REMEMBERED_VERSIONS:
+            del self.until[next(iter(self.until))]
         return update
 
     def enter(self, rank: Rank, clock: int, sequence: int) -> None:
         """Take note of a push."""
-        self.seen[rank] = clock
+        self.clocks[rank] = clock
         self.unsettled.setdefault(rank, {})[sequence] = None
 
     def settle(self, chunk: Chunk, contribution: Contribution) -> None:
@@ -101,6 +135,16 @@ class OpenRounds(Record, eq=False):
         del unsettled[contribution.sequence]
         chunk.reflected[rank] = next(iter(unsettled), chunk.pushed[rank] + 1) - 1
 
-    def waiting(self) -> Iterator[Update]:
-        """Return what has come for rounds that are closed."""
-        return iter(self.updates.values())
+    @property
+    def waiters(self) -> list[Waiter]:
+        """Who has pushed what is in a closed round, or in none; they may have been answered."""
+        return [waiter for update in self.updates.values() for waiter in update.waiters] + [
+            one.waiter for one in self.dropped
+        ]
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The contributions that it holds."""
+        parts = [one.contribution for one in self.undecided.values()]
+        parts += [part for update in self.updates.values() for part in update.contributions.values()]
+        return [part.slot for part in parts if part.slot is not None]

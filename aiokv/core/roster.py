@@ -49,6 +49,11 @@ class Roster:
         """Return a worker's entry."""
         return self._workers.get(rank)
 
+    def is_member(self, rank: Rank) -> bool:
+        """Return True when rounds wait for a rank."""
+        entry = self._workers.get(rank)
+        return entry is not None and entry.state in COUNTED
+
     def members_of(self, group: tuple[Rank, ...]) -> list[Rank]:
         """Return the members that are in a group, ascending; an empty one is that of all workers."""
         if not group:

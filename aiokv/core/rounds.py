@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Received
     from aiokv.types import Rank, Slot, Version
 
-MAX_OPEN_UPDATES = 1024
-"""How far a worker may push ahead of the rounds that are closed, per chunk."""
+MAX_OPEN_PUSHES = 1024
+"""How many pushes of a worker to one chunk may be open."""
 
 
 class Rounds:
@@ -52,6 +52,11 @@ class Rounds:
         """Return a number for a slot that is made by cutting another; the store counts its own upwards from 0."""
         self._last_slot -= 1
         return self._last_slot
+
+    def begin(self, chunk: Chunk) -> None:
+        """Take note of a chunk that is here."""
+        if chunk.policy.decides:
+            self._steps.begin(chunk)
 
     # --- requests ---
 
@@ -99,21 +104,20 @@ class Rounds:
         expected = chunk.pushed.get(rank, 0) + 1
         if message.sequence != expected:
             raise ProtocolError(f"{chunk.label}: expected push {expected} of rank {rank}, got {message.sequence}")
+        made = chunk.reflected.get(rank, 0)
+        if message.sequence > made + MAX_OPEN_PUSHES:
+            text = f"{chunk.label}: push {message.sequence} of rank {rank}, of whose pushes {made} are made"
+            raise ProtocolError(f"{text}; at most {MAX_OPEN_PUSHES} may be open")
         if not 0 <= message.read_version <= chunk.version:
             raise ProtocolError(f"{chunk.label}: read version {message.read_version}, which is not made yet")
         if chunk.policy.decides:
-            self._steps.check(chunk)
+            self._steps.check(chunk, rank, message.clock)
             return chunk.version + 1
         version = chunk.own_rounds.version_of(sequence=message.sequence, newest=chunk.newest)
         if chunk.is_closed(version, rank):
             # Only a rank that has left can be late: nobody waits for it.
             text = f"{chunk.label}: round {version} went on without rank {self._roster.label(rank)}"
             raise MembershipError(text, ranks=[rank], key=chunk.key, round=version)
-        if version > chunk.version + MAX_OPEN_UPDATES:
-            raise ProtocolError(
-                f"{chunk.label}: push for version {version}, but the chunk is at {chunk.version}; "
-                f"at most {MAX_OPEN_UPDATES} may be open"
-            )
         return version
 
     def pull(self, received: Received, message: AnyPull, rank: Rank, chunks: list[Chunk], now: float) -> list[Effect]:
@@ -134,11 +138,16 @@ class Rounds:
             return self._answers.finish(waiter, now)
         effects: list[Effect] = []
         for chunk in behind:
-            chunk.pulls[waiter] = None
-            update = chunk.awaited_update(waiter)
-            if update is not None and self._roster.lost:
-                effects += self._refuse_lost(chunk, update)
+            chunk.read_later(waiter)
+            if self._roster.lost:
+                effects += self._pull_lost(chunk, waiter)
         return effects
+
+    def _pull_lost(self, chunk: Chunk, waiter: Waiter) -> list[Effect]:
+        if chunk.policy.decides:
+            return self._steps.pulled(chunk, waiter)
+        update = chunk.awaited_update(waiter)
+        return [] if update is None else self._refuse_lost(chunk, update)
 
     # --- updates ---
 
@@ -147,11 +156,11 @@ class Rounds:
         effects: list[Effect] = []
         for chunk in chunks:
             if chunk.policy.decides:
-                effects += self._steps.advance(chunk)
-                continue
-            for update in chunk.updates.values():
-                effects += self._settle(chunk, update)
-            effects += self._making.retire(chunk, self._roster)
+                effects += self._steps.advance(chunk, now)
+            else:
+                for update in chunk.updates.values():
+                    effects += self._settle(chunk, update)
+                effects += self._making.retire(chunk, self._roster)
             effects += self._answers.changed(chunk, now)
         return effects
 
@@ -183,12 +192,13 @@ class Rounds:
         for waiter in done:
             effects += self._answers.advance(waiter, now) if error is None else [self._answers.refuse(waiter, error)]
         if chunk.pulls:
-            effects += self._answers.read_on(chunk, now)
+            ranks = dict.fromkeys(contribution.rank for contribution in update.contributions.values())
+            effects += self._answers.read_on(chunk, ranks, now)
         effects += self._making.retire(chunk, self._roster)
         if not go_on:
             return effects
         if chunk.rounds is not None:
-            return effects + self._steps.advance(chunk)
+            return effects + self._steps.advance(chunk, now)
         following = chunk.updates.get(version + 1)
         return effects if following is None else effects + self._settle(chunk, following)
 
@@ -211,7 +221,7 @@ class Rounds:
             return []
         error = self._roster.loss(lost, f"{chunk.label}, round {update.version}", chunk.key, update.version)
         stuck = list(update.waiters)
-        stuck += [pull for pull in chunk.pulls if chunk.awaited_update(pull) is update]
+        stuck += [pull for pull in chunk.reading() if chunk.awaited_update(pull) is update]
         return [self._answers.refuse(waiter, error) for waiter in stuck]
 
     # --- ends ---
@@ -222,26 +232,22 @@ class Rounds:
         return self._answers.refuse(waiter, self._late(waiter))
 
     def _late(self, waiter: Waiter) -> RoundTimeoutError:
-        held = next((chunk for chunk in waiter.chunks if waiter in chunk.gated), None)
-        awaited = [(chunk, chunk.awaited_update(waiter)) for chunk in waiter.chunks]
-        # The first that is not there yet; when all are on their way, the first.
-        chunk, update = next((pair for pair in awaited if pair[1] is not None), awaited[0])
-        chunk = held or chunk
-        version = update.version if update else chunk.version + 1
-        missing = [waiter.rank]
-        if update is not None:
-            chunk.expect(update, self._roster)
-            missing = update.missing()
-        reason = "its update is not applied yet"
+        chunk = waiter.chunks[0]
+        version = chunk.version + 1
         if waiter.held_since is not None:
+            version = chunk.version
             missing = self._answers.behind(chunk, waiter.rank)
-            reason = f"rank {waiter.rank} may not read on before rank {self._roster.labels(missing)} has pushed more"
+            behind = self._roster.labels(missing)
+            reason = f"rank {waiter.rank} may not read on before rank {behind} has pushed more"
         elif chunk.policy.decides:
-            missing, reason = [], self._steps.why(chunk, waiter) or reason
-        elif missing:
-            reason = f"no contribution from rank {self._roster.labels(missing)}"
-        elif chunk.gathering:
-            reason = f"no norms from {self._norms.missing(chunk)}"
+            missing, reason = self._steps.why(chunk, waiter)
+        else:
+            chunk, version, missing = self._awaited(waiter)
+            reason = f"no contribution from rank {self._roster.labels(missing)}" if missing else ""
+        if not reason:
+            reason = "its update is not applied yet"
+            if chunk.gathering:
+                reason = f"no norms from {self._norms.missing(chunk)}"
         return RoundTimeoutError(
             f"{chunk.label}, round {version}: {reason} within {waiter.waits:.3g} s; what was pushed stays counted",
             ranks=missing,
@@ -249,13 +255,23 @@ class Rounds:
             round=version,
         )
 
+    def _awaited(self, waiter: Waiter) -> tuple[Chunk, Version, list[Rank]]:
+        """Return a chunk for which a request waits, the version that it waits for, and whose contributions miss."""
+        awaited = [(chunk, chunk.awaited_update(waiter)) for chunk in waiter.chunks]
+        # The first that is not there yet; when all are on their way, the first.
+        chunk, update = next((pair for pair in awaited if pair[1] is not None), awaited[0])
+        if update is None:
+            return chunk, chunk.version + 1, [waiter.rank]
+        chunk.expect(update, self._roster)
+        return chunk, update.version, update.missing()
+
     def remove(self, chunk: Chunk, error: AiokvError) -> list[Effect]:
         """Refuse all who wait for a chunk, and free what they have brought."""
         self._answers.replicas.forget_chunk(chunk.key, chunk.start)
         waiting, effects = self._steps.remove(chunk)
         waiters = dict.fromkeys(waiting)
         waiters |= dict.fromkeys(waiter for update in chunk.updates.values() for waiter in update.waiters)
-        waiters |= dict.fromkeys([*chunk.pulls, *chunk.gated])
+        waiters |= dict.fromkeys([*chunk.reading(), *chunk.gated])
         effects += [self._answers.refuse(waiter, error) for waiter in waiters if self._answers.is_parked(waiter)]
         for update in chunk.updates.values():
             slots = [update.accumulator, *(part.slot for part in update.contributions.values())]
@@ -281,6 +297,8 @@ class Rounds:
                 assert update.folded == sorted(update.folded)
                 assert sorted(update.folded + update.unfolded) == sorted(update.contributions)
                 assert all(map(self._answers.is_parked, update.waiters))
+            if chunk.policy.decides:
+                self._steps.validate(chunk)
             for rank, reflected in chunk.reflected.items():
                 assert reflected <= chunk.pushed[rank]
         return self._answers.validate()

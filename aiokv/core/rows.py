@@ -142,8 +142,8 @@ class RowChunk(Chunk, eq=False):
     def completed(self, update: Update, apply: Apply) -> ApplyRows:
         """Return what sums the contributions and makes the next version."""
         slots = []
-        for rank in apply.ranks:
-            contribution = update.contributions[rank]
+        for place in update.folded:
+            contribution = update.contributions[place]
             if contribution.slot is not None:
                 slots.append(contribution.slot)
                 contribution.slot = None

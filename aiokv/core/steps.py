@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import Effect, Free
-from aiokv.core.open_rounds import OpenRounds, Undecided
+from aiokv.core.effects import Effect, Free, freed
+from aiokv.core.open_rounds import Dropped, OpenRounds, Undecided
 from aiokv.errors import ProtocolError
 from aiokv.policy import Token
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from aiokv.core.making import Making
     from aiokv.core.tallies import Tallies
     from aiokv.errors import AiokvError
-
-MAX_WAITING_ROUNDS = 1024
-"""How many closed rounds may wait for a contribution to a chunk."""
+    from aiokv.types import Rank
 
 
 class Steps:
@@ -37,36 +35,43 @@ class Steps:
         self._making = making
         self._tallies = tallies
 
-    def check(self, chunk: Chunk) -> None:
-        """Refuse a push while too many rounds wait.
+    def check(self, chunk: Chunk, rank: Rank, clock: int) -> None:
+        """Refuse a push that is no new step.
 
         Raises:
-            ProtocolError: they do.
+            ProtocolError: it is one.
         """
-        rounds = self._rounds_of(chunk)
-        if len(rounds.updates) >= MAX_WAITING_ROUNDS:
-            text = f"{chunk.label}: {MAX_WAITING_ROUNDS} rounds that are closed wait for a contribution to this key"
-            raise ProtocolError(text)
+        last = self._rounds_of(chunk).clocks.get(rank, 0)
+        if clock <= last:
+            raise ProtocolError(f"{chunk.label}: expected a step of rank {rank} after its step {last}, got {clock}")
+
+    def begin(self, chunk: Chunk) -> None:
+        """Let a chunk take part in rounds from the next one on, if it does not yet."""
+        if chunk.rounds is None:
+            decisions = self._deciding.of((str(chunk.policy), chunk.group))
+            chunk.rounds = OpenRounds(decisions, decisions.newest + 1)
 
     def _rounds_of(self, chunk: Chunk) -> OpenRounds:
-        if chunk.rounds is None:
-            decisions = self._deciding.of(chunk)
-            chunk.rounds = OpenRounds(decisions, decisions.newest + 1, {chunk.version: decisions.newest})
+        assert chunk.rounds is not None, "it takes part since it was made"
         return chunk.rounds
 
     def push(self, chunk: Chunk, contribution: Contribution, waiter: Waiter, now: float) -> list[Effect]:
         """Take in a contribution."""
-        rounds = self._rounds_of(chunk)
+        rounds, roster = self._rounds_of(chunk), self._answers.roster
         token = Token(contribution.rank, contribution.clock)
         rounds.enter(contribution.rank, contribution.clock, contribution.sequence)
-        verdict = rounds.decisions.verdict(token)
+        unblocked = list(rounds.decisions.come(token))
+        verdict = rounds.decisions.verdicts.get(token)
         if verdict is not None:
             effects = self._judge(chunk, contribution, waiter, verdict, now)
         else:
             rounds.undecided[token] = Undecided(contribution, waiter)
-            read = rounds.read(contribution.read_version)
-            effects = self.decided(self._deciding.arrived(chunk, token, read, self._answers.roster, now), now)
-        return effects + self.advance(chunk)
+            read = rounds.read(contribution.rank, contribution.read_version, chunk.version)
+            arrived = self._deciding.arrived(rounds.decisions, chunk, token, read, roster, now)
+            effects = self.decided(arrived, now)
+        for each in dict.fromkeys([*unblocked, chunk]):
+            effects += self.advance(each, now)
+        return effects
 
     def decided(self, decided: Decided, now: float) -> list[Effect]:
         """Go on with contributions of whose steps more is known now."""
@@ -74,100 +79,149 @@ class Steps:
         touched: dict[Chunk, None] = {}
         for held in decided.held:
             for chunk in held.chunks:
-                assert chunk.rounds is not None, "it has such steps"
+                undecided = self._rounds_of(chunk).undecided
                 if held.verdict is None:
-                    undecided = chunk.rounds.undecided[held.token]
-                    effects += self._wait(chunk, undecided, held.error, now)
+                    effects += self._wait(chunk, undecided[held.token], held.error, now)
                     continue
-                undecided = chunk.rounds.undecided.pop(held.token)
-                effects += self._judge(chunk, undecided.contribution, undecided.waiter, held.verdict, now)
+                one = undecided.pop(held.token)
+                effects += self._judge(chunk, one.contribution, one.waiter, held.verdict, now)
                 touched[chunk] = None
         for chunk in touched:
-            effects += self.advance(chunk)
+            effects += self.advance(chunk, now)
         return effects
 
     def _wait(self, chunk: Chunk, undecided: Undecided, error: AiokvError | None, now: float) -> list[Effect]:
         """Tell who waits that the step can't be decided, or, if that is enough, that it will be in a round."""
-        if not self._answers.is_parked(undecided.waiter):
-            return []
+        waiter = undecided.waiter
         if error is not None:
-            rank = undecided.waiter.rank
-            pulls = [pull for pull in chunk.pulls if pull.rank == rank]
-            return [self._answers.refuse(waiter, error) for waiter in [undecided.waiter, *pulls]]
-        return [] if chunk.policy.waits else self._answers.advance(undecided.waiter, now)
+            waiting = [waiter, *chunk.pulls.get(waiter.rank, ())]
+            return [self._answers.refuse(one, error) for one in waiting if self._answers.is_parked(one)]
+        if chunk.policy.waits or not self._answers.is_parked(waiter):
+            return []
+        return self._answers.advance(waiter, now)
 
     def _judge(
         self, chunk: Chunk, contribution: Contribution, waiter: Waiter, verdict: Verdict, now: float
     ) -> list[Effect]:
         """Put a contribution into its round, or drop it."""
-        rounds = chunk.rounds
-        assert rounds is not None, "it has been pushed"
-        waits = self._answers.is_parked(waiter)
+        rounds = self._rounds_of(chunk)
+        is_parked = self._answers.is_parked(waiter)
         if isinstance(verdict, int):
-            if not chunk.version and not chunk.applying:
-                # Nothing is made yet, so no round can be over here.
-                rounds.first = min(rounds.first, verdict)
             update = rounds.add(verdict, contribution)
-            if waits:
+            if is_parked:
                 # Also where others were answered when they had arrived: who closes a round reads what it makes.
                 update.waiters[waiter] = None
                 waiter.updates.append(update)
             return []
-        rounds.settle(chunk, contribution)
         self._tallies.dropped(contribution.rank, verdict)
-        effects: list[Effect] = [] if contribution.slot is None else [Free(contribution.slot)]
-        if waits:
-            waiter.dropped = verdict
+        effects: list[Effect] = freed(contribution.slot)
+        waiter.dropped = verdict
+        # Its worker is to go on from the round that it was too late for, so a read waits until that is made.
+        rounds.dropped.append(Dropped(rounds.decisions.newest, contribution, waiter))
+        if is_parked and not waiter.want_value:
             effects += self._answers.advance(waiter, now)
-        return effects + self._answers.read_on(chunk, now)
+        return effects
 
-    def advance(self, chunk: Chunk) -> list[Effect]:
+    def advance(self, chunk: Chunk, now: float) -> list[Effect]:
         """Make the next round of a chunk, if all that comes for it is there."""
-        rounds, roster = chunk.rounds, self._answers.roster
-        if rounds is None:
-            return []
+        rounds, roster = self._rounds_of(chunk), self._answers.roster
         effects: list[Effect] = []
         while not chunk.applying and rounds.first <= rounds.decisions.newest:
-            missing = rounds.missing(rounds.first, roster, chunk.group)
-            if missing:
-                return effects + self._refuse_lost(chunk, rounds)
-            update = rounds.begin(rounds.first, chunk.version + 1)
+            blocker = rounds.blocker(roster)
+            if blocker is not None:
+                rounds.decisions.blocked.setdefault(blocker, {})[chunk] = None
+                effects += self._refuse_lost(chunk, rounds)
+                break
+            update = rounds.begin(chunk.version)
             if update is None:
                 continue
             chunk.updates[update.version] = update
             chunk.newest = update.version
             effects += self._making.sum_up(chunk, update, None)
             effects.append(self._making.begin(chunk, update, roster))
-        return effects
+        return effects + self._answer_dropped(chunk, rounds, now)
+
+    def _answer_dropped(self, chunk: Chunk, rounds: OpenRounds, now: float) -> list[Effect]:
+        """Let those go on whose contributions were dropped, if the rounds are made that were closed by then."""
+        ready: list[Dropped] = []
+        while rounds.dropped and rounds.dropped[0].round < rounds.first - chunk.applying:
+            ready.append(rounds.dropped.popleft())
+            rounds.settle(chunk, ready[-1].contribution)
+        effects: list[Effect] = []
+        for one in ready:
+            if self._answers.is_parked(one.waiter):
+                effects += self._answers.advance(one.waiter, now)
+        return effects + self._answers.read_on(chunk, [one.contribution.rank for one in ready], now)
+
+    # --- waits that can't end ---
+
+    def _loss(self, chunk: Chunk, rounds: OpenRounds) -> AiokvError | None:
+        """Return why the first round can't be made: the contribution of a lost worker is missing here."""
+        roster = self._answers.roster
+        if not roster.lost or chunk.applying:
+            return None
+        lost = [rank for rank in rounds.missing(roster) if rank in roster.lost]
+        if not lost:
+            return None
+        return roster.loss(lost, f"{chunk.label}, round {rounds.first}", chunk.key, chunk.version + 1)
 
     def _refuse_lost(self, chunk: Chunk, rounds: OpenRounds) -> list[Effect]:
-        """Refuse who waits for a round in which the contribution of a lost worker is missing here."""
-        roster, number = self._answers.roster, rounds.first
-        lost = [rank for rank in rounds.missing(number, roster, chunk.group) if rank in roster.lost]
-        if not lost:
+        error = self._loss(chunk, rounds)
+        if error is None:
             return []
-        error = roster.loss(lost, f"{chunk.label}, round {number}", chunk.key, chunk.version + 1)
-        stuck = [waiter for update in rounds.updates.values() for waiter in update.waiters] + list(chunk.pulls)
-        return [self._answers.refuse(waiter, error) for waiter in dict.fromkeys(stuck)]
+        stuck = [*rounds.waiters, *chunk.reading()]
+        return [self._answers.refuse(waiter, error) for waiter in stuck if self._answers.is_parked(waiter)]
 
-    def why(self, chunk: Chunk, waiter: Waiter) -> str:
-        """Return what a request waits for, for messages; empty: for its round to be made."""
-        rounds, roster = chunk.rounds, self._answers.roster
-        if rounds is None:
-            return ""
-        if any(one.waiter is waiter for one in rounds.undecided.values()):
-            return self._deciding.missing(chunk, roster)
-        missing = rounds.missing(rounds.first, roster, chunk.group)
-        return f"no contribution from rank {roster.labels(missing)}" if missing else ""
+    def pulled(self, chunk: Chunk, waiter: Waiter) -> list[Effect]:
+        """Refuse a pull that waits for what this server knows can't be made."""
+        rounds = self._rounds_of(chunk)
+        error = self._loss(chunk, rounds)
+        if error is None and self._is_undecided(rounds, waiter):
+            error = self._deciding.stuck(rounds.decisions, self._answers.roster)
+        return [] if error is None else [self._answers.refuse(waiter, error)]
+
+    def _is_undecided(self, rounds: OpenRounds, waiter: Waiter) -> bool:
+        pushes = [one.contribution for one in rounds.undecided.values() if one.contribution.rank == waiter.rank]
+        return any(not waiter.at_least or push.sequence <= waiter.at_least for push in pushes)
+
+    def why(self, chunk: Chunk, waiter: Waiter) -> tuple[list[Rank], str]:
+        """Return for whom a request waits, and that in words; empty: for its round to be made."""
+        rounds, roster = self._rounds_of(chunk), self._answers.roster
+        if chunk.applying:
+            return [], ""
+        missing = rounds.missing(roster)
+        if missing:
+            return missing, f"no contribution from rank {roster.labels(missing)}"
+        if self._is_undecided(rounds, waiter):
+            return self._deciding.missing(rounds.decisions, roster)
+        return [], ""
 
     def remove(self, chunk: Chunk) -> tuple[list[Waiter], list[Effect]]:
         """Forget the rounds of a chunk that is no more; return who waits, and what frees the contributions."""
         rounds, chunk.rounds = chunk.rounds, None
         if rounds is None:
             return [], []
-        self._deciding.remove(chunk)
+        self._deciding.remove(rounds.decisions, chunk)
+        waiters = [*rounds.waiters, *(one.waiter for one in rounds.undecided.values())]
+        return waiters, [Free(slot) for slot in rounds.slots]
+
+    # --- for tests ---
+
+    def validate(self, chunk: Chunk) -> None:
+        """Check what must hold of a chunk between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        rounds = self._rounds_of(chunk)
+        decisions = rounds.decisions
+        assert all(number >= rounds.first for number in rounds.updates)
+        assert all(token not in decisions.verdicts for token in (*rounds.undecided, *decisions.accepted))
+        assert all(chunk in decisions.holders[token] for token in rounds.undecided)
+        assert all(token in decisions.holders for token in decisions.unasked)
         parts = [one.contribution for one in rounds.undecided.values()]
-        parts += [part for update in rounds.updates.values() for part in update.contributions.values()]
-        waiters = [one.waiter for one in rounds.undecided.values()]
-        waiters += [waiter for update in rounds.updates.values() for waiter in update.waiters]
-        return waiters, [Free(part.slot) for part in parts if part.slot is not None]
+        parts += [one.contribution for one in rounds.dropped]
+        updates = [*rounds.updates.values(), *chunk.updates.values()]
+        parts += [part for update in updates for part in update.contributions.values()]
+        unsettled = [(rank, number) for rank, numbers in rounds.unsettled.items() for number in numbers]
+        assert sorted(unsettled) == sorted((part.rank, part.sequence) for part in parts)

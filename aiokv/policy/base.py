@@ -164,6 +164,10 @@ class Gate(abc.ABC):
     def advanced(self, rank: Rank, count: int, members: Sequence[Rank], now: float) -> bool:
         """Take note that a rank's push number `count` is in the value; False: nobody may read because of that."""
 
+    def may_read(self, rank: Rank, members: Sequence[Rank]) -> bool:
+        """Return True when a rank waits for nobody; a gate of many ranks can know that without looking at each."""
+        return not self.waits_for(rank, members)
+
     @abc.abstractmethod
     def waits_for(self, rank: Rank, members: Sequence[Rank]) -> list[Rank]:
         """Return the ranks that have to push before this one may read, ascending; none: it may read."""

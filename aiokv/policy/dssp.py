@@ -22,6 +22,8 @@ class DynamicLead(Lead):
     def __init__(self, lower: int, upper: int) -> None:
         super().__init__(lower)
         self._upper = upper
+        self._most = 0
+        """The most pushes of a member."""
         self._credit: dict[Rank, int] = {}
         self._times: dict[Rank, tuple[float, float]] = {}
         """When each rank has pushed the last time but one, and the last time."""
@@ -31,27 +33,38 @@ class DynamicLead(Lead):
     def advanced(self, rank: Rank, count: int, members: Sequence[Rank], now: float) -> bool:
         """Count a push, and decide about the read after it."""
         free = super().advanced(rank, count, members, now)
+        self._most = max(self._most, count)
         self._times[rank] = (self._times.get(rank, (now, now))[1], now)
         if self._credit.get(rank, 0) > 0:
             self._credit[rank] -= 1
             self._free[rank] = count
-        elif super().waits_for(rank, members) and count == max(self.counts.get(other, 0) for other in members):
-            more = self._more(rank, members)
+        elif count == self._most and not super().may_read(rank, members):
+            more = self._more(rank)
             if more:
                 # The read after this push is the first of them.
                 self._credit[rank] = more - 1
                 self._free[rank] = count
         return free
 
+    def changed(self, members: Sequence[Rank]) -> None:
+        """Look who is the slowest and the fastest now."""
+        super().changed(members)
+        self._most = max((self.counts.get(rank, 0) for rank in members), default=0)
+
+    def may_read(self, rank: Rank, members: Sequence[Rank]) -> bool:
+        """Return True when the slowest member is not too far behind, or the rank may go ahead."""
+        return self._is_free(rank) or super().may_read(rank, members)
+
     def waits_for(self, rank: Rank, members: Sequence[Rank]) -> list[Rank]:
         """Return the members that are too far behind."""
-        if self._free.get(rank, -1) >= self.counts.get(rank, 0):
-            return []
-        return super().waits_for(rank, members)
+        return [] if self._is_free(rank) else super().waits_for(rank, members)
 
-    def _more(self, rank: Rank, members: Sequence[Rank]) -> int:
+    def _is_free(self, rank: Rank) -> bool:
+        return self._free.get(rank, -1) >= self.counts.get(rank, 0)
+
+    def _more(self, rank: Rank) -> int:
         """Return after how many further pushes the rank meets a push of the slowest member most closely."""
-        slow = min(members, key=lambda other: (self.counts.get(other, 0), other))
+        slow = next(iter(self.slowest), -1)
         if slow not in self._times:
             return 0
         (before, last), (slow_before, slow_last) = self._times[rank], self._times[slow]

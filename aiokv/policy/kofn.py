@@ -31,16 +31,19 @@ class FirstK(Decider):
         self._distinct = distinct
         self._fresh = fresh
         self._open: list[Token] = []
+        self._here: set[Rank] = set()
+        """Whose steps these are."""
         self._next: list[tuple[Token, Round]] = []
 
     def arrived(self, token: Token, read: Round, members: Sequence[Rank], now: float) -> list[Decision]:
         """Take in a step, and close the round if it was the last one that it needed."""
         if self._fresh and read < self.round:
             return [Dropped(token, LATE)]
-        if self._distinct and any(token.rank == other.rank for other in self._open):
+        if self._distinct and token.rank in self._here:
             self._next.append((token, read))
             return []
         self._open.append(token)
+        self._here.add(token.rank)
         return self.changed(members, now)
 
     def changed(self, members: Sequence[Rank], now: float) -> list[Decision]:
@@ -53,6 +56,7 @@ class FirstK(Decider):
         self.round += 1
         decisions: list[Decision] = [Closed(self.round, sorted(self._open))]
         self._open.clear()
+        self._here.clear()
         waiting, self._next = self._next, []
         for token, read in waiting:
             decisions += self.arrived(token, read, members, now)
@@ -60,8 +64,7 @@ class FirstK(Decider):
 
     def missing(self, members: Sequence[Rank]) -> list[Rank]:
         """Return who may still come."""
-        here = frozenset(token.rank for token in self._open) if self._distinct else frozenset()
-        return [rank for rank in members if rank not in here]
+        return [rank for rank in members if not self._distinct or rank not in self._here]
 
     def needed(self, members: Sequence[Rank]) -> int:
         """Return how many more have to come."""

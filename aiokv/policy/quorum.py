@@ -58,14 +58,15 @@ class TimedRounds(Decider):
         self._is_late = self._is_late or (self._close_at is not None and now >= self._close_at)
         return self.changed(members, now)
 
-    def missing(self, members: Sequence[Rank]) -> list[Rank]:
-        """Return for whom the round waits; if for nobody in particular, who may still come."""
-        return self._waited(members) or [rank for rank in members if rank not in self._open]
-
     def _waited(self, members: Sequence[Rank]) -> list[Rank]:
         most = self._policy.strikes
         waited = [rank for rank in members if not most or self._strikes.get(rank, 0) < most]
         return [rank for rank in waited if rank not in self._open]
+
+    def missing(self, members: Sequence[Rank]) -> list[Rank]:
+        """Return for whom the round waits; while fewer than k can come otherwise, for those who are always late too."""
+        waited = self._waited(members)
+        return waited if len(waited) >= self.needed(members) else [one for one in members if one not in self._open]
 
     def needed(self, members: Sequence[Rank]) -> int:
         """Return how many more have to come."""

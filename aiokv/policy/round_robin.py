@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -21,13 +22,23 @@ class Turns(Decider):
         super().__init__()
         self._last: Rank = -1
         self._waiting: dict[Rank, deque[Token]] = {}
+        self._gone: dict[Rank, None] = {}
+        """Those who wait and have left: they are not waited for, but what they had pushed before counts."""
 
     def arrived(self, token: Token, read: Round, members: Sequence[Rank], now: float) -> list[Decision]:
         """Take in a step, and all others whose turn comes with it."""
         self._waiting.setdefault(token.rank, deque()).append(token)
-        return self.changed(members, now)
+        if members[bisect_right(members, token.rank) - 1 :][:1] != [token.rank]:
+            self._gone[token.rank] = None
+        return self._take(members)
 
     def changed(self, members: Sequence[Rank], now: float) -> list[Decision]:
+        """Look who has left, and whose turn it is now."""
+        here = frozenset(members)
+        self._gone = dict.fromkeys(rank for rank in self._waiting if rank not in here)
+        return self._take(members)
+
+    def _take(self, members: Sequence[Rank]) -> list[Decision]:
         """Take all steps whose turn it is."""
         decisions: list[Decision] = []
         while self._waiting and (turn := self._turn(members)) in self._waiting:
@@ -36,13 +47,14 @@ class Turns(Decider):
             decisions.append(Closed(self.round, [waiting.popleft()]))
             if not waiting:
                 del self._waiting[turn]
+                self._gone.pop(turn, None)
             self._last = turn
         return decisions
 
     def _turn(self, members: Sequence[Rank]) -> Rank:
-        # One that has left is not waited for, but what it had pushed before counts.
-        ranks = sorted({*members, *self._waiting})
-        return next((rank for rank in ranks if rank > self._last), ranks[0])
+        place = bisect_right(members, self._last)
+        ranks = [*members[place : place + 1], *members[:1], *self._gone]
+        return min(ranks, key=lambda rank: (rank <= self._last, rank))
 
     def missing(self, members: Sequence[Rank]) -> list[Rank]:
         """Return the one whose turn it is."""

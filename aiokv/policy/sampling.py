@@ -27,9 +27,14 @@ def mixed(number: int) -> int:
 
 
 def sample(ranks: Sequence[Rank], size: int, seed: int) -> list[Rank]:
-    """Return so many of the ranks, or all, drawn without replacement by the seed; ascending."""
-    order = sorted(ranks, key=lambda rank: (mixed(mixed(seed) ^ rank), rank))
-    return sorted(order[:size])
+    """Return so many of the ranks, or all, in their order; drawn by the seed without replacement (Floyd, 1987)."""
+    if size >= len(ranks):
+        return list(ranks)
+    places: dict[int, None] = {}
+    for last in range(len(ranks) - size, len(ranks)):
+        place = mixed(mixed(seed) ^ last) % (last + 1)
+        places[last if place in places else place] = None
+    return [ranks[place] for place in sorted(places)]
 
 
 class SampledLead(Lead):
@@ -45,6 +50,10 @@ class SampledLead(Lead):
         self.counts[rank] = count
         return True
 
+    def may_read(self, rank: Rank, members: Sequence[Rank]) -> bool:
+        """Return True when nobody of its sample is too far behind."""
+        return not self.waits_for(rank, members)
+
     def waits_for(self, rank: Rank, members: Sequence[Rank]) -> list[Rank]:
         """Return those of its sample that are too far behind."""
         count = self.counts.get(rank, 0)
@@ -53,8 +62,8 @@ class SampledLead(Lead):
             # The number of the push and the rank are the seed: every server draws the same.
             drawn = sample([other for other in members if other != rank], self._size, count << 32 | rank)
             self._drawn[rank] = (count, drawn)
-        here = frozenset(members)
-        return [other for other in drawn if other in here and self.counts.get(other, 0) < count - self.lead]
+        behind = [other for other in drawn if self.counts.get(other, 0) < count - self.lead]
+        return [other for other in behind if other in members]
 
 
 @dataclass(frozen=True)

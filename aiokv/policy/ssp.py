@@ -21,31 +21,33 @@ class Lead(Gate):
     def __init__(self, lead: int) -> None:
         self.lead = lead
         self.counts: dict[Rank, int] = {}
-        self._slowest = 0
-        """The fewest pushes of a member."""
-        self._last: dict[Rank, None] = {}
-        """Who has made no more."""
+        self.slowest: dict[Rank, None] = {}
+        """The members that have made the fewest pushes, ascending."""
+        self._fewest = 0
 
     def advanced(self, rank: Rank, count: int, members: Sequence[Rank], now: float) -> bool:
         """Count a push; only when the last of the slowest has made it, others are free."""
         del now
         self.counts[rank] = count
-        self._last.pop(rank, None)
-        if not self._last:
+        self.slowest.pop(rank, None)
+        if not self.slowest:
             self.changed(members)
             return True
         return False
 
     def changed(self, members: Sequence[Rank]) -> None:
         """Look who is the slowest now."""
-        self._slowest = min((self.counts.get(rank, 0) for rank in members), default=self._slowest)
-        self._last = dict.fromkeys(rank for rank in members if self.counts.get(rank, 0) == self._slowest)
+        self._fewest = min((self.counts.get(rank, 0) for rank in members), default=self._fewest)
+        self.slowest = dict.fromkeys(rank for rank in members if self.counts.get(rank, 0) == self._fewest)
+
+    def may_read(self, rank: Rank, members: Sequence[Rank]) -> bool:
+        """Return True when the slowest member is not too far behind."""
+        del members
+        return self.counts.get(rank, 0) - self.lead <= self._fewest
 
     def waits_for(self, rank: Rank, members: Sequence[Rank]) -> list[Rank]:
         """Return the members that are too far behind."""
         least = self.counts.get(rank, 0) - self.lead
-        if least <= self._slowest:
-            return []
         return [other for other in members if self.counts.get(other, 0) < least]
 
 

@@ -90,10 +90,21 @@ class Server:
     """
 
     def __init__(
-        self, workers: int = 3, policy: str = "bsp", *, attach: bool = True, servers: int = 1, chunk_bytes: int = 2**19
+        self,
+        workers: int = 3,
+        policy: str = "bsp",
+        *,
+        attach: bool = True,
+        index: int = 0,
+        servers: int = 1,
+        chunk_bytes: int = 2**19,
     ) -> None:
         joiner = Joiner(
-            role=Role.SERVER, name="server-0", incarnation=1, scheduler=ADDRESS, advertised=("127.0.0.1", 9000)
+            role=Role.SERVER,
+            name=f"server-{index}",
+            incarnation=1,
+            scheduler=ADDRESS,
+            advertised=("127.0.0.1", 9000 + index),
         )
         self.machine = Coordinator(joiner)
         self.policy = policy
@@ -106,6 +117,8 @@ class Server:
         """Also what a tensor has to have at least to be cut over all servers."""
         self.effects: list[ef.Effect] = []
         self.asked: dict[tuple[Peer, int], Asked] = {}
+        self.servers_at: set[Peer] = set()
+        """Connections that other servers have opened, played by the test: what is sent there is in `effects` only."""
         self.slots: dict[Slot, Any] = {}
         """A number, or rows with a number each."""
         self.values: dict[tuple[Key, int], dict[Version, Any]] = {}
@@ -222,7 +235,7 @@ class Server:
         """Let a worker push one number."""
         number = self.pushed.get((rank, key), 0) + 1
         fields: dict[str, Any] = {"shape": (1,), "dtype": "float32", "start": 0, "stop": 1, "sequence": number}
-        fields |= {"read_version": 0, "want_value": False, "timeout": 5.0} | changes
+        fields |= {"read_version": 0, "want_value": False, "timeout": 5.0, "clock": number} | changes
         empty = fields["stop"] == fields["start"]
         asked = self.ask(rank, m.Push(key=key, **fields), None if empty else value)
         if not isinstance(asked.answer, AiokvError) or isinstance(asked.answer, COUNTED):
@@ -265,7 +278,7 @@ class Server:
         number = self.pushed.get((rank, key), 0) + 1
         fields: dict[str, Any] = {"shape": (10,), "dtype": "float32", "start": 0, "stop": 10, "first": 0}
         fields |= {"count": len(rows), "total": len(rows), "sequence": number, "read_version": 0, "timeout": 5.0}
-        fields |= {"priority": 0, "clock": 0} | changes
+        fields |= {"priority": 0, "clock": number} | changes
         asked = self.ask_rows(rank, m.PushRows(key=key, **fields), rows, **(facts or {}))
         is_whole = fields["first"] + fields["count"] == fields["total"]
         if is_whole and (not isinstance(asked.answer, AiokvError) or isinstance(asked.answer, COUNTED)):
@@ -322,7 +335,7 @@ class Server:
 
     def _perform(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Send(peer, request) | ef.Refuse(peer, request) if peer > SCHEDULER:
+            case ef.Send(peer, request) | ef.Refuse(peer, request) if self._is_worker(peer):
                 asked = self.asked[peer, request]
                 asked.take(effect)
                 if isinstance(asked.payload, ef.StoredChunk):
@@ -355,6 +368,9 @@ class Server:
                 self.kept |= {(name, 0): list(kept) for name, _ in chunks}
             case _:
                 self._perform_rare(effect)
+
+    def _is_worker(self, peer: Peer) -> bool:
+        return peer > SCHEDULER and peer not in self.servers_at
 
     def _perform_rare(self, effect: ef.Effect) -> None:
         match effect:
@@ -414,6 +430,7 @@ class Server:
         for chunk in self.machine._catalog.chunks.values():
             for update in chunk.updates.values():
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
+            held += [] if chunk.rounds is None else chunk.rounds.slots
             held += [received.slot for received in chunk.held]
             if chunk.rounds is not None:
                 held += [one.contribution.slot for one in chunk.rounds.undecided.values()]

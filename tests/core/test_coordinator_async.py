@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.core import effects as ef
-from aiokv.core.rounds import MAX_OPEN_UPDATES
+from aiokv.core.rounds import MAX_OPEN_PUSHES
 from aiokv.errors import MembershipError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
 
@@ -144,11 +144,12 @@ def test_update_that_takes_too_long_ends_the_wait(server: Server) -> None:
     assert server.value() == 2.0
 
 
-def test_queue_of_updates_is_bounded(server: Server) -> None:
+def test_open_pushes_of_a_worker_are_bounded(server: Server) -> None:
     server.hold = True
-    for number in range(MAX_OPEN_UPDATES):
-        assert server.push(number % 2).pending
+    for _ in range(MAX_OPEN_PUSHES):
+        assert server.push(0).pending
     assert isinstance(server.push(0).answer, ProtocolError)
+    assert server.push(1).pending, "another worker's pushes are its own"
     server.finish()
     assert server.push(0).pending
 

@@ -9,7 +9,7 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.rounds import MAX_OPEN_UPDATES
+from aiokv.core.rounds import MAX_OPEN_PUSHES
 from aiokv.errors import ProtocolError, RoundTimeoutError
 from aiokv.types import Piece
 from aiokv.wire import messages as m
@@ -198,7 +198,7 @@ def test_chunks_of_a_key_are_updated_side_by_side(server: Server) -> None:
 
 def test_pushing_ahead_without_end_is_refused(server: Server) -> None:
     server.init()
-    for _ in range(MAX_OPEN_UPDATES):
+    for _ in range(MAX_OPEN_PUSHES):
         assert server.push(0).pending
     assert isinstance(server.push(0).answer, ProtocolError)
     for rank in (1, 2):

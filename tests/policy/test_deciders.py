@@ -241,6 +241,12 @@ def test_turn_of_who_has_left_is_over_but_not_what_it_pushed() -> None:
     assert rounds.push(1) == [(1, [(1, 1)]), (2, [(2, 1)])]
 
 
+def test_step_of_who_has_left_before_it_came_has_its_turn() -> None:
+    rounds = Rounds("round_robin", [1, 2])
+    assert rounds.push(0) == [(1, [(0, 1)])]
+    assert rounds.push(1) == [(2, [(1, 1)])]
+
+
 def test_without_members_nobody_is_missing() -> None:
     rounds = Rounds("round_robin", [])
     assert rounds.open == ([], 1)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiokv.policy import Gate, get_policy
 from aiokv.policy.sampling import sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FOUR = [0, 1, 2, 3]
 
@@ -118,16 +125,41 @@ def test_without_a_push_of_the_slowest_there_is_nothing_to_predict() -> None:
     assert gate.waits_for(0, FOUR) == [1, 2, 3]
 
 
+def test_after_one_push_of_the_slowest_there_is_nothing_to_predict() -> None:
+    gate, counts = gate_of("dssp:0:3"), dict[int, int]()
+    members = [0, 1]
+    for rank, now in [(1, 1.0), (0, 1.0), (0, 2.0)]:
+        push(gate, counts, rank, now, members)
+    assert gate.waits_for(0, members) == [1]
+
+
+def test_gate_of_ones_own_needs_no_more_than_to_say_for_whom_it_waits() -> None:
+    class Nobody(Gate):
+        """Lets rank 0 wait for rank 1 for ever."""
+
+        def advanced(self, rank: int, count: int, members: Sequence[int], now: float) -> bool:
+            """Take no note."""
+            return False
+
+        def waits_for(self, rank: int, members: Sequence[int]) -> list[int]:
+            """Return rank 1 for rank 0."""
+            return [1] if rank == 0 else []
+
+    gate = Nobody()
+    gate.changed(FOUR)
+    assert [gate.may_read(rank, FOUR) for rank in FOUR] == [False, True, True, True]
+
+
 # --- pbsp, pssp: the barrier is over a sample (Wang et al., 2017) ---
 
 
-def test_sample_is_part_of_the_ranks_and_the_same_everywhere() -> None:
-    ranks = list(range(10))
-    drawn = sample(ranks, 4, seed=7)
-    assert drawn == sample(list(reversed(ranks)), 4, seed=7)
-    assert len(set(drawn)) == 4
-    assert set(drawn) <= set(ranks)
-    assert sample(ranks, 20, seed=7) == ranks
+@given(st.integers(0, 12), st.integers(0, 2**64))
+def test_sample_is_so_many_different_ranks_and_the_same_for_every_server(size: int, seed: int) -> None:
+    ranks = [3 * number for number in range(10)]
+    drawn = sample(ranks, size, seed)
+    assert drawn == sample(tuple(ranks), size, seed)
+    assert drawn == sorted(set(drawn) & set(ranks))
+    assert len(drawn) == min(size, 10)
 
 
 def test_every_rank_is_drawn_about_as_often() -> None:
