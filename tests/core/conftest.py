@@ -432,10 +432,6 @@ class Server:
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
             held += [] if chunk.rounds is None else chunk.rounds.slots
             held += [received.slot for received in chunk.held]
-            if chunk.rounds is not None:
-                held += [one.contribution.slot for one in chunk.rounds.undecided.values()]
-                waiting = chunk.rounds.waiting()
-                held += [part.slot for update in waiting for part in update.contributions.values()]
         for behind in self.machine._decoding._behind.values():
             held += [one.slot for one in behind if isinstance(one, st.Received)]
         assert set(self.slots) == {slot for slot in held if slot is not None}
