@@ -573,3 +573,14 @@ def test_steps_that_are_dropped_are_forgotten_too(make_server: type[Server], mon
         assert server.push(0).answer == m.Done(1, "stale")
     known = server.machine._deciding.of(("ringmaster:1", ()))
     assert (len(known.verdicts), known.rounds) == (2, {})
+
+
+def test_pulls_of_one_worker_wait_each_for_itself(two_of_three: Server) -> None:
+    server = two_of_three
+    server.push(0)
+    short, long = server.pull(0, timeout=1.0), server.pull(0)
+    server.tick(1.0)
+    assert isinstance(short.error, RoundTimeoutError)
+    assert long.pending
+    server.push(1)
+    assert long.answer == m.Value(1)
