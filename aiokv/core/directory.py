@@ -44,6 +44,8 @@ class Directory:
         """The most pushes of any key."""
         self._earlier: dict[Key, int] = {}
         """How many pushes of a key were made before those of this worker, and elsewhere: those of what was loaded."""
+        self._has_steps = False
+        """Whether rounds of a key are decided for all keys at once."""
         self._kind: type | None = None
         self._known: dict[Key, Known] = {}
         self._places: dict[tuple[Key, TensorSpec], list[Chunk]] = {}
@@ -280,6 +282,13 @@ class Directory:
             keys = keys + [key for bundle, _ in plan.bundles for key in bundle.keys[1:]]
         for key in keys:
             self.clock = max(self.clock, 1 + self.counted(key))
+        if not self._has_steps:
+            return
+        known = [self._known[key] for key in keys if key in self._known and self._known[key].has_steps]
+        # A step has one push of a key, also of one that was made late and so has been pushed less often.
+        self.clock = max([self.clock, *(1 + one.clock for one in known)])
+        for one in known:
+            one.clock = self.clock
 
     def pushed(self, key: Key) -> int:
         """Return how often this worker has pushed a key."""
@@ -476,6 +485,8 @@ class Directory:
         for number, (key, spec) in enumerate(tensors, sparse - len(tensors)):
             known = self._known.setdefault(key, Known())
             known.spec, known.is_sparse, known.options = spec, number >= 0, options
+            known.has_steps = get_policy(self._policy_of(options)).decides
+            self._has_steps = self._has_steps or known.has_steps
         self._forget_plans()
 
     def bundled(self, bundle: KnownBundle, number: int) -> None:

@@ -31,12 +31,15 @@ class Known(Record, eq=False):
     bundle.
 
     `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
-    by first row of a key that `is_sparse`.
+    by first row of a key that `is_sparse`. Where rounds are decided for all keys at once (`has_steps`), `clock` is that
+    of the last push.
     """
 
     spec: TensorSpec | None = None
     is_sparse: bool = False
     options: KeyOptions = field(default_factory=KeyOptions)
+    has_steps: bool = False
+    clock: int = 0
     bundle: KnownBundle | None = None
     pushed: int = 0
     versions: dict[int, Version] = field(default_factory=dict)

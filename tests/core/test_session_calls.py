@@ -576,6 +576,24 @@ def test_scenario_69_all_keys_of_a_push_have_the_same_clock(worker: Worker) -> N
     assert [message.clock for message in worker.transfer("push", "b").messages] == [3]
 
 
+def test_step_has_one_push_of_a_key_also_of_one_that_was_made_late(make_worker: type[Worker]) -> None:
+    worker = make_worker(policy="k_sync:2")
+
+    def make(key: str) -> None:
+        call = worker.transfer("init", key)
+        for send in call.sends:
+            worker.answer(send)
+
+    def clocks(*keys: str) -> list[int]:
+        return [message.clock for message in worker.transfer("push", *keys).messages]
+
+    make("a")
+    assert [clocks("a"), clocks("a")] == [[1], [2]]
+    make("late")
+    assert [clocks("late"), clocks("late"), clocks("a")] == [[2], [3], [3]]
+    assert clocks("a", "late") == [4, 4]
+
+
 # --- time ---
 
 
