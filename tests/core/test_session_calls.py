@@ -576,6 +576,28 @@ def test_scenario_69_all_keys_of_a_push_have_the_same_clock(worker: Worker) -> N
     assert [message.clock for message in worker.transfer("push", "b").messages] == [3]
 
 
+def test_contribution_that_is_dropped_is_counted_and_named(worker: Worker) -> None:
+    call = worker.transfer("push", "a", "b")
+    worker.answer(call.sends[0], m.Done(4, dropped="late"))
+    assert ef.Complete(call.number, {"a": "late"}) in worker.answer(call.sends[1], m.Done(4))
+    assert worker.machine.dropped == {"late": 1}
+
+
+def test_dropped_contribution_is_counted_when_its_caller_has_given_up(worker: Worker) -> None:
+    call = worker.transfer("push", "a")
+    worker.handle(st.Cancel(call.number))
+    worker.answer(call.sends[0], m.Done(4, dropped="stale"))
+    assert worker.machine.dropped == {"stale": 1}
+
+
+def test_tallies_come_from_all_servers(worker: Worker) -> None:
+    call = worker.call(st.ReadTallies, timeout=5.0)
+    assert [type(send.message) for send in call.sends] == [m.GetTally, m.GetTally]
+    answers = [m.Tally({0: m.RankTally(applied=count)}) for count in (1, 2)]
+    worker.answer(call.sends[0], answers[0])
+    assert ef.Complete(call.number, answers) in worker.answer(call.sends[1], answers[1])
+
+
 def test_step_has_one_push_of_a_key_also_of_one_that_was_made_late(make_worker: type[Worker]) -> None:
     worker = make_worker(policy="k_sync:2")
 
