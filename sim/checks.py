@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from aiokv.policy import get_policy
+from sim.dialogue import Dialogue, Holdings
 from sim.network import HEAD_BYTES
 from sim.promises import Promises
 from sim.split import end_of, split
@@ -25,12 +26,12 @@ class InvariantError(AssertionError):
     """Something does not hold that must: a bug of a state machine or of the simulator."""
 
 
-@dataclass(slots=True)
-class _Chunk:
+@dataclass(slots=True, kw_only=True)
+class _Chunk(Holdings):
     label: str
-    version: Version = 0
+    ranks: list[Rank]
+    """Of those who push it."""
     time: float = 0.0
-    used: set[Token] = field(default_factory=set)
     last: dict[Rank, Version] = field(default_factory=dict)
     """The version that holds a rank's newest gradient."""
 
@@ -44,7 +45,8 @@ class Checks:
     - An update names the ranks whose gradients it holds, in ascending order.
     - bsp: update r holds push r of every worker that still takes part, at staleness 0.
     - asp: an update holds one gradient, as stale as the versions made since its worker's last push.
-    - What else the policy promises, see `sim.promises`.
+    - A gradient is as stale as what its worker had read when it sent it, and none of a lost worker is taken.
+    - What else the policy promises, see `sim.promises`; what holds of messages, see `sim.dialogue`.
 
     Args:
         run: what is looked at.
@@ -59,6 +61,9 @@ class Checks:
         self._rule = _RULES.get(run.policy)
         self._waits = get_policy(run.policy).waits
         self._promises = Promises(run)
+        self._groups = {tensor.key: tensor.group for tensor in run.scenario.tensors if tensor.group}
+        self.dialogue = Dialogue(run, self.report, self._chunks)
+        """Looks at the messages."""
 
     @property
     def chunks(self) -> list[_Chunk]:
@@ -80,15 +85,29 @@ class Checks:
         chunk = self._chunks.get((update.key, update.start))
         if chunk is None:
             label = f"key {update.key!r} from element {update.start}"
-            chunk = self._chunks[update.key, update.start] = _Chunk(label)
+            ranks = sorted(self._groups.get(update.key, range(len(self._run.workers))))
+            chunk = self._chunks[update.key, update.start] = _Chunk(label=label, ranks=ranks)
         found = _check_version(chunk, update) + _check_gradients(chunk, self._run, update)
         if self._rule is not None:
             found += self._rule(chunk, self._run, update)
-        found += self._promises.on_update(update, list(range(len(self._run.workers))))
+        found += self._promises.on_update(update, chunk.ranks) + self._check_each(update)
         for rank in update.ranks:
             chunk.last[rank] = update.version
         if found:
             self.report([f"{chunk.label}: {text}" for text in found])
+
+    def _check_each(self, update: UpdateRecord) -> list[str]:
+        found = []
+        # That they are as many is looked at elsewhere.
+        for token, staleness in zip(update.tokens, update.staleness, strict=False):
+            name, number = token
+            if self.dialogue.is_late(update, token):
+                found.append(f"push {number} of {name} was applied, although the worker was known to be lost")
+            read = self.dialogue.computed_at(update, token)
+            if read is not None and staleness != update.version - 1 - read:
+                text = f"push {number} of {name} was computed at {read}, but has staleness {staleness}"
+                found.append(f"version {update.version}: {text}")
+        return found
 
     def on_step(self, worker: WorkerRecord, number: int, step: Step) -> None:
         """A worker has made its push number `number`, from 1, and has the answer."""
@@ -109,7 +128,7 @@ class Checks:
     def _check_counted(self, worker: WorkerRecord, number: int, held: Collection[Token]) -> None:
         token = (worker.name, number)
         for chunk in self._chunks.values():
-            if token not in chunk.used and token not in held:
+            if token not in chunk.holds and token not in held and worker.rank in chunk.ranks:
                 text = f"push {number} of {worker.name} was answered, but is in no update"
                 self.report([f"{chunk.label}: {text}"])
 
@@ -124,15 +143,16 @@ class Checks:
     def finish(self, network: Network | None = None) -> None:
         """Look at the whole run, which is over."""
         self.report(self._promises.finish())
-        if not self._waits and not self._run.scenario.fault:
+        if not self._waits and not self._run.scenario.fault and not self._run.scenario.job.overlap:
             self._check_early_answers()
+        made = {worker.name: len(worker.pushed) for worker in self._run.workers}
+        never = sorted(token for chunk in self.chunks for token in chunk.holds if token[1] > made[token[0]])
+        self.report([f"push {n} of {name} was applied, but never made" for name, n in never])
         for worker in self._run.workers:
-            steps = len(worker.pushed)
-            never = sorted(n for chunk in self.chunks for name, n in chunk.used if name == worker.name and n > steps)
-            self.report([f"push {n} of {worker.name} was applied, but never made" for n in never])
             self.report([f"{worker.name}: {text}" for text in _check_time(self._run, worker)])
         if network is not None:
             self.report(_check_network(network))
+            self.dialogue.finish(network.env.now)
 
 
 def find_violations(run: Run) -> list[str]:
@@ -165,12 +185,13 @@ def _check_gradients(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]
     workers = run.worker_by_name
     if [workers[name].rank for name, _ in update.tokens] != update.ranks:
         found.append(f"version {update.version} holds {update.tokens}, but names the ranks {update.ranks}")
-    if sorted(update.ranks) != update.ranks:
+    order = [(workers[name].rank, number) for name, number in update.tokens]
+    if sorted(order) != order:
         found.append(f"version {update.version} was summed in the order {update.ranks}")
     for token in update.tokens:
-        if token in chunk.used:
+        if token in chunk.holds:
             found.append(f"push {token[1]} of {token[0]} was applied twice")
-        chunk.used.add(token)
+        chunk.holds[token] = update.version
     return found
 
 
@@ -181,18 +202,25 @@ def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
         found.append(f"version {update.version} holds pushes of other rounds, by {early}")
     if any(update.staleness):
         found.append(f"version {update.version} has gradients of staleness {update.staleness}")
-    if len(update.ranks) < len(run.workers):
-        here = set(update.ranks)
+    if len(update.ranks) < len(chunk.ranks):
+        absent = set(chunk.ranks).difference(update.ranks)
         for worker in run.workers:
-            gone = (worker.error is not None or worker.struck) and worker.ended <= update.time
-            if worker.rank not in here and not gone:
+            gone = (worker.error is not None or worker.struck or _is_done(run, worker)) and worker.ended <= update.time
+            if worker.rank in absent and not gone:
                 found.append(f"version {update.version} was made without {worker.name}")
     return found
+
+
+def _is_done(run: Run, worker: WorkerRecord) -> bool:
+    return len(worker.steps) == run.scenario.steps_of(worker.name)
 
 
 def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
     if len(update.ranks) != 1:
         return [f"version {update.version} holds {len(update.ranks)} gradients"]
+    if run.scenario.job.separate:
+        # What it has read may be newer than the version of its last push.
+        return []
     [rank], [staleness] = update.ranks, update.staleness
     expected = update.version - 1 - chunk.last.get(rank, 0)
     if staleness != expected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -216,13 +217,103 @@ def _estimate(value: float, width: float, sign: str = "") -> str:
     return f"{value:{sign}.4g}" if math.isnan(width) else f"{value:{sign}.4g} ± {width:.2g}"
 
 
+# --- advise ---
+
+
+@sim.command()
+@click.argument("scenario")
+@click.option("--policy", help="Under which policy.  [default: the first of the scenario]")
+@click.option("--seed", default=0, show_default=True, help="Equal seeds give equal runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def advise(scenario: str, policy: str | None, seed: int, as_json: bool) -> None:
+    """Run SCENARIO, and say with figures what would help.
+
+    Also runs it again without each thing that may be to blame: a slow worker, a fault, the network, the servers.
+    """
+    with _explained():
+        _require("simpy")
+        from sim.advice import advise as advise_on  # noqa: PLC0415
+        from sim.advice import to_json  # noqa: PLC0415
+        from sim.blame import alternatives, blame  # noqa: PLC0415
+        from sim.cluster import simulate  # noqa: PLC0415
+
+        loaded = load_scenario(scenario)
+        measured = simulate(loaded, policy or loaded.policies[0], seed)
+        with _progress("looking for causes", sum(1 for _ in alternatives(measured))) as on_run:
+            causes = blame(measured, on_run)
+        advice = advise_on(measured)
+    if as_json:
+        click.echo(to_json(advice, causes))
+        return
+    for line in (f"{loaded.name} under {advice.policy}: a step takes {advice.step_s:.4g} s", *advice.sentences):
+        click.echo(line)
+    made = Table("without this", "step (s)", "saved (%)", "gradients/s", "failed")
+    for cause in causes:
+        numbers = (f"{cause.step_s:.4g}", f"{100.0 * cause.saved:.1f}", f"{cause.gradients_per_s:.4g}")
+        made.add_row(cause.cause, *numbers, str(cause.failed_workers))
+    if causes:
+        Console().print(made)
+
+
+# --- fuzz ---
+
+
+@sim.command()
+@click.option("--seeds", default="0..1999", show_default=True, metavar="FIRST..LAST", help="One scenario for each.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Directory for the smallest scenarios that fail; made if it does not exist.  [default: the current one]",
+)
+def fuzz(seeds: str, jobs: int, as_json: bool, out: Path) -> None:
+    """Run small random scenarios in which much goes wrong, with all checks.
+
+    Each must keep what must hold, and make progress once everything has healed. For each one that does not, prints the
+    command that repeats it and writes the smallest scenario that fails in the same way. The command fails if there is
+    one.
+    """
+    with _explained():
+        _require("simpy")
+        from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+
+        from sim.fuzz import fuzz as fuzz_all  # noqa: PLC0415
+        from sim.fuzz import parse_seeds, to_json, write_scenarios  # noqa: PLC0415
+
+        wanted = parse_seeds(seeds)
+        begin = time.perf_counter()
+        with _progress("fuzzing", len(wanted)) as on_seed, ProcessPoolExecutor(jobs) as executor:
+            found = fuzz_all(wanted, executor, on_seed)
+        seconds = time.perf_counter() - begin
+        if found:
+            _make_directory(out)
+        files = write_scenarios(found, out)
+    if as_json:
+        click.echo(to_json(wanted, found, files, seconds))
+    else:
+        for finding, file in zip(found, files, strict=True):
+            click.echo(f"seed {finding.seed} ({finding.policy}): {finding.what}")
+            click.echo(f"  repeat it with: {finding.command}")
+            click.echo(f"  smallest scenario: {file}")
+        click.echo(f"{len(wanted)} scenarios in {seconds:.1f} s, {len(found)} with something wrong")
+    if found:
+        raise click.ClickException(f"something is wrong with {len(found)} of {len(wanted)} scenarios")
+
+
 # --- validate, bench, schema ---
 
 
 @sim.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Groups at the same time.")
-def validate(as_json: bool, jobs: int) -> None:
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with further recorded jobs to replay: job_4_norm.csv of Alibaba's cluster-trace-gpu-v2020.",
+)
+def validate(as_json: bool, jobs: int, traces: Path | None) -> None:
     """Compare the simulator with what is known on paper.
 
     Each number must be exact, or within three standard errors; the command fails when one is not.
@@ -232,12 +323,15 @@ def validate(as_json: bool, jobs: int) -> None:
     from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: PLC0415
 
     from sim.validation.suite import GROUPS, run_group  # noqa: PLC0415
+    from sim.validation.traces import recorded  # noqa: PLC0415
 
     with _progress("validating", len(GROUPS)) as on_group, ProcessPoolExecutor(jobs) as executor:
         futures = {name: executor.submit(run_group, name) for name in GROUPS}
         for _ in as_completed(futures.values()):
             on_group()
         cases = [case for name in GROUPS for case in futures[name].result()]
+    if traces is not None:
+        cases += recorded(traces)
     failed = sum(not case.ok for case in cases)
     if as_json:
         document = {"cases": cases, "passed": len(cases) - failed, "failed": failed}
@@ -249,6 +343,8 @@ def validate(as_json: bool, jobs: int) -> None:
             made.add_row(case.name, *numbers, "yes" if case.ok else "NO")
         Console().print(made)
         click.echo(f"{len(cases) - failed} passed, {failed} failed")
+        if traces is None:
+            click.echo("the largest recorded job was left out: it needs --traces")
     if failed:
         raise click.ClickException(f"{failed} of {len(cases)} cases are not as on paper")
 

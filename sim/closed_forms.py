@@ -60,6 +60,41 @@ def erlang_cdf(phases: int) -> Callable[[float], float]:
     return cdf
 
 
+def pareto_order_statistic(n: int, k: int, shape: float) -> float:
+    """Return the mean time until the first k of n are done, with Pareto times of at least 1 (Dutta and others 2018)."""
+    terms = (math.lgamma(n + 1), math.lgamma(n - k + 1 - 1.0 / shape))
+    return math.exp(sum(terms) - math.lgamma(n - k + 1) - math.lgamma(n + 1 - 1.0 / shape))
+
+
+def bounded_pair(first: float, second: float, bound: int) -> float:
+    """Return the steps a second of each of two exponential workers of which none may be too far ahead.
+
+    How far one is ahead is a birth-death chain from -(s + 1) to s + 1.
+
+    Args:
+        first: steps a second of one, alone.
+        second: of the other.
+        bound: s, by how many steps a worker may be ahead when it begins another one.
+    """
+    most = bound + 1
+    weights = [(first / second) ** lead for lead in range(-most, most + 1)]
+    return first * (1.0 - weights[-1] / math.fsum(weights))
+
+
+def at_most_late(n: int, most: int, late: float) -> float:
+    """Return the probability that at most so many of n are late, each by itself with a probability."""
+    return math.fsum(math.comb(n, i) * late**i * (1.0 - late) ** (n - i) for i in range(most + 1))
+
+
+def at_most_late_together(n: int, most: int, a: float, b: float) -> float:
+    """Return the same when the probability follows a beta distribution, equal for all n: they are late together."""
+
+    def beta(x: float, y: float) -> float:
+        return math.lgamma(x) + math.lgamma(y) - math.lgamma(x + y)
+
+    return math.fsum(math.comb(n, i) * math.exp(beta(i + a, n - i + b) - beta(a, b)) for i in range(most + 1))
+
+
 def closed_queue(customers: int, think: float, service: float) -> tuple[float, float]:
     """Return throughput and response time of a closed system with one exponential server.
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
     from sim.timeline import Strike
 
+MAX_VALIDATED: Final = 64
+"""Up to so many workers the state machines check themselves after every event; they look at all that waits."""
+
 PORT: Final = 9091
 """Every node is a host of its own, named like the node, and listens here."""
 
@@ -54,7 +57,7 @@ def simulate(
         policy: name of the synchronisation policy.
         seed: equal seeds give equal runs, and equal step times under every policy.
         on_step: is called whenever a worker has completed a step.
-        check: look after every event whether all that must hold does. That takes time which grows with the cluster.
+        check: look after every event whether all that must hold does.
 
     Raises:
         PolicyError: unknown policy.
@@ -103,6 +106,7 @@ class _Cluster:
             timeline,
             self._checks,
             self._count_update,
+            check and scenario.cluster.workers <= MAX_VALIDATED,
         )
         self._nodes: dict[str, Node] = {}
         self._lives: dict[str, int] = {}
@@ -124,16 +128,34 @@ class _Cluster:
 
     def run(self) -> Run:
         env, stop = self._env, self._scenario.stop
-        limit = env.timeout(stop.time) | self._enough
+        limit = self._first_of(env.timeout(stop.time), self._enough)
         names = self._scenario.workers
         self._wait_for(names, limit)
         if not limit.triggered and stop.departures:
             # A scheduler whose cluster never became complete goes on listening, so the end needs a limit.
             grace = env.timeout(self._scenario.cluster.join_timeout)
-            self._wait_for(list(self._nodes), grace | limit)
+            self._wait_for(list(self._nodes), self._first_of(grace, limit))
             self._run.unstopped = [node.name for node in self._nodes.values() if node.ended is None]
         self._finish()
         return self._run
+
+    def _first_of(self, *events: simpy.Event) -> simpy.Event:
+        """Return an event that happens with the first of these.
+
+        A condition of SimPy would be taken apart as soon as another one that it is part of is true.
+        """
+        first = self._env.event()
+
+        def happened(_: simpy.Event) -> None:
+            if not first.triggered:
+                first.succeed()
+
+        for event in events:
+            if event.callbacks is None:
+                happened(event)
+            else:
+                event.callbacks.append(happened)
+        return first
 
     def _wait_for(self, names: list[str], limit: simpy.Event) -> None:
         """Let time go on until the nodes have ended and none of them is started again."""
@@ -152,19 +174,19 @@ class _Cluster:
 
     def _finish(self) -> None:
         run, now = self._run, self._env.now
-        for name, process in self._processes.items():
-            if name in self._workers and process.is_alive:
-                # The stop rule has ended it in the middle of its work.
-                process.interrupt("the run is over")
+        # The stop rule has ended these in the middle of their work.
+        stopped = [name for name, process in self._processes.items() if name in self._workers and process.is_alive]
+        for name in stopped:
+            self._processes[name].interrupt("the run is over")
         self._env.run(until=self._env.timeout(0.0))
-        for worker in run.workers:
-            worker.struck = worker.struck and self._nodes[worker.name].ended != now
+        for name in stopped:
+            run.worker_by_name[name].struck = False
         run.elapsed = max([node.ended for node in self._nodes.values() if node.ended is not None], default=now)
         run.digest = self._trace.digest
         for tallies in self._tallies:
             for rank, tally in tallies.answer().ranks.items():
                 run.held[rank] = max(run.held.get(rank, 0.0), tally.waited)
-        run.in_flight = [token for node in self._nodes.values() for token in node.ledger.remaining]
+        run.in_flight = [token for node in self._nodes.values() for token in node.in_flight]
         run.links = [
             LinkRecord(*pair, way.messages, way.sent, way.delivered, way.lost, way.duplicate)
             for pair, way in sorted(self._network.traffic().items())

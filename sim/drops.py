@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aiokv.types import Peer, Version
     from sim.record import Run, Token, UpdateRecord
 
+
 def lifetime(policy: str) -> int | None:
     """Return after how many newer updates a gradient is dropped on arrival; None: never, as far as is known."""
     rule = get_policy(policy)

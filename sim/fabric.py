@@ -161,5 +161,10 @@ class FifoFabric:
         end = begin + nbytes / rate
         for port in ports:
             self._free[port] = end
-            self.carried[port] = self.carried.get(port, 0.0) + nbytes
-        after(self._env, end - self._env.now, lambda _: done())
+
+        def over(_: simpy.Event) -> None:
+            for port in ports:
+                self.carried[port] = self.carried.get(port, 0.0) + nbytes
+            done()
+
+        after(self._env, end - self._env.now, over)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.effects import Effect
     from aiokv.core.stimuli import Stimulus
-    from aiokv.types import Peer, Version
+    from aiokv.types import Key, Peer, Version
     from sim.checks import Checks
     from sim.drops import Drops
     from sim.network import Address, Flights, Network
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sim.timeline import Timeline
     from sim.trace import Trace
 
-Call = st.Join | st.Transfer | st.EnterBarrier | st.ConfigureOptimizer | st.Depart
+Call = st.Join | st.Transfer | st.EnterBarrier | st.ConfigureOptimizer | st.Finish | st.Depart
 """The stimuli that a node's user makes, and whose end it waits for."""
 
 
@@ -62,9 +62,11 @@ class World:
     service: Service
     timeline: Timeline
     checks: Checks | None = None
-    """What is asked after every event whether all is well; with it, the state machines check themselves too."""
+    """What is asked after every event whether all is well."""
     on_update: Callable[[UpdateRecord], None] = lambda update: None
     """Is called after every update of a chunk."""
+    validates: bool = False
+    """Whether the state machines check themselves after every event, too."""
 
 
 _PUSHES: Final = (m.Push, m.PushBundle)
@@ -133,10 +135,22 @@ class Node:
         """Watches what this server drops, if its policy may."""
         self.read: Version | None = None
         """The oldest version that has arrived since somebody put None here."""
+        self.applying: dict[tuple[Key, int], list[Token]] = {}
+        """The gradients of updates that are being made."""
         if address is not None:
             world.network.listen(address, self)
 
+    @property
+    def in_flight(self) -> list[Token]:
+        """Gradients that have arrived and are in no update yet."""
+        return self.ledger.remaining + [token for tokens in self.applying.values() for token in tokens]
+
     # --- the user's side ---
+
+    @property
+    def env(self) -> simpy.Environment:
+        """The simulated time."""
+        return self._env
 
     def new_call(self) -> int:
         """Return a number for a call."""
@@ -149,6 +163,12 @@ class Node:
         The event itself never fails: SimPy hands a copy of the exception to who waits, without its details.
         """
         event = self._calls[stimulus.call] = self._env.event()
+        if self._world.checks is not None:
+            what, node, call = type(stimulus).__name__, self.name, stimulus.call
+            dialogue, now = self._world.checks.dialogue, self._env.now
+            dialogue.called(node, call, what, stimulus.timeout, now)
+            assert event.callbacks is not None, "a new event has not happened yet"
+            event.callbacks.append(lambda _: dialogue.returned(node, call, self._env.now))
         self.deliver(stimulus)
         return event
 
@@ -162,6 +182,8 @@ class Node:
         """Let the node fall silent at once; its connections stay open."""
         self.alive = False
         self._inbox.clear()
+        if self._world.checks is not None:
+            self._world.checks.dialogue.ended(self.name, self._env.now)
         if not self.over.triggered:
             self.ended = self._env.now
             self.over.succeed()
@@ -194,8 +216,11 @@ class Node:
             return
         if not self.alive or self._pipes.get(peer) is not pipe:
             return
+        checks = self._world.checks
         if isinstance(item, Closing):
             del self._pipes[peer]
+            if checks is not None:
+                checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now)
             self.deliver(st.PeerLost(peer, item.reason))
             return
         message = item.message
@@ -203,6 +228,8 @@ class Node:
             self.drops.arrived(peer, item.request, message, pipe.target.name)
         if isinstance(message, m.Value):
             self.read = message.version if self.read is None else min(self.read, message.version)
+        if checks is not None:
+            checks.dialogue.arrived(self.name, peer, pipe.target.name, item.request, message, self._env.now)
         slot = None
         if item.nbytes and isinstance(message, _LANDING):
             sequence = message.sequence if isinstance(message, _PUSHES) else 0
@@ -222,7 +249,7 @@ class Node:
             return
         self._handling = True
         now, name, trace, machine = self._env.now, self.name, self._world.trace, self._machine
-        validates = self._world.checks is not None
+        validates = self._world.validates
         following: Stimulus | None = stimulus
         while following is not None:
             for effect in machine.handle(following, now=now):
@@ -297,6 +324,9 @@ class Node:
             drop = self.drops.sent(peer, request, message, self._env.now)
             if drop is not None and self._world.checks is not None:
                 self._world.checks.on_drop(drop)
+        if self._world.checks is not None:
+            to, now = pipe.target.name, self._env.now
+            self._world.checks.dialogue.sent(self.name, peer, to, request, message, payload, now)
         pipe.send(Packet(request, message, 0 if payload is None else _nbytes(payload)), priority)
 
     def _is_deaf(self) -> bool:
@@ -309,6 +339,7 @@ class Node:
 
     def _apply(self, effect: fx.Apply) -> None:
         tokens = self.ledger.take(effect.slot)
+        self.applying[effect.key, effect.start] = tokens
         done = self._work(self._world.service.apply())
         if done > self._env.now:
             after(self._env, done - self._env.now, lambda _: self._applied(effect, tokens))
@@ -321,6 +352,7 @@ class Node:
         if self._pauses:
             self._waiting.append(lambda: self._applied(effect, tokens))
             return
+        del self.applying[effect.key, effect.start]
         update = UpdateRecord(
             self._env.now, effect.key, effect.start, effect.version, effect.ranks, effect.staleness, tokens, self.name
         )
@@ -362,6 +394,8 @@ class Node:
     def _disconnect(self, peer: Peer, reason: str) -> None:
         pipe = self._pipes.pop(peer, None)
         if pipe is not None:
+            if self._world.checks is not None:
+                self._world.checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now, by_itself=True)
             pipe.close(reason)
 
     # --- time ---

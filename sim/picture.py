@@ -162,7 +162,12 @@ def step_times(runs: Sequence[Run]) -> Figure:
         times = sorted(s.end - s.start for w in run.workers for s in w.steps if s.answered and begin < s.end <= end)
         if times:
             axes.step(
-                times, 100.0 * np.arange(1, len(times) + 1) / len(times), where="post", color=colour, linestyle=line, label=run.policy
+                times,
+                100.0 * np.arange(1, len(times) + 1) / len(times),
+                where="post",
+                color=colour,
+                linestyle=line,
+                label=run.policy,
             )
     axes.set_xlabel("step time (s)")
     axes.set_ylabel("steps that take at most so long (%)")
@@ -180,7 +185,9 @@ def staleness(runs: Sequence[Run]) -> Figure:
         values = [value for update in run.updates for value in update.staleness]
         if values:
             shares = 100.0 * np.cumsum(np.bincount(values)) / len(values)
-            axes.step(np.arange(len(shares)), shares, where="post", color=colour, linestyle=line, marker=".", label=run.policy)
+            axes.step(
+                np.arange(len(shares)), shares, where="post", color=colour, linestyle=line, marker=".", label=run.policy
+            )
     axes.set_xlabel("staleness (versions made since the one that the gradient was computed at)")
     axes.set_ylabel("gradients that are at most so stale (%)")
     axes.set_ylim(0.0, 100.0)
@@ -269,7 +276,14 @@ def progress(runs: Sequence[Run]) -> Figure:
     for (line, colour), run in zip(STYLES, runs, strict=False):
         chunks = max(1, len({(update.key, update.start) for update in run.updates}))
         counts = np.cumsum([len(update.ranks) for update in run.updates]) / chunks
-        axes.step([update.time for update in run.updates], counts, where="post", color=colour, linestyle=line, label=run.policy)
+        axes.step(
+            [update.time for update in run.updates],
+            counts,
+            where="post",
+            color=colour,
+            linestyle=line,
+            label=run.policy,
+        )
     axes.set_xlabel("simulated time (s)")
     axes.set_ylabel("gradients applied")
     axes.set_xlim(left=0.0)

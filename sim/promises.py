@@ -113,6 +113,8 @@ class _Progress:
     """Applied pushes of a chunk, by rank."""
 
     counts: Counter[Rank] = field(default_factory=Counter)
+    ranks: list[Rank] = field(default_factory=list)
+    """Who pushes it."""
     last: Rank = -1
     """Whose gradient was the last of the newest update."""
     round: int = -1
@@ -139,6 +141,8 @@ class Promises:
         self._rule = rule_of(run.policy)
         self._decides = policy.decides
         self._chunks: dict[tuple[Key, int], _Progress] = {}
+        # Keys of different groups go through different rounds.
+        self._agrees = not any(tensor.group for tensor in run.scenario.tensors)
         self._rounds: dict[Token, int] = {}
         self._tokens: list[frozenset[Token]] = []
         """The gradients of each round, by its number."""
@@ -147,13 +151,13 @@ class Promises:
 
     def on_update(self, update: UpdateRecord, ranks: list[Rank]) -> list[str]:
         """Return what is wrong with an update of a chunk that these ranks push."""
-        progress = self._chunks.setdefault((update.key, update.start), _Progress())
+        progress = self._chunks.setdefault((update.key, update.start), _Progress(ranks=ranks))
         found = [
             f"push {number} of {name} was applied, but dropped elsewhere as {self._run.dropped[name, number]}"
             for name, number in update.tokens
-            if (name, number) in self._run.dropped
+            if self._agrees and (name, number) in self._run.dropped
         ]
-        if self._decides:
+        if self._decides and self._agrees:
             found += self._check_round(progress, update)
         if self._rule is not None:
             found += self._check_rule(self._rule, progress, update, ranks)
@@ -165,6 +169,8 @@ class Promises:
         found = []
         if self._rule is not None and drop.reason not in self._rule.drops:
             found.append(f"push {number} of {name} was dropped as {drop.reason}; {self._run.policy} drops none as that")
+        if not self._agrees:
+            return found
         if drop.token in self._rounds:
             found.append(f"push {number} of {name} was dropped as {drop.reason}, but applied elsewhere")
         if drop.reason != self._run.dropped.get(drop.token):
@@ -177,6 +183,8 @@ class Promises:
             return []
         found = []
         for (key, start), progress in self._chunks.items():
+            if worker.rank not in progress.ranks:
+                continue
             lead = number - self._slowest(progress, worker.ended)
             if lead > self._rule.lead:
                 text = f"{worker.name} goes on after push {number}, {lead} ahead of the slowest"
@@ -250,7 +258,7 @@ class Promises:
 
     def _slowest(self, progress: _Progress, now: float) -> int:
         """Return the fewest applied pushes of a worker that takes part."""
-        live = self._live(range(len(self._run.workers)), now)
+        live = self._live(progress.ranks, now)
         return min((progress.counts[rank] for rank in live), default=max(progress.counts.values(), default=0))
 
     def _live(self, ranks: Iterable[Rank], now: float) -> list[Rank]:
@@ -259,4 +267,6 @@ class Promises:
         return [rank for rank in ranks if rank not in gone]
 
     def _is_gone(self, worker: WorkerRecord) -> bool:
-        return worker.error is not None or worker.struck or len(worker.steps) >= self._run.scenario.steps
+        return (
+            worker.error is not None or worker.struck or len(worker.steps) >= self._run.scenario.steps_of(worker.name)
+        )

@@ -144,7 +144,15 @@ class Run:
     """When the last node that stopped did so."""
     digest: str = ""
     """SHA-256 of the trace of effects."""
+    _applied: set[Token] = field(default_factory=set, repr=False)
     _by_name: dict[str, WorkerRecord] = field(default_factory=dict, repr=False)
+
+    @property
+    def applied(self) -> set[Token]:
+        """The gradients that are in any update; to be asked for when the run is over."""
+        if not self._applied:
+            self._applied = {token for update in self.updates for token in update.tokens}
+        return self._applied
 
     @property
     def worker_by_name(self) -> dict[str, WorkerRecord]:

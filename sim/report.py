@@ -64,7 +64,8 @@ class Dropped(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a run, or their means over several runs; NaN where there is nothing to count.
 
-    All but `dropped`, `held`, `split` and `elapsed_s` count what ended in the window: from the moment at which the first worker completes its warm-up
+    All but `dropped`, `held`, `split` and `elapsed_s` count what ended in the window: from the moment at which the first
+    worker completes its warm-up
     to that at which the first worker ends its loop, so all workers are at work.
     """
 
@@ -273,7 +274,9 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
             "standard_error": msgspec.to_builtins(standard_error(summaries)) if len(runs) > 1 else None,
             "half_width_95": msgspec.to_builtins(half_widths(summaries)),
             "workers": worker_rows(runs[0]),
-            "staleness_by_worker": {name: dict(sorted(fate.staleness.items())) for name, fate in fates(runs[0]).items()},
+            "staleness_by_worker": {
+                name: dict(sorted(fate.staleness.items())) for name, fate in fates(runs[0]).items()
+            },
             "links": [msgspec.to_builtins(link) for link in runs[0].links],
             "poisoned_updates": sum(len(poisoned_updates(run)) for run in runs),
             "failures": [failure for run in runs for failure in failures(run)],

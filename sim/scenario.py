@@ -52,6 +52,8 @@ class Scenario(Section, frozen=True, kw_only=True):
     compute: Law
     slow: dict[str, Positive] = msgspec.field(default_factory=dict)
     """How many times slower than the law a worker is, by name."""
+    uneven: dict[str, Count] = msgspec.field(default_factory=dict)
+    """How many steps a worker takes, by name, if not as many as the others."""
     network: NetworkSection = NetworkSection()
     server: ServerSection = ServerSection()
     job: JobSection = JobSection()
@@ -76,6 +78,10 @@ class Scenario(Section, frozen=True, kw_only=True):
     def nodes(self) -> list[str]:
         """Names of all nodes."""
         return [SCHEDULER, *self.servers, *self.workers]
+
+    def steps_of(self, worker: str) -> int:
+        """Return how many steps a worker takes."""
+        return self.uneven.get(worker, self.steps)
 
     def rack(self, node: str) -> int:
         """Return the number of the rack in which a node stands."""
@@ -211,10 +217,15 @@ def _check_times(scenario: Scenario) -> Found:
 
 
 def _check_names(scenario: Scenario) -> Found:
-    for name in scenario.slow:
-        if name not in scenario.workers:
-            last = scenario.workers[-1]
-            return f"slow.{name}", f"no such worker{closest(name, scenario.workers)}; there are worker-0 to {last}"
+    for table, workers in (("slow", list(scenario.slow)), ("uneven", list(scenario.uneven))):
+        for name in workers:
+            if name not in scenario.workers:
+                last = scenario.workers[-1]
+                hint = closest(name, scenario.workers)
+                return f"{table}.{name}", f"no such worker{hint}; there are worker-0 to {last}"
+    for name, steps in scenario.uneven.items():
+        if steps > scenario.steps:
+            return f"uneven.{name}", f"expected at most steps = {scenario.steps}, got {steps}"
     for number, fault in enumerate(scenario.fault):
         for field in ("node", "to") if isinstance(fault, Link) else ("node",):
             try:
@@ -229,6 +240,10 @@ def _check_names(scenario: Scenario) -> Found:
 def _check_tensors(scenario: Scenario) -> Found:
     kind: type | None = None
     seen: list[str | int] = []
+    if scenario.tensor and all(tensor.group for tensor in scenario.tensor):
+        idle = set(range(scenario.cluster.workers)).difference(*(tensor.group for tensor in scenario.tensor))
+        if idle:
+            return "tensor", f"expected that every worker has a tensor, but rank {min(idle)} is in no group"
     for number, tensor in enumerate(scenario.tensor):
         try:
             kind = check_kind(check_key(tensor.key), kind)
@@ -237,6 +252,9 @@ def _check_tensors(scenario: Scenario) -> Found:
             return f"tensor[{number}]", str(error)
         if tensor.key in seen:
             return f"tensor[{number}].key", f"key {tensor.key!r} stands there twice"
+        if tensor.group and max(tensor.group) >= scenario.cluster.workers:
+            last = scenario.cluster.workers - 1
+            return f"tensor[{number}].group", f"expected ranks from 0 to {last}, got {list(tensor.group)}"
         seen.append(tensor.key)
     return None
 

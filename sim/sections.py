@@ -92,6 +92,12 @@ class JobSection(Section, frozen=True, kw_only=True):
     """Every worker saves a checkpoint at the first step after so long; 0: never."""
     checkpoint_cost: Seconds = 0.0
     """Seconds that it does not compute then."""
+    separate: bool = False
+    """Push and pull with two calls of their own, both at once, instead of one that does both."""
+    barrier_every: Annotated[int, Meta(ge=0)] = 0
+    """All workers meet at a barrier after so many steps each time; 0: never. Not with `overlap`."""
+    linger: Seconds = 0.0
+    """A worker with fewer steps than the others finishes, and leaves so many seconds later."""
 
 
 class StopSection(Section, frozen=True, kw_only=True):
@@ -111,6 +117,8 @@ class TensorSection(Section, frozen=True, kw_only=True):
     key: str | int
     shape: tuple[Annotated[int, Meta(ge=1)], ...]
     dtype: str = "float32"
+    group: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    """Ranks that push and pull it, and whose gradients make its updates; all of them if it is empty."""
 
     @property
     def spec(self) -> TensorSpec:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from aiokv.core.stimuli import Depart, Join, Operation, Transfer
+from aiokv.core.stimuli import Depart, EnterBarrier, Finish, Join, KeyOptions, Operation, Transfer
 from aiokv.errors import AiokvError
 from sim.network import Flights
 from sim.record import LogRecord, Step
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aiokv.core.session import Session
-    from aiokv.types import Key, TensorSpec
+    from aiokv.types import Key, Rank, TensorSpec
     from sim.checks import Checks
     from sim.drops import Expiry
     from sim.node import Node
@@ -74,14 +74,14 @@ class Worker:
         """Live one life on a node, as a SimPy process that begins at a time."""
         record, cluster = self.record, self.scenario.cluster
         is_first = not record.steps and not record.outages and not record.struck
-        if start > env.now:
-            yield env.timeout(start - env.now)
-        if is_first:
-            record.begun = record.ended = env.now
         try:
+            if start > env.now:
+                yield env.timeout(start - env.now)
+            if is_first:
+                record.begun = record.ended = env.now
             yield from finish(node.call(Join(node.new_call(), cluster.join_timeout)))
             record.rank = session.rank
-            yield from self._transfer(node, Operation.INIT, self._tensors)
+            yield from self._initialise(node, record.rank)
             self._begin(env.now, is_first)
             yield from self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)
         except AiokvError as error:
@@ -94,6 +94,9 @@ class Worker:
             node.freeze()
             return
         try:
+            if self.scenario.steps_of(record.name) < self.scenario.steps and record.error is None:
+                yield from finish(node.call(Finish(node.new_call(), cluster.call_timeout)))
+                yield env.timeout(self.scenario.job.linger)
             yield from finish(node.call(Depart(node.new_call(), cluster.call_timeout)))
         except AiokvError as error:
             record.error = record.error or error
@@ -113,7 +116,7 @@ class Worker:
 
     @property
     def _steps_left(self) -> int:
-        return self.scenario.steps - sum(step.answered for step in self.record.steps)
+        return self.scenario.steps_of(self.record.name) - sum(step.answered for step in self.record.steps)
 
     def _compute(self, env: simpy.Environment, seconds: float, step: Step) -> Waiting:
         if self.pace is None:
@@ -139,8 +142,8 @@ class Worker:
         record.steps.append(step)
 
     def _train(self, env: simpy.Environment, node: Node) -> Waiting:
-        pushes = len(self.record.pushed)
-        saves = self.scenario.job.checkpoint_interval > 0
+        record, job, pushes = self.record, self.scenario.job, len(self.record.pushed)
+        saves = job.checkpoint_interval > 0
         for _ in range(self._steps_left):
             if saves:
                 yield from self._save(env)
@@ -163,6 +166,8 @@ class Worker:
                 if error is not None:
                     raise error
                 step.answered = True
+                if job.barrier_every and (len(record.steps) + 1) % job.barrier_every == 0:
+                    yield from self._meet(env, node, step)
             finally:
                 self._ended(env, step)
             if not step.cancelled:
@@ -182,6 +187,10 @@ class Worker:
             # One that is stopped hears of it when it goes on.
             yield env.timeout(pace.finish(env.now, 0.0)[0] - env.now)
             step.paused += pace.stopped(step.start, env.now)
+
+    def _meet(self, env: simpy.Environment, node: Node, step: Step) -> Waiting:
+        barrier = EnterBarrier(node.new_call(), "step", self.scenario.cluster.call_timeout)
+        yield from self._wait(env, finish(node.call(barrier)), step)
 
     def _stepped(self, step: Step, number: int) -> None:
         if self.checks is not None and not step.cancelled:
@@ -235,13 +244,28 @@ class Worker:
                 record.saving += env.now - start
                 record.ended = self._saved_at = env.now
 
+    def _initialise(self, node: Node, rank: Rank) -> Waiting:
+        """Initialise the tensors that this worker has to do with, those of each group with one call."""
+        self._tensors = [tensor for tensor in self.scenario.tensors if not tensor.group or rank in tensor.group]
+        self._parts = [(tensor.key, tensor.spec) for tensor in self._tensors]
+        for group in dict.fromkeys(tensor.group for tensor in self._tensors):
+            parts = [(tensor.key, tensor.spec) for tensor in self._tensors if tensor.group == group]
+            timeout, options = self.scenario.cluster.call_timeout, KeyOptions(group=group)
+            yield from finish(node.call(Transfer(node.new_call(), Operation.INIT, parts, timeout, options=options)))
+
     def _exchange(self, node: Node, operation: Operation, tensors: list[TensorSection], priority: int) -> simpy.Event:
+        if self.scenario.job.separate and operation is Operation.PUSHPULL:
+            calls = [self._exchange(node, each, tensors, priority) for each in (Operation.PUSH, Operation.PULL)]
+            return node.env.process(_both(*calls))
         parts = self._parts if tensors is self._tensors else [(tensor.key, tensor.spec) for tensor in tensors]
         timeout = self.scenario.cluster.call_timeout
         return node.call(Transfer(node.new_call(), operation, parts, timeout, priority))
 
-    def _transfer(self, node: Node, operation: Operation, tensors: list[TensorSection]) -> Waiting:
-        return finish(self._exchange(node, operation, tensors, 0))
+
+def _both(first: simpy.Event, second: simpy.Event) -> Generator[simpy.Event, Any, AiokvError | None]:
+    """Wait for two calls; the process's value is the error of the first one that fails, or None."""
+    errors: list[AiokvError | None] = [(yield first), (yield second)]
+    return errors[0] or errors[1]
 
 
 def serve(node: Node, run: Run, env: simpy.Environment, timeout: float, start: float) -> Waiting:

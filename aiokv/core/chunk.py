@@ -212,7 +212,8 @@ class Chunk(Record, eq=False):
 
     def expect(self, update: Update, roster: Roster) -> None:
         """Let an update wait for the ranks of this view, if it does not yet."""
-        if update.roster is not roster:
+        # A round that was decided elsewhere becomes an update when all is there.
+        if update.roster is not roster and isinstance(self.policy, ChunkPolicy):
             members = roster.members_of(self.group)
             update.expected = self.own_rounds.expected(version=update.version, members=members)
             update.roster, update.reached = roster, 0

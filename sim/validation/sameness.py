@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sim.compute import Exponential
+from sim.compute import Exponential, Law, Pareto
 from sim.faults import Crash
 from sim.validation.case import Case, exact
 from sim.validation.runs import run_ideal
@@ -27,3 +27,25 @@ def unchanged() -> Iterator[Case]:
     asynchronous = run_ideal("asp", 8, 50, law)
     slower = max(w.ended for w in plain.workers) >= max(w.ended for w in asynchronous.workers)
     yield exact("31 the same step times: asp is not slower than bsp", slower, 1.0)
+
+
+SAME: Final = {
+    "bsp": ("ssp:0", "k_sync:{n}", "backup:0", "k_async:{n}", "quorum:{n}:1000", "sync_switch:1:{steps}"),
+    "asp": ("ssp:1000", "k_async:1", "k_batch_async:1", "ringmaster:1000", "pssp:0:0", "sync_switch:0:{steps}"),
+}
+"""Policies that are the same under other names, for n workers."""
+
+
+def policies() -> Iterator[Case]:
+    """Case 31: under policies that are the same, all steps begin and end at the same times."""
+    for law in (Exponential(mean=1.0), Pareto(minimum=1.0, shape=2.0)):
+        for policy, others in SAME.items():
+            steps = _steps(policy, law)
+            for other in others:
+                name = other.format(n=6, steps=40)
+                yield exact(f"31 {name} is {policy}, {type(law).__name__}: same steps", _steps(name, law) == steps, 1.0)
+
+
+def _steps(policy: str, law: Law) -> list[tuple[float, float, float]]:
+    run = run_ideal(policy, 6, 40, law)
+    return [(step.start, step.computed, step.end) for worker in run.workers for step in worker.steps]

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.validation import barriers, descents, failures, queues, sameness, staleness
+from sim.validation import (
+    barriers,
+    compression,
+    descents,
+    failures,
+    fleets,
+    policies,
+    queues,
+    sameness,
+    staleness,
+    traces,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +40,17 @@ GROUPS: Final[dict[str, Callable[[], Iterator[Case]]]] = {
     "descents.delayed": descents.delayed,
     "descents.momentum": descents.momentum,
     "descents.floor": descents.floor,
+    "fleets.interruptions": fleets.interruptions,
+    "fleets.tails": fleets.tails,
+    "compression": compression.two_bits,
+    "policies.first_k": policies.first_k,
+    "policies.staleness": policies.staleness,
+    "policies.order_statistics": policies.order_statistics,
+    "policies.bounded": policies.bounded,
+    "policies.persistent": policies.persistent,
+    "traces.bundled": traces.bundled,
     "sameness": sameness.unchanged,
+    "sameness.policies": sameness.policies,
 }
 """Each group of cases by name; groups do not depend on each other, so they may run in several processes."""
 

@@ -1,0 +1,108 @@
+"""Who is to blame: the same run again, each time with one thing as it should be."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from sim.cluster import simulate
+from sim.faults import Link
+from sim.report import summarise
+from sim.sections import NetworkSection, ServerSection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sim.faults import AnyFault
+    from sim.record import Run
+    from sim.scenario import Scenario
+
+MAX_WORKERS: Final = 8
+"""So many of the slowest workers are looked at."""
+
+SLOW: Final = 1.02
+"""A worker counts as slow whose mean is so many times that of the median worker."""
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step would take if one thing were as it should be."""
+
+    cause: str
+    step_s: float
+    saved: float
+    """Share of the step time; below 0 when it would take longer."""
+    saved_s: float
+    gradients_per_s: float
+    failed_workers: int
+    """How many workers would not come to the end."""
+
+
+def alternatives(run: Run) -> Iterator[tuple[str, Scenario]]:
+    """Yield each thing that may be to blame, and the scenario without it."""
+    scenario = run.scenario
+
+    def change(**fields: Any) -> Scenario:
+        return msgspec.structs.replace(scenario, **fields)
+
+    means = {w.name: statistics.fmean(step.work for step in w.steps) for w in run.workers if w.steps}
+    if means:
+        usual = statistics.median(means.values())
+        slow = sorted((name for name in means if means[name] > SLOW * usual), key=lambda name: -means[name])
+        for name in slow[:MAX_WORKERS]:
+            # The same draws, at the pace of the worker in the middle.
+            factor = scenario.slow.get(name, 1.0) * usual / means[name]
+            yield (
+                f"{name} computes {means[name] / usual:.2f} times as long",
+                change(slow=scenario.slow | {name: factor}),
+            )
+    for number, fault in enumerate(scenario.fault):
+        others = scenario.fault[:number] + scenario.fault[number + 1 :]
+        yield describe(fault), change(fault=others)
+    net = scenario.network
+    if net != NetworkSection():
+        unhurried = {"latency": 0.0, "jitter": 0.0, "rack_latency": 0.0, "loss": 0.0}
+        if any(getattr(net, name) for name in unhurried):
+            yield "latency and loss of the network", change(network=msgspec.structs.replace(net, **unhurried))
+        if net.bandwidth < math.inf:
+            yield "bandwidth of the network cards", change(network=msgspec.structs.replace(net, bandwidth=math.inf))
+    if scenario.server != ServerSection():
+        yield "arithmetic of the servers", change(server=ServerSection())
+
+
+def describe(fault: AnyFault) -> str:
+    """Return a fault in a few words."""
+    kind = fault.__struct_config__.tag
+    nodes = fault.node if isinstance(fault.node, str) else ", ".join(fault.node)
+    if not isinstance(fault, Link):
+        return f"{kind} of {nodes}"
+    to = fault.to if isinstance(fault.to, str) else ", ".join(fault.to)
+    return f"{kind} between {nodes} and {to}"
+
+
+def blame(run: Run, on_run: Callable[[], None] = lambda: None) -> list[WhatIf]:
+    """Run a scenario again without each thing that may be to blame; the largest savings first.
+
+    Args:
+        run: what there was.
+        on_run: is called after each further run.
+    """
+    before = summarise(run).step_time_s.mean
+    found = []
+    for cause, scenario in alternatives(run):
+        summary = summarise(simulate(scenario, run.policy, run.seed, check=False))
+        step = summary.step_time_s.mean
+        found.append(
+            WhatIf(
+                cause=cause,
+                step_s=step,
+                saved=1.0 - step / before,
+                saved_s=before - step,
+                gradients_per_s=summary.gradients_per_s,
+                failed_workers=round(summary.failed_workers),
+            )
+        )
+        on_run()
+    return sorted(found, key=lambda each: -each.saved if not math.isnan(each.saved) else math.inf)

@@ -1,0 +1,358 @@
+"""What must hold of the messages of a run: who is asked has to answer, in time, and with what is true.
+
+This sees what goes into the network and what comes out of it, and nothing of the state machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.effects import StoredChunk, StoredChunks
+from aiokv.core.session import MAX_OPEN_PUSHES
+from aiokv.errors import CallTimeoutError, ProtocolError, from_code
+from aiokv.policy import get_policy
+from aiokv.wire import messages as m
+from sim.faults import Pause
+from sim.promises import rule_of
+from sim.sections import SCHEDULER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from aiokv.core.effects import Payload
+    from aiokv.types import Key, Peer, Version
+    from sim.record import Run, Token, UpdateRecord
+
+ROUNDING: Final = 1e-6
+"""Seconds by which a deadline may be missed."""
+
+Place = tuple["Key", int]
+"""Key and first element of a chunk."""
+
+Meeting = tuple[str, tuple[int, ...]]
+"""Name and group of a barrier."""
+
+Push = m.Push | m.PushBundle
+Pull = m.Pull | m.PullBundle
+ASKED = (m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle, m.Barrier, m.Finish, m.Leave)
+"""Messages that are to be answered."""
+
+ANSWERS = (m.Done, m.Bundled, m.Value, m.Error)
+
+COUNTED: Final = ("alive", "lost")
+"""States of workers for which rounds and barriers wait."""
+
+
+@dataclass(slots=True)
+class Question:
+    """A message that has arrived and is not answered yet."""
+
+    asker: str
+    message: m.Message
+    due: float
+    after_loss: bool
+    """The node knew already that the worker was lost."""
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What is known of a chunk from its updates."""
+
+    version: Version = 0
+    holds: dict[Token, Version] = field(default_factory=dict)
+    """The version that holds a gradient."""
+
+
+class Dialogue:
+    """Looks at every message of a run when it is sent and when it arrives.
+
+    - Who is asked answers once, before the time-out that the question names; and not earlier with a time-out error.
+    - A push is answered when an update has been made of it, with a version that holds it; a pull with one that holds
+      all that its worker had pushed before; unless the policy does not wait, or the answer says that it is dropped.
+      No worker gets an older version after a newer one,.
+    - What comes from a worker that a server knows to be lost is refused, and is in no update.
+    - Epochs go up by one, a view is the same for all, and nobody is lost who was heard within the death time-out.
+    - A barrier lets nobody through before all members of its group are there.
+    - No node finds fault with the protocol of another.
+
+    Args:
+        run: what is looked at.
+        report: takes what does not hold, in sentences.
+        chunks: what was made so far, by key and first element; somebody else keeps it.
+    """
+
+    def __init__(self, run: Run, report: Callable[[list[str]], None], chunks: Mapping[Place, Holdings]) -> None:
+        scenario = run.scenario
+        self._report = report
+        self._chunks = chunks
+        self._death = scenario.cluster.death_timeout
+        self._stops: dict[str, float] = {}
+        """Seconds in which a node is stopped, all together."""
+        for fault in scenario.fault:
+            for node in scenario.select(fault.node) if isinstance(fault, Pause) else ():
+                assert isinstance(fault, Pause)
+                self._stops[node] = self._stops.get(node, 0.0) + fault.duration
+        self._open: dict[str, dict[Peer, dict[int, Question]]] = {}
+        """What a node has been asked, by who it is there and request."""
+        self._policy = get_policy(run.policy)
+        self._rule = rule_of(run.policy)
+        self._servers = frozenset(scenario.servers)
+        self._dropped: set[tuple[Place, Token]] = set()
+        self._lost: dict[str, list[str]] = {}
+        """Who is lost as far as a node knows."""
+        self._published = m.View(0, (), (), 1.0, 1, 1, 1.0)
+        self._heard: dict[str, float] = {}
+        self._closed: set[str] = set()
+        self._late: set[tuple[Place, Token]] = set()
+        """Pushes that arrived at a server after it knew that their worker was lost."""
+        self._meeting: dict[Meeting, dict[str, None]] = {}
+        """Who waits at a barrier."""
+        self._opened: dict[Meeting, float] = {}
+        """When a barrier was last opened."""
+        self._bundles: dict[tuple[str, int], tuple[Key, ...]] = {}
+        self._pushes: dict[tuple[str, str, int, Place], int] = {}
+        """How many pushes a worker had sent before a pull, by worker, server, request and chunk."""
+        self._sent: dict[tuple[str, Place], int] = {}
+        self._read: dict[tuple[str, Place], Version] = {}
+        """The newest version that a worker was answered with."""
+        self._asked: dict[tuple[str, str, int], list[Place]] = {}
+        """What a worker wants values of, by worker, server and request."""
+        self._known: dict[tuple[str, Place], Version] = {}
+        """The newest version that has arrived at a worker."""
+        self._computed: dict[tuple[str, Place], dict[int, Version]] = {}
+        """The version that a worker had when it sent a push, for its newest ones."""
+        self._calls: dict[str, dict[int, tuple[str, float]]] = {}
+
+    # --- members ---
+
+    def is_late(self, update: UpdateRecord, token: Token) -> bool:
+        """Say whether a push of an update arrived when the server knew that its worker was lost."""
+        return ((update.key, update.start), token) in self._late
+
+    def is_dropped(self, place: Place, token: Token) -> bool:
+        """Say whether a worker was told that its push is in no update of a chunk."""
+        return (place, token) in self._dropped
+
+    def computed_at(self, update: UpdateRecord, token: Token) -> Version | None:
+        """Return the version that a worker had when it sent a push that is in an update; None if that was not seen."""
+        name, number = token
+        return self._computed.get((name, (update.key, update.start)), {}).get(number)
+
+    def _is_lost(self, node: str, worker: str) -> bool:
+        return worker in self._lost.get(node, ())
+
+    # --- calls of users ---
+
+    def called(self, node: str, call: int, what: str, timeout: float, now: float) -> None:
+        """A node's user makes a call."""
+        self._calls.setdefault(node, {})[call] = (what, now + timeout + self._stops.get(node, 0.0))
+
+    def returned(self, node: str, call: int, now: float) -> None:
+        """A call is over."""
+        what, due = self._calls.get(node, {}).pop(call, ("", now))
+        if now > due + ROUNDING:
+            self._report([f"{node}: {what} took {now - due:g} s longer than it may"])
+
+    # --- messages that leave ---
+
+    def sent(
+        self, node: str, peer: Peer, to: str, request: int, message: m.Message, payload: Payload | None, now: float
+    ) -> None:
+        """A node sends a message to another, which it knows as `peer`."""
+        if isinstance(message, m.View):
+            self._view_sent(message, now)
+        elif isinstance(message, Push | Pull):
+            self._exchange_sent(node, to, request, message)
+        elif isinstance(message, ANSWERS):
+            question = self._open.get(node, {}).get(peer, {}).pop(request, None)
+            found = []
+            if question is not None:
+                found = self._answer(node, question, request, message, payload, now)
+            elif isinstance(message, m.Done | m.Value) and not to.startswith("server"):
+                found = [f"{type(message).__name__} answers nothing that is open"]
+            if found:
+                self._report([f"{node} to {to}: {text}" for text in found])
+
+    def _exchange_sent(self, worker: str, server: str, request: int, message: Push | Pull) -> None:
+        places = self._places(server, message)
+        self._asked[worker, server, request] = places
+        for place in places:
+            if isinstance(message, Push):
+                self._sent[worker, place] = message.sequence
+                newest = self._computed.setdefault((worker, place), {})
+                newest[message.sequence] = self._known.get((worker, place), 0)
+                if len(newest) > MAX_OPEN_PUSHES:
+                    del newest[next(iter(newest))]
+            else:
+                self._pushes[worker, server, request, place] = self._sent.get((worker, place), 0)
+
+    def _places(self, server: str, message: m.Message) -> list[Place]:
+        if isinstance(message, m.Push | m.Pull):
+            return [(message.key, message.start)]
+        assert isinstance(message, m.PushBundle | m.PullBundle), "nothing else is about chunks"
+        keys = self._bundles.get((server, message.bundle), ())
+        return [(key, start) for key in keys for start in (BUNDLE_START, 0)]
+
+    def _answer(
+        self, node: str, question: Question, request: int, message: m.Message, payload: Payload | None, now: float
+    ) -> list[str]:
+        asked = type(question.message).__name__
+        if isinstance(message, m.Error):
+            if isinstance(question.message, m.Barrier):
+                self._meeting[question.message.name, question.message.group].pop(question.asker, None)
+            error = from_code(message.code, message.message, message.details)
+            if isinstance(error, ProtocolError):
+                return [f"refuses {asked}: {error}"]
+            if isinstance(error, CallTimeoutError) and now < question.due - self._stops.get(node, 0.0) - ROUNDING:
+                return [f"gives {asked} up {question.due - now:g} s too early"]
+            return []
+        found = []
+        if now > question.due + ROUNDING:
+            found.append(f"answers {asked} {now - question.due:g} s too late")
+        match question.message:
+            case m.Barrier() as barrier:
+                found += self._released_too_early(barrier, question.asker, now)
+            case m.InitBundle(keys=keys) if isinstance(message, m.Bundled):
+                self._bundles[node, message.bundle] = keys
+            case m.Push() | m.PushBundle() as push:
+                dropped = getattr(message, "dropped", "")
+                found += self._pushed(node, question, push, payload, dropped)
+            case m.Pull() | m.PullBundle() as pull:
+                found += self._pulled(node, question.asker, request, pull, payload)
+        return found
+
+    def _pushed(self, server: str, question: Question, push: Push, payload: Payload | None, dropped: str) -> list[str]:
+        token = (question.asker, push.sequence)
+        if question.after_loss:
+            return [f"push {push.sequence} is accepted, although the worker is known to be lost"]
+        places = self._places(server, push)
+        held = any(token in self._holdings(place).holds for place in places)
+        if dropped:
+            self._dropped.update((place, token) for place in places)
+            return self._on_dropped(push, dropped, held=held) + self._got(question.asker, payload, {})
+        found = self._got(question.asker, payload, dict.fromkeys(places, push.sequence))
+        if not held and self._policy.waits:
+            found.append(f"push {push.sequence} of key {places[0][0]!r} is answered, but is in no version")
+        return found
+
+    def _on_dropped(self, push: Push, reason: str, *, held: bool) -> list[str]:
+        found = []
+        if self._rule is not None and reason not in self._rule.drops:
+            found.append(f"push {push.sequence} is dropped as {reason}, which {self._policy} does not do")
+        if held:
+            found.append(f"push {push.sequence} is dropped as {reason}, but was applied")
+        return found
+
+    def _pulled(self, server: str, worker: str, request: int, pull: Pull, payload: Payload | None) -> list[str]:
+        places = self._places(server, pull)
+        pushed = {place: self._pushes.pop((worker, server, request, place), 0) for place in places}
+        return self._got(worker, payload, pushed)
+
+    def _got(self, worker: str, payload: Payload | None, pushed: Mapping[Place, int]) -> list[str]:
+        """Look at the versions that a worker is answered with, and at what it has pushed to each chunk before."""
+        parts = payload.chunks if isinstance(payload, StoredChunks) else [payload]
+        found = []
+        for part in parts:
+            if not isinstance(part, StoredChunk):
+                continue
+            place, label = (part.key, part.start), f"key {part.key!r} from element {part.start}"
+            holdings = self._holdings(place)
+            if part.version > holdings.version:
+                found.append(f"{label}: version {part.version} is sent, but not made")
+            if part.version < self._read.get((worker, place), 0):
+                found.append(f"{label}: version {part.version} is sent after {self._read[worker, place]}")
+            self._read[worker, place] = part.version
+            number = pushed.get(place, 0) if self._policy.waits else 0
+            while (place, (worker, number)) in self._dropped:
+                number -= 1
+            if number and holdings.holds.get((worker, number), part.version + 1) > part.version:
+                found.append(f"{label}: version {part.version} is sent, which does not hold its push {number}")
+        return found
+
+    def _holdings(self, place: Place) -> Holdings:
+        return self._chunks.get(place) or Holdings()
+
+    def _released_too_early(self, barrier: m.Barrier, asker: str, now: float) -> list[str]:
+        meeting = (barrier.name, barrier.group)
+        here, opened = self._meeting[meeting], self._opened.get(meeting)
+        self._opened[meeting] = now
+        absent = []
+        if opened != now:
+            # This is the first one who is let through.
+            members = [entry for entry in self._published.workers if entry.state in COUNTED]
+            members = [entry for entry in members if not barrier.group or entry.rank in barrier.group]
+            absent = [entry.name for entry in members if entry.name not in here]
+        here.pop(asker, None)
+        return [f"the barrier {barrier.name!r} opens without {', '.join(absent)}"] if absent else []
+
+    def _view_sent(self, view: m.View, now: float) -> None:
+        before = self._published
+        if view.epoch == before.epoch:
+            if view is not before and view != before:
+                self._report([f"two views of epoch {view.epoch}"])
+            return
+        if view.epoch != before.epoch + 1:
+            self._report([f"epoch {view.epoch} follows epoch {before.epoch}"])
+        self._published = view
+        for name in _lost(view):
+            silent = now - self._heard.get(name, 0.0)
+            if name not in _lost(before) and name not in self._closed and silent < self._death - ROUNDING:
+                self._report([f"{name} is called lost, but was heard {silent:g} s before"])
+
+    # --- messages that arrive ---
+
+    def arrived(self, node: str, peer: Peer, source: str, request: int, message: m.Message, now: float) -> None:
+        """A message has come to a node from another, which it knows as `peer`."""
+        if node == SCHEDULER:
+            self._heard[source] = now
+        if isinstance(message, m.View):
+            if node not in self._servers:
+                # With thousands of workers, looking at all of their views would take longer than the run.
+                return
+            self._lost[node] = _lost(message)
+        elif isinstance(message, m.Value | m.Done | m.Error):
+            for place in self._asked.pop((node, source, request), ()):
+                if isinstance(message, m.Value):
+                    self._known[node, place] = max(message.version, self._known.get((node, place), 0))
+        elif isinstance(message, ASKED):
+            timeout = getattr(message, "timeout", 0.0)
+            lost = isinstance(message, Push) and self._is_lost(node, source)
+            if lost:
+                assert isinstance(message, Push)
+                self._late.update((place, (source, message.sequence)) for place in self._places(node, message))
+            due = now + timeout + self._stops.get(node, 0.0)
+            self._open.setdefault(node, {}).setdefault(peer, {})[request] = Question(source, message, due, lost)
+            if isinstance(message, m.Barrier):
+                self._meeting.setdefault((message.name, message.group), {})[source] = None
+
+    def closed(self, node: str, peer: Peer, source: str, now: float, *, by_itself: bool = False) -> None:
+        """A connection of a node is over: nothing that came over it is to be answered any longer."""
+        if node == SCHEDULER and not by_itself:
+            self._closed.add(source)
+        self._forget(node, self._open.get(node, {}).pop(peer, {}), now)
+
+    def ended(self, node: str, now: float) -> None:
+        """A node is no more."""
+        for questions in self._open.pop(node, {}).values():
+            self._forget(node, questions, now)
+        late = [what for what, due in self._calls.pop(node, {}).values() if now > due + ROUNDING]
+        self._report([f"{node}: {what} did not end in time" for what in late])
+
+    def _forget(self, node: str, questions: dict[int, Question], now: float) -> None:
+        for question in questions.values():
+            if isinstance(question.message, m.Barrier):
+                self._meeting[question.message.name, question.message.group].pop(question.asker, None)
+            if now > question.due + ROUNDING:
+                self._report([f"{node} to {question.asker}: {type(question.message).__name__} was never answered"])
+
+    def finish(self, now: float) -> None:
+        """The run is over: nothing may be open whose time has passed."""
+        for node in list(dict.fromkeys((*self._open, *self._calls))):
+            self.ended(node, now)
+
+
+def _lost(view: m.View) -> list[str]:
+    workers = [entry.name for entry in view.workers if entry.state == "lost"]
+    return workers + [entry.name for entry in view.servers if entry.state == "lost"]

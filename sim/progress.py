@@ -1,0 +1,123 @@
+"""What has to come of a run once all that was wrong with it has healed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from aiokv.errors import CallTimeoutError, ClosedError, MembershipError
+from sim.faults import Bursts, Crash, Fault, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
+from sim.sections import SCHEDULER
+
+if TYPE_CHECKING:
+    from sim.record import Run, WorkerRecord
+    from sim.scenario import Scenario
+
+FAIR_ENDS = (MembershipError, CallTimeoutError, ClosedError)
+"""Errors with which a worker may end when nodes are lost: they name who, or what took too long."""
+
+
+UNWAITING = ("asp", "ringmaster")
+"""Policies under which nobody ever waits for another worker."""
+
+
+def lost_time(scenario: Scenario) -> float:
+    """Return for how many seconds all faults together can keep nodes from hearing of each other; inf: for good."""
+    total = 0.0
+    for fault in scenario.fault:
+        match fault:
+            case Crash() | Hang() | Spot():
+                return math.inf
+            case Link(clog=clog, cut=cut, duration=duration, latency=latency):
+                total += latency + (duration if clog or cut else 0.0)
+            case Pause(duration=duration) | HeartbeatLoss(duration=duration):
+                total += duration
+            case Slow() | Bursts() | Late() | Poison():
+                pass
+    return total
+
+
+def heals(run: Run) -> bool:
+    """Say whether all that goes wrong in a run is over before anybody has to be given up.
+
+    Of every time-out half is left for messages that are sent again, and for how the others are late because of it.
+    """
+    cluster = run.scenario.cluster
+    longest = max((step.computed - step.start for worker in run.workers for step in worker.steps), default=0.0)
+    late = max((fault.at for fault in run.scenario.fault if isinstance(fault, Late)), default=0.0)
+    gone = lost_time(run.scenario)
+    return (
+        gone + cluster.heartbeat <= cluster.death_timeout / 2
+        and longest + gone <= cluster.call_timeout / 2
+        and late + gone <= cluster.join_timeout / 2
+    )
+
+
+def _is_complete(run: Run, worker: WorkerRecord) -> bool:
+    return worker.error is None and sum(step.answered for step in worker.steps) == run.scenario.steps_of(worker.name)
+
+
+def lacking_progress(run: Run) -> list[str]:
+    """Return what should have come to a good end and has not, in sentences.
+
+    - When all faults heal in time, every worker takes all its steps.
+    - Otherwise a worker takes all its steps, is ended by a fault, or is told who is lost or what took too long.
+    - Where no update waits for others, workers to which nothing happens take all their steps although others are lost.
+    - When all workers have ended, so do the others.
+    """
+    found = []
+    bystanders = _bystanders(run)
+    for worker in run.workers:
+        if _is_complete(run, worker):
+            continue
+        done = sum(step.answered for step in worker.steps)
+        how = "was ended by a fault" if worker.struck else f"ended with {worker.error!r}"
+        text = f"{worker.name} {how} after {done} of {run.scenario.steps_of(worker.name)} steps"
+        if heals(run):
+            found.append(f"{text}, although all faults heal in time")
+        elif worker.name in bystanders:
+            found.append(f"{text}, although nothing happened to it and no update waits for others")
+        elif not worker.struck and not isinstance(worker.error, FAIR_ENDS):
+            found.append(f"{text}; that is no reason which faults can give")
+    left = [name for name in run.unstopped if heals(run) or not _may_stay(run, name)]
+    return [*found, *(f"{name} goes on, although all workers have ended" for name in left)]
+
+
+def _bystanders(run: Run) -> list[str]:
+    """Return the workers that must get through because only other workers are hit."""
+    scenario = run.scenario
+    if run.policy.split(":")[0] not in UNWAITING or scenario.job.barrier_every:
+        return []
+    if not all(worker.steps for worker in run.workers):
+        # To join and to initialise they need each other.
+        return []
+    hit: set[str] = set()
+    for fault in scenario.fault:
+        nodes = scenario.select(fault.node)
+        if isinstance(fault, Link):
+            # It is as bad for a worker as if it stood at either end.
+            ends = {*nodes, *scenario.select(fault.to)}
+            nodes = [name for name in ends if name in scenario.workers] or list(ends)
+        hit.update(nodes)
+    if not hit <= set(scenario.workers):
+        return []
+    return [name for name in scenario.workers if name not in hit]
+
+
+def _may_stay(run: Run, name: str) -> bool:
+    """Say whether a node may go on when nodes are lost.
+
+    A scheduler listens until its cluster is complete, and a server without a scheduler serves its workers until they
+    leave, also one that has fallen silent.
+    """
+    never_complete = any(worker.rank < 0 for worker in run.workers)
+    if name == SCHEDULER and never_complete:
+        return True
+    return any(_hits(run.scenario, fault, end) for fault in run.scenario.fault for end in (name, SCHEDULER))
+
+
+def _hits(scenario: Scenario, fault: Fault, name: str) -> bool:
+    ends = scenario.select(fault.node)
+    if isinstance(fault, Link):
+        ends = [*ends, *scenario.select(fault.to)]
+    return name in ends

@@ -1,0 +1,246 @@
+"""Small scenarios drawn at random, in which much goes wrong: what the fuzzer runs."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from aiokv.errors import PolicyError
+from aiokv.policy import get_policy, policy_names
+from sim import faults as f
+from sim.compute import Constant, Erlang, Exponential, Normal, Pareto, ShiftedExponential
+from sim.scenario import Scenario
+from sim.sections import (
+    SCHEDULER,
+    ClusterSection,
+    JobSection,
+    NetworkSection,
+    ServerSection,
+    TensorSection,
+)
+
+if TYPE_CHECKING:
+    from sim.compute import Law
+
+HEARTBEAT: Final = 1.0
+DEATH: Final = 6.0
+CALL: Final = 20.0
+JOIN: Final = 30.0
+
+STEP: Final = 0.5
+"""Mean seconds of a step; faults come within the first `SPAN` seconds."""
+SPAN: Final = 5.0
+COMMON: Final = ("asp", "asp", "bsp", "sum")
+"""Policies that are drawn as often as all together."""
+
+UNMEETING: Final = ("adasync", "backup", "k_async", "k_sync", "quorum")
+"""Policies under which a push may have to wait for workers that wait at a barrier already."""
+
+DTYPES: Final = ("float32", "float64", "int32")
+
+
+def random_scenario(seed: int) -> Scenario:
+    """Return the scenario of a seed: the same everywhere.
+
+    Half of them are mild: whatever happens is over before anybody has to be given up. In the others nodes die.
+    """
+    stream = random.Random(f"{seed}:fuzz")
+    workers, servers = stream.choice((1, 2, 2, 3, 3, 4, 5)), stream.choice((1, 1, 2, 3))
+    steps = stream.randint(1, 8)
+    overlap = _happens(stream, 0.2)
+    mild = _happens(stream, 0.5)
+    policy = _policy(stream, workers, steps)
+    meets = not overlap and policy.split(":")[0] not in UNMEETING
+    cluster = ClusterSection(
+        workers=workers,
+        servers=servers,
+        racks=stream.choice((1, 1, 2)),
+        heartbeat=HEARTBEAT,
+        death_timeout=DEATH,
+        call_timeout=CALL,
+        join_timeout=JOIN,
+        chunk_bytes=64,
+        split_bytes=stream.choice((32, 64)),
+    )
+    scenario = Scenario(
+        name=f"fuzz-{seed}",
+        title=f"drawn from seed {seed}",
+        policies=(policy,),
+        steps=steps,
+        cluster=cluster,
+        compute=_law(stream, mild=mild),
+        uneven=_uneven(stream, workers, steps),
+        network=_network(stream),
+        server=_server(stream),
+        job=JobSection(
+            overlap=overlap,
+            separate=_happens(stream, 0.4),
+            barrier_every=stream.choice((0, 0, 1, 2)) if meets else 0,
+            linger=stream.choice((0.0, CALL + DEATH)),
+        ),
+        tensor=_tensors(stream, workers),
+    )
+    count = stream.choice((0, 1, 1, 2, 3))
+    draw = _mild if mild else _harsh
+    drawn = [draw(stream, scenario, count) for _ in range(count)]
+    return msgspec.structs.replace(scenario, fault=tuple(drawn))
+
+
+def _policy(stream: random.Random, workers: int, steps: int) -> str:
+    """Return a policy and its options."""
+    name = stream.choice(COMMON if _happens(stream, 0.5) else policy_names())
+    small, k = stream.randint(0, 2), stream.randint(1, workers)
+    options = {
+        "adasync": f"{k}:{stream.choice((1.0, 3.0))}",
+        "backup": f"{stream.randint(0, workers - 1)}",
+        "dssp": f"{small}:{small + stream.randint(0, 2)}",
+        "quorum": f"{k}:{stream.choice((0.0, STEP / 2, 3.0 * STEP))}:{stream.choice((0, 1, 2))}",
+        "pssp": f"{stream.randint(0, workers)}:{small}",
+        "ringmaster": f"{stream.randint(1, 2 * workers)}",
+        "sync_switch": f"{stream.choice((0.0, 0.5, 1.0))}:{steps}",
+        **dict.fromkeys(("k_async", "k_sync", "k_batch_async", "k_batch_sync"), f"{k}"),
+        **dict.fromkeys(("essp", "ssp"), f"{small}"),
+        "pbsp": f"{stream.randint(0, workers)}",
+    }
+    try:
+        return str(get_policy(f"{name}:{options[name]}" if name in options else name))
+    except PolicyError:
+        # One of somebody else, with options that nobody knows here.
+        return "bsp"
+
+
+def _happens(stream: random.Random, probability: float) -> bool:
+    return stream.random() < probability
+
+
+def _law(stream: random.Random, *, mild: bool) -> Law:
+    # The longer ones are still at work when somebody is given up.
+    step = STEP if mild else stream.choice((STEP, DEATH / 3))
+    laws: list[Law] = [
+        Constant(mean=step),
+        Exponential(mean=step),
+        ShiftedExponential(shift=step / 2, scale=step / 2),
+        Normal(mean=step, sd=step / 4),
+        Erlang(phases=3, mean=step / 3),
+    ]
+    if not mild:
+        laws.append(Pareto(minimum=step / 3, shape=1.5))
+    return stream.choice(laws)
+
+
+def _uneven(stream: random.Random, workers: int, steps: int) -> dict[str, int]:
+    if not _happens(stream, 0.3):
+        return {}
+    return {f"worker-{stream.randrange(workers)}": stream.randint(1, steps)}
+
+
+def _network(stream: random.Random) -> NetworkSection:
+    return NetworkSection(
+        latency=stream.choice((0.0, 0.001, 0.02)),
+        jitter=stream.choice((0.0, 0.001, 0.02)),
+        rack_latency=stream.choice((0.0, 0.005)),
+        bandwidth=stream.choice((float("inf"), 20_000.0)),
+        sharing=stream.choice(("fair", "fifo")),
+        loss=stream.choice((0.0, 0.0, 0.01)),
+        retransmit=0.05,
+    )
+
+
+def _server(stream: random.Random) -> ServerSection:
+    slow = stream.choice((0.0, 0.0, 0.01))
+    return ServerSection(
+        fold=slow / 2, apply=slow, per_message=slow / 10, law=stream.choice(("constant", "exponential"))
+    )
+
+
+def _tensors(stream: random.Random, workers: int) -> tuple[TensorSection, ...]:
+    tensors = []
+    for number in range(stream.choice((1, 1, 2, 3, 4))):
+        # Some are cut into chunks, some go in bundles.
+        shape: tuple[int, ...] = stream.choice(((1,), (4,), (3, 5), (40,)))
+        group: tuple[int, ...] = ()
+        # The first is everybody's, so that all have something to do.
+        if number and _happens(stream, 0.25):
+            group = tuple(sorted(stream.sample(range(workers), stream.randint(1, workers))))
+        tensors.append(TensorSection(key=f"key-{number}", shape=shape, dtype=stream.choice(DTYPES), group=group))
+    return tuple(tensors)
+
+
+# --- faults ---
+
+
+def _node(stream: random.Random, scenario: Scenario) -> str:
+    """Return a node: mostly a worker."""
+    names = [*scenario.workers, *scenario.workers, *scenario.servers, SCHEDULER]
+    return stream.choice(names)
+
+
+def _pair(stream: random.Random, scenario: Scenario) -> tuple[str, str]:
+    worker = stream.choice(scenario.workers)
+    return worker, stream.choice([*scenario.servers, SCHEDULER])
+
+
+def _at(stream: random.Random) -> float:
+    return round(stream.choice((stream.uniform(0.0, 0.2), stream.uniform(0.0, SPAN))), 3)
+
+
+def _link(stream: random.Random, scenario: Scenario, longest: float) -> f.Link:
+    node, to = _pair(stream, scenario)
+    kind = stream.choice(("latency", "bandwidth", "loss", "duplicate", "reorder", "clog", "cut"))
+    values: dict[str, Any] = {
+        "latency": longest / 40,
+        "bandwidth": 0.1,
+        "loss": 0.2,
+        "duplicate": 0.5,
+        "reorder": 0.5,
+        "clog": True,
+        "cut": True,
+    }
+    return f.Link(
+        node=node,
+        to=to,
+        both=_happens(stream, 0.5),
+        at=_at(stream),
+        duration=round(stream.uniform(0.1, longest), 3),
+        **{kind: values[kind]},
+    )
+
+
+def _mild(stream: random.Random, scenario: Scenario, count: int) -> f.AnyFault:
+    """Return a fault that is over before anybody is given up, also together with the others."""
+    longest = (DEATH - 2.0 * HEARTBEAT) / 2.0 / count
+    node = _node(stream, scenario)
+    worker = stream.choice(scenario.workers)
+    made: list[f.AnyFault] = [
+        f.Pause(node=node, at=_at(stream), duration=round(stream.uniform(0.1, longest), 3)),
+        f.Slow(node=worker, factor=3.0, at=_at(stream), shape=stream.choice(("window", "ar1")), duration=longest),
+        f.Bursts(node=worker, factor=3.0, gap=1.0, duration=0.5),
+        f.HeartbeatLoss(node=node, at=_at(stream), duration=round(stream.uniform(0.1, longest), 3)),
+        f.Late(node=stream.choice([*scenario.workers, *scenario.servers]), at=round(stream.uniform(0.1, 3.0), 3)),
+        f.Poison(node=worker, step=1),
+    ]
+    links = [_link(stream, scenario, longest) for _ in range(3)]
+    return stream.choice([*made, *links])
+
+
+def _harsh(stream: random.Random, scenario: Scenario, count: int) -> f.AnyFault:
+    node = _node(stream, scenario)
+    worker = stream.choice(scenario.workers)
+    restart = stream.choice((None, 0.1, 1.0, 8.0))
+    made: list[f.AnyFault] = [
+        f.Crash(node=node, at=_at(stream), restart=restart, times=stream.choice((1, 1, 2)), every=3.0),
+        f.Crash(node=worker, at=_at(stream)),
+        f.Hang(node=node, at=_at(stream)),
+        f.Hang(node=worker, at=_at(stream)),
+        f.Spot(node="workers", scale=8.0, shape=1.2, restart=restart),
+        f.Pause(node=node, at=_at(stream), duration=round(stream.uniform(1.0, 2.0 * DEATH), 3)),
+        f.Slow(node=worker, factor=100.0, at=_at(stream)),
+        f.HeartbeatLoss(node=node, at=_at(stream), duration=round(stream.uniform(1.0, 2.0 * DEATH), 3)),
+        f.HeartbeatLoss(node=worker, at=_at(stream), duration=2.0 * DEATH),
+        f.Late(node=node if node != SCHEDULER else worker, at=round(stream.uniform(0.1, 1.5 * JOIN), 3)),
+    ]
+    cut = f.Link(node=worker, to=SCHEDULER, cut=True, at=_at(stream), duration=2.0 * DEATH)
+    links = [cut, *(_link(stream, scenario, 2.0 * DEATH) for _ in range(3))]
+    return stream.choice([*made, *links, _mild(stream, scenario, count)])

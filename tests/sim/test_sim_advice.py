@@ -1,0 +1,191 @@
+"""What would help, against numbers by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from sim import cli
+from sim.advice import (
+    advise,
+    best_backups,
+    break_even_servers,
+    evict,
+    knee,
+    saturation_of,
+    skew_of,
+    step_matrix,
+    transfers_of,
+)
+from sim.blame import blame
+from sim.cluster import simulate
+from sim.compute import Constant, Exponential
+from sim.faults import Pause, Slow
+from sim.sections import ClusterSection, NetworkSection, ServerSection, TensorSection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sim.record import Run
+    from sim.scenario import Scenario
+
+PERSISTENT = {"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0], "c": [2.0, 2.0, 2.0]}
+INDEPENDENT = {
+    "a": [2.0, 1.0, 1.0, 1.0],
+    "b": [1.0, 2.0, 1.0, 1.0],
+    "c": [1.0, 1.0, 2.0, 1.0],
+    "d": [1.0, 1.0, 1.0, 2.0],
+}
+
+
+def test_the_same_slow_worker_in_every_step_is_persistent_skew() -> None:
+    skew = skew_of(PERSISTENT)
+    assert (skew.mean, skew.barrier, skew.slowest_mean) == pytest.approx((4 / 3, 2.0, 2.0))
+    assert skew.slowest == "c"
+    # Workers wait from 4/3 to 2, and equal batches would take all of that away.
+    assert (skew.loss, skew.persistent, skew.slowest_share) == pytest.approx((1 / 3, 1.0, 1.0))
+    assert skew.is_persistent
+
+
+def test_another_slow_worker_in_every_step_is_independent_skew() -> None:
+    skew = skew_of(INDEPENDENT)
+    assert (skew.mean, skew.barrier) == (1.25, 2.0)
+    # All have the same mean already.
+    assert (skew.loss, skew.persistent) == pytest.approx((0.375, 0.0))
+    assert not skew.is_persistent
+
+
+def test_backups_are_as_many_as_make_most_gradients_a_second() -> None:
+    backups = best_backups(INDEPENDENT)
+    # 3 gradients in 1 s instead of 4 in 2 s.
+    assert (backups.count, backups.step_s, backups.gradients_per_s, backups.excluded) == (1, 1.0, 3.0, 0.25)
+    # With 10 s on top of each step they would not pay: 3 in 11 s instead of 4 in 12 s.
+    assert best_backups(INDEPENDENT, overhead=10.0).count == 0
+
+
+def test_backups_that_always_leave_out_the_same_worker_show_it() -> None:
+    times = {name: [1.0] * 4 for name in "abc"} | {"d": [3.0] * 4}
+    backups = best_backups(times)
+    assert (backups.count, backups.gradients_per_s, backups.excluded) == (1, 3.0, 1.0)
+
+
+def test_a_cluster_without_its_slowest_worker() -> None:
+    eviction = evict(PERSISTENT, "c", overhead=0.5)
+    assert (eviction.step_s, eviction.gradients_per_s) == pytest.approx((1.5, 2 / 1.5))
+
+
+def test_the_knee_of_100_ms_thinking_and_5_ms_service_is_at_21_workers() -> None:
+    assert knee(0.1, 0.005) == pytest.approx(21.0)
+    assert break_even_servers(21, 0.1, 0.005) == 1
+    assert break_even_servers(22, 0.1, 0.005) == 2
+    # Of two servers each does half, so twice as many workers less one can think meanwhile.
+    assert break_even_servers(41, 0.1, 0.005) == 2
+    assert break_even_servers(42, 0.1, 0.005) == 3
+    assert break_even_servers(41, 0.1, 0.0025, servers=2) == 2
+    assert break_even_servers(4, 0.001, 10.0) == 4
+    assert break_even_servers(1, 0.1, 10.0) == 1
+
+
+@pytest.fixture
+def run_with(make_scenario: Callable[..., Scenario]) -> Callable[..., Run]:
+    def run(policy: str = "bsp", workers: int = 4, steps: int = 10, law: Any = None, **fields: Any) -> Run:
+        law = law or Constant(mean=1.0)
+        return simulate(make_scenario(workers, steps, law, warmup=2, **fields), policy, 1)
+
+    return run
+
+
+def test_a_run_gives_the_steps_that_all_workers_have_made(run_with: Callable[..., Run]) -> None:
+    times = step_matrix(run_with(slow={"worker-3": 2.0}))
+    assert [len(column) for column in times.values()] == [8] * 4
+    assert times["worker-3"] == pytest.approx([2.0] * 8)
+
+
+def test_saturation_is_that_of_the_busiest_server(run_with: Callable[..., Run]) -> None:
+    server = ServerSection(apply=0.03, per_message=0.02)
+    found = saturation_of(run_with("asp", server=server), think=1.0)
+    assert found is not None
+    assert found.bottleneck == "server-0's arithmetic"
+    assert (found.service_s, found.knee) == pytest.approx((0.05, 21.0))
+    assert found.most_steps_per_s == pytest.approx(4 / 1.05)
+    assert saturation_of(run_with("asp"), think=1.0) is None
+
+
+def test_the_traffic_of_a_round_is_compared_with_a_ring(run_with: Callable[..., Run]) -> None:
+    """8 workers, 100 MB, 10 Gb/s: 640 ms to one server, 140 ms in a ring."""
+    run = run_with(
+        workers=8,
+        steps=3,
+        cluster=ClusterSection(workers=8, chunk_bytes=4 << 20),
+        network=NetworkSection(bandwidth=1.25e9),
+        tensor=(TensorSection(key="model", shape=(25_000_000,)),),
+    )
+    found = transfers_of(run)
+    assert found is not None
+    assert (found.round_s, found.ring_s) == pytest.approx((0.64, 0.14))
+    # 64 / 14 = 4.6.
+    assert found.servers_as_ring == 5
+    assert transfers_of(run_with()) is None
+
+
+def test_persistent_skew_is_advised_to_be_balanced(run_with: Callable[..., Run]) -> None:
+    advice = advise(run_with(slow={"worker-3": 2.0}))
+    assert advice.balance is not None
+    # (1 + 1 + 1 + 2) / 4.
+    assert advice.balance.step_s == pytest.approx(1.25)
+    text = " ".join(advice.sentences)
+    assert "batches in proportion to speed give steps of 1.25 s, 3.2 gradients a second (+60%)" in text
+    assert "without worker-3 a step takes 1 s, 3 gradients a second (+50%)" in text
+    assert "bounded staleness would not help" in text
+
+
+def test_independent_skew_is_advised_backups(run_with: Callable[..., Run]) -> None:
+    advice = advise(run_with(workers=16, steps=200, law=Exponential(mean=1.0)))
+    text = " ".join(advice.sentences)
+    assert "not waiting for the slowest 4 of 16" in text
+    assert "batches" not in text
+
+
+def test_under_asp_staleness_of_the_slow_worker_is_told(run_with: Callable[..., Run]) -> None:
+    advice = advise(run_with("asp", slow={"worker-3": 2.0}))
+    assert (advice.balance, advice.eviction, advice.backups) == (None, None, None)
+    # (3.5 - 0.5) / 0.5.
+    assert advice.sentences[0] == "nobody waits; gradients of worker-3 are about 6.0 versions stale, (R - r) / r"
+
+
+def test_equal_workers_get_no_advice(run_with: Callable[..., Run]) -> None:
+    assert advise(run_with()).sentences == ["stragglers cost 0.0% of a step: nothing to gain there"]
+
+
+def test_who_is_to_blame_is_found_by_doing_without(run_with: Callable[..., Run]) -> None:
+    run = run_with(
+        slow={"worker-2": 3.0},
+        fault=(Pause(node="worker-0", at=6.5, duration=2.0), Slow(node="worker-1", factor=1.5)),
+        network=NetworkSection(latency=0.05),
+    )
+    causes = {cause.cause: cause for cause in blame(run)}
+    assert next(iter(causes)) == "worker-2 computes 2.40 times as long"
+    # Without it the next one decides, at 1.5 s and a round trip.
+    assert causes["worker-2 computes 2.40 times as long"].step_s < 1.9
+    assert causes["latency and loss of the network"].saved_s == pytest.approx(0.1)
+    assert causes["slow of worker-1"].saved_s == pytest.approx(0.0)
+    assert "pause of worker-0" in causes
+
+
+def test_the_command_says_what_would_help(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(
+        'steps = 10\n[cluster]\nworkers = 3\n[compute]\nlaw = "constant"\nmean = 0.5\n[slow]\nworker-2 = 2.0\n'
+    )
+    result = CliRunner().invoke(cli.sim, ["advise", str(path)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("small under bsp: a step takes 1 s\n")
+    assert "worker-2 computes" in result.stdout
+    result = CliRunner().invoke(cli.sim, ["advise", str(path), "--policy", "asp", "--json"])
+    document = json.loads(result.stdout)
+    assert document["policy"] == "asp"
+    assert document["causes"][0]["cause"] == "worker-2 computes 2.00 times as long"
