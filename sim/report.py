@@ -64,9 +64,8 @@ class Dropped(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a run, or their means over several runs; NaN where there is nothing to count.
 
-    All but `dropped`, `held`, `split` and `elapsed_s` count what ended in the window: from the moment at which the first
-    worker completes its warm-up
-    to that at which the first worker ends its loop, so all workers are at work.
+    All but `dropped`, `held`, `split` and `elapsed_s` count what ended in the window: from the moment at which the
+    first worker completes its warm-up to that at which the first worker ends its loop, so all workers are at work.
     """
 
     step_time_s: StepTime

@@ -50,7 +50,9 @@ def test_a_pull_during_an_update_is_answered_although_a_worker_is_lost(
         fault=(Crash(node="worker-3", at=0.1),),
     )
     run = simulate(scenario, "k_async:2", seed)
-    assert [worker.error for worker in run.workers[:2]] == [None, None]
+    # At the end, one of the three may be told that nobody is left to make a round with.
+    assert lacking_progress(run) == []
+    assert max(len(worker.steps) for worker in run.workers) == 6
 
 
 def test_a_worker_whose_step_closes_a_round_reads_what_it_has_made(make_scenario: Callable[..., Scenario]) -> None:

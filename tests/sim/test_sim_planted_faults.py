@@ -335,19 +335,22 @@ PLANTS: dict[str, tuple[Places, str]] = {
         "was summed in the order",
     ),
     "staleness is off by one": ({(Making, "_apply"): count_staleness_from_one}, "says staleness|but has staleness"),
-    "who is ahead may lead by one push more": ({(Lead, "__init__"): let_them_lead_by_one_more}, "too many more than"),
+    "who is ahead may lead by one push more": (
+        {(Lead, "__init__"): let_them_lead_by_one_more},
+        "ahead of the slowest|the slowest",
+    ),
     "rounds are closed with one worker less": (
         {(FirstK, "__init__"): close_rounds_early},
-        r"holds \d gradients, not \d to \d",
+        r"holds \d gradients, .* wants",
     ),
-    "a late gradient is taken": ({(FirstK, "__init__"): take_what_is_late}, "has staleness"),
+    "a late gradient is taken": ({(FirstK, "__init__"): take_what_is_late}, "staleness"),
     "a chunk leaves out rounds of others": (
         {(Steps, "_rounds_of"): start_with_the_newest_round},
         "elsewhere|is the turn of|TimeoutError",
     ),
     "an accepted gradient vanishes": (
         {(Steps, "_judge"): drop_what_is_in_time},
-        "neither applied nor dropped|answered, but is in no version",
+        "answered, but is in no (version|update)",
     ),
     "who pushes is answered before the update is made": (
         {(Rounds, "_settle"): answer_before_applying},
