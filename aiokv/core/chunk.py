@@ -213,7 +213,7 @@ class Chunk(Record, eq=False):
     def expect(self, update: Update, roster: Roster) -> None:
         """Let an update wait for the ranks of this view, if it does not yet."""
         # A round that was decided elsewhere becomes an update when all is there.
-        if update.roster is not roster and isinstance(self.policy, ChunkPolicy):
+        if update.roster is not roster and not self.policy.decides:
             members = roster.members_of(self.group)
             update.expected = self.own_rounds.expected(version=update.version, members=members)
             update.roster, update.reached = roster, 0
