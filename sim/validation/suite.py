@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from sim.validation import (
     barriers,
-    compression,
     descents,
     failures,
     fleets,
@@ -42,7 +41,6 @@ GROUPS: Final[dict[str, Callable[[], Iterator[Case]]]] = {
     "descents.floor": descents.floor,
     "fleets.interruptions": fleets.interruptions,
     "fleets.tails": fleets.tails,
-    "compression": compression.two_bits,
     "policies.first_k": policies.first_k,
     "policies.staleness": policies.staleness,
     "policies.order_statistics": policies.order_statistics,

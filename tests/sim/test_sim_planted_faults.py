@@ -136,7 +136,7 @@ def ignore_groups(original: Any) -> Any:
 
 
 def fold_in_the_order_of_arrival(original: Any) -> Any:
-    def fold(self: Chunk, update: Any, first_missing: Any) -> Any:
+    def fold(self: Chunk, update: Any, first_missing: Any, rate: Any) -> Any:
         effects: list[Effect] = []
         for rank, part in update.contributions.items() if first_missing is None else ():
             update.folded.append(rank)
