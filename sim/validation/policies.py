@@ -116,7 +116,7 @@ def bounded() -> Iterator[Case]:
         for bound in (0, 1, 3):
             slow = {f"worker-{i}": 1.0 / rate for i, rate in enumerate(pair)}
             law = Exponential(mean=1.0)
-            values = [_rate(run_ideal(f"ssp:{bound}", 2, 400, law, seed=seed, slow=slow)) for seed in range(12)]
+            values = [_rate(run_ideal(f"ssp:{bound}", 2, 400, law, seed=seed, slow=slow)) for seed in range(24)]
             expected = known.bounded_pair(*pair, bound)
             yield estimated(f"10 ssp:{bound} steps a second, rates {pair[0]:g} and {pair[1]:g}", values, expected)
     for bound, expected in MEASURED.items():
