@@ -183,17 +183,6 @@ def take_what_is_late(original: Any) -> Any:
     return init
 
 
-def start_with_the_newest_round(original: Any) -> Any:
-    def rounds_of(self: Steps, chunk: Chunk) -> Any:
-        is_new = chunk.rounds is None
-        rounds = original(self, chunk)
-        if is_new:
-            rounds.first = max(1, rounds.decisions.newest)
-        return rounds
-
-    return rounds_of
-
-
 def drop_what_is_in_time(original: Any) -> Any:
     unlucky = every(9)
 
@@ -344,10 +333,6 @@ PLANTS: dict[str, tuple[Places, str]] = {
         r"holds \d gradients, .* wants",
     ),
     "a late gradient is taken": ({(FirstK, "__init__"): take_what_is_late}, "staleness"),
-    "a chunk leaves out rounds of others": (
-        {(Steps, "_rounds_of"): start_with_the_newest_round},
-        "elsewhere|is the turn of|TimeoutError",
-    ),
     "an accepted gradient vanishes": (
         {(Steps, "_judge"): drop_what_is_in_time},
         "answered, but is in no (version|update)",
