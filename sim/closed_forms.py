@@ -60,27 +60,6 @@ def erlang_cdf(phases: int) -> Callable[[float], float]:
     return cdf
 
 
-def pareto_order_statistic(n: int, k: int, shape: float) -> float:
-    """Return the mean time until the first k of n are done, with Pareto times of at least 1 (Dutta and others 2018)."""
-    terms = (math.lgamma(n + 1), math.lgamma(n - k + 1 - 1.0 / shape))
-    return math.exp(sum(terms) - math.lgamma(n - k + 1) - math.lgamma(n + 1 - 1.0 / shape))
-
-
-def bounded_pair(first: float, second: float, bound: int) -> float:
-    """Return the steps a second of each of two exponential workers of which none may be too far ahead.
-
-    How far one is ahead is a birth-death chain from -(s + 1) to s + 1.
-
-    Args:
-        first: steps a second of one, alone.
-        second: of the other.
-        bound: s, by how many steps a worker may be ahead when it begins another one.
-    """
-    most = bound + 1
-    weights = [(first / second) ** lead for lead in range(-most, most + 1)]
-    return first * (1.0 - weights[-1] / math.fsum(weights))
-
-
 def at_most_late(n: int, most: int, late: float) -> float:
     """Return the probability that at most so many of n are late, each by itself with a probability."""
     return math.fsum(math.comb(n, i) * late**i * (1.0 - late) ** (n - i) for i in range(most + 1))
@@ -189,3 +168,43 @@ def noise_floor(rate: float, curvature: float, deviation: float, batch: int) -> 
         batch: how many gradients are averaged.
     """
     return rate * deviation**2 / (curvature * batch * (2.0 - rate * curvature))
+
+
+# --- policies ---
+
+
+def first_exponential(n: int, k: int) -> float:
+    """Return the mean of the k-th smallest of n exponential times with mean 1: H_n - H_(n-k) (Renyi 1953)."""
+    return harmonic(n) - harmonic(n - k)
+
+
+def first_pareto(n: int, k: int, shape: float, moment: int = 1) -> float:
+    """Return a moment of the k-th smallest of n Pareto times with minimum 1 (Huang 1975).
+
+    It is finite if n - k + 1 is more than moment/shape.
+    """
+    rest, power = n - k + 1, moment / shape
+    return math.exp(
+        math.lgamma(n + 1) - math.lgamma(rest) + math.lgamma(rest - power) - math.lgamma(n + 1 - power)
+    )
+
+
+def best_first(n: int, shift: float) -> int:
+    """Return the k for which k of n workers make most gradients a second, with times shift + exponential(1)."""
+    return max(range(1, n + 1), key=lambda k: k / (shift + first_exponential(n, k)))
+
+
+def stale_pair(fast: float, slow: float, bound: int) -> tuple[float, float]:
+    """Return steps a second of each of two exponential workers under SSP, and how often the fast one is blocked.
+
+    The lead is a birth-death chain from -m to m, with m = bound + 1: at either end one of them waits.
+
+    Args:
+        fast: rate of one.
+        slow: rate of the other.
+        bound: of SSP.
+    """
+    most = bound + 1
+    weights = [(fast / slow) ** lead for lead in range(-most, most + 1)]
+    blocked = weights[-1] / math.fsum(weights)
+    return fast * (1.0 - blocked), blocked

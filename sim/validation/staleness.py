@@ -71,6 +71,30 @@ def conservation() -> Iterator[Case]:
     yield exact("8 asp mean staleness, 7 of rate 1 and one of 1/4", mean, 7.0)
 
 
+def conservation_of_rounds() -> Iterator[Case]:
+    """Case 8: with rounds of K it is (N - K)/K when they are of distinct workers, and (N - 1)/K when of any gradients."""
+    exponential, shifted = Exponential(mean=1.0), ShiftedExponential(shift=0.5, scale=0.5)
+    for policy, workers, expected, law, slow in (
+        ("k_async:4", 8, 1.0, exponential, {}),
+        ("k_async:2", 8, 3.0, shifted, {"worker-7": 4.0}),
+        ("k_async:5", 20, 3.0, exponential, {}),
+        ("k_batch_async:4", 8, 1.75, exponential, {}),
+        ("k_batch_async:2", 8, 3.5, shifted, {"worker-7": 4.0}),
+        # Zhang and others 2015, 30 learners: 15-softsync and 1-softsync.
+        ("k_batch_async:2", 30, 14.5, exponential, {}),
+        ("k_batch_async:30", 30, 29.0 / 30.0, exponential, {}),
+    ):
+        run = run_ideal(policy, workers, 300, law, slow=slow)
+        end = min(worker.ended for worker in run.workers)
+        updates = [update for update in run.updates if update.version > 2 * workers and update.time <= end]
+        values = [staleness for update in updates for staleness in update.staleness]
+        uneven = ", one 4 times slower" if slow else ""
+        name = f"8 {policy} mean staleness, N={workers}, {type(law).__name__}{uneven}"
+        # What a worker has read at the two ends is left of the sum.
+        tolerance = 2.0 * workers * (max(values) + 1) / len(values)
+        yield within(name, sum(values) / len(values), expected, tolerance)
+
+
 def geometric() -> Iterator[Case]:
     """Case 9: with exponential workers staleness is geometric; with equal constant ones it is N - 1."""
     values = [staleness for _, staleness in _behind(run_ideal("asp", 16, 2000, Exponential(mean=1.0)), 500)]
