@@ -175,13 +175,12 @@ def _sweep(
 ) -> list[Comparison]:
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
 
-    from sim.scenario import parse_scenario  # noqa: PLC0415
-    from sim.sweep import Task, compare, sweep  # noqa: PLC0415
+    from sim.sweep import Task, compare, scenario_of, sweep  # noqa: PLC0415
 
     content, file = read_source(scenario)
     for changes in combinations:
         # Whatever is wrong is said before anything runs.
-        parse_scenario(content, file, changes)
+        scenario_of(content, file, changes)
     tasks = [[Task(content, file, changes, seed) for seed in seeds] for changes in combinations]
     if out is not None:
         _make_directory(out)

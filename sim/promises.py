@@ -211,7 +211,7 @@ class Promises:
         found = []
         [number, *others] = known
         here = self._tokens[number]
-        strange = sorted(name for name, _ in tokens ^ here if not self._is_gone(self._run.worker_by_name[name]))
+        strange = [name for name, _ in tokens ^ here if not _has_failed(self._run.worker_by_name[name], update.time)]
         if others or strange:
             found.append(f"version {update.version} holds {sorted(tokens)}, elsewhere it is {sorted(here)}")
         if number <= progress.round:
@@ -263,10 +263,12 @@ class Promises:
 
     def _live(self, ranks: Iterable[Rank], now: float) -> list[Rank]:
         """Return those of the ranks that certainly take part at a time."""
-        gone = {worker.rank for worker in self._run.workers if worker.ended <= now and self._is_gone(worker)}
+        gone = {worker.rank for worker in self._run.workers if _has_failed(worker, now) or self._is_done(worker, now)}
         return [rank for rank in ranks if rank not in gone]
 
-    def _is_gone(self, worker: WorkerRecord) -> bool:
-        return (
-            worker.error is not None or worker.struck or len(worker.steps) >= self._run.scenario.steps_of(worker.name)
-        )
+    def _is_done(self, worker: WorkerRecord, now: float) -> bool:
+        return len(worker.steps) >= self._run.scenario.steps_of(worker.name) and worker.ended <= now
+
+
+def _has_failed(worker: WorkerRecord, now: float) -> bool:
+    return (worker.error is not None or worker.struck) and worker.ended <= now

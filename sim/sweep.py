@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from sim.scenario import Scenario
+
 Change = tuple[str, Any]
 
 SHORT: Final = {"policy": "policies", "workers": "cluster.workers", "servers": "cluster.servers"}
@@ -87,9 +89,18 @@ def label(changes: Sequence[Change], settings: Sequence[tuple[Change, ...]]) -> 
     return ", ".join(texts) or "as it is"
 
 
+def scenario_of(content: bytes, file: str, changes: Sequence[Change]) -> Scenario:
+    """Return the scenario of one combination; what the file asserts is about its own policies and values.
+
+    Raises:
+        ConfigError: something in it that can't be.
+    """
+    return parse_scenario(content, file, (*changes, ("assertions", ())))
+
+
 def run_task(task: Task) -> Row:
     """Carry out one run."""
-    scenario = parse_scenario(task.content, task.file, task.changes)
+    scenario = scenario_of(task.content, task.file, task.changes)
     run = simulate(scenario, scenario.policies[0], task.seed)
     return Row(task.key, task.seed, msgspec.to_builtins(summarise(run)), run.digest)
 

@@ -197,6 +197,18 @@ def test_worker_that_is_late_too_often_is_not_waited_for_until_it_is_in_time() -
     assert rounds.open == ([2], 0)
 
 
+def test_fewer_than_k_make_no_round_even_if_nobody_else_is_waited_for() -> None:
+    rounds = Rounds("quorum:2:5:1", [0, 1, 2, 3])
+    rounds.push(0)
+    rounds.push(1)
+    assert shown(rounds.decider.due(rounds.members, 5.0)) == [(1, [(0, 1), (1, 1)])]
+    # Ranks 2 and 3 were late. Now rank 1 is lost for good, so with rank 0 alone nobody is waited for.
+    rounds.leave(1)
+    assert rounds.push(0) == []
+    assert rounds.open == ([2, 3], 1)
+    assert rounds.push(3) == [(2, [(0, 2), (3, 1)])]
+
+
 def test_second_step_of_a_worker_in_an_open_round_is_dropped() -> None:
     rounds = Rounds("quorum:2:5")
     rounds.push(0)

@@ -37,6 +37,19 @@ def test_closed_forms_are_the_published_numbers() -> None:
     assert known.push_time(1e8, 1.25e9, 8, 2) == pytest.approx(0.32)
 
 
+def test_closed_forms_of_policies_are_the_published_numbers() -> None:
+    firsts = {(8, 4): 0.634524, (50, 45): 2.215872, (54, 50): 2.492097, (100, 96): 3.104044, (1000, 960): 3.206928}
+    assert {pair: round(known.first_exponential(*pair), 6) for pair in firsts} == firsts
+    tails = {(100, 100, 3): 6.29224, (100, 96, 3): 2.84834, (100, 100, 2): 17.74671, (100, 96, 2): 4.85262}
+    assert {(n, k, shape): round(known.first_pareto(n, k, shape), 5) for n, k, shape in tails} == tails
+    # The square of a Pareto time with shape 2 has none, with shape 6 it is one with shape 3.
+    assert known.first_pareto(10, 9, 6.0, 2) == pytest.approx(known.first_pareto(10, 9, 3.0))
+    assert [known.best_first(100, shift) for shift in (0.1, 0.5, 1.0, 2.0, 5.0)] == [34, 58, 69, 78, 88]
+    rates = {(1, 0): 0.66667, (1, 1): 0.8, (1, 3): 0.88889, (2, 0): 0.85714, (2, 1): 0.96774, (2, 3): 0.99804}
+    assert {pair: round(known.stale_pair(pair[0], 1.0, pair[1])[0], 5) for pair in rates} == rates
+    assert [round(known.stale_pair(2.0, 1.0, bound)[1], 3) for bound in (0, 1, 3)] == [0.571, 0.516, 0.501]
+
+
 def test_a_number_that_is_wrong_is_not_ok() -> None:
     assert not exact("", 1.0001, 1.0).ok
     assert not estimated("", [1.0, 1.1, 0.9, 1.0], 1.2).ok
