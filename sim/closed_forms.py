@@ -184,9 +184,7 @@ def first_pareto(n: int, k: int, shape: float, moment: int = 1) -> float:
     It is finite if n - k + 1 is more than moment/shape.
     """
     rest, power = n - k + 1, moment / shape
-    return math.exp(
-        math.lgamma(n + 1) - math.lgamma(rest) + math.lgamma(rest - power) - math.lgamma(n + 1 - power)
-    )
+    return math.exp(math.lgamma(n + 1) - math.lgamma(rest) + math.lgamma(rest - power) - math.lgamma(n + 1 - power))
 
 
 def best_first(n: int, shift: float) -> int:

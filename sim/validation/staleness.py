@@ -72,7 +72,7 @@ def conservation() -> Iterator[Case]:
 
 
 def conservation_of_rounds() -> Iterator[Case]:
-    """Case 8: with rounds of K it is (N - K)/K when they are of distinct workers, and (N - 1)/K when of any gradients."""
+    """Case 8: with rounds of K distinct workers it is (N - K)/K, with rounds of any K gradients (N - 1)/K."""
     exponential, shifted = Exponential(mean=1.0), ShiftedExponential(shift=0.5, scale=0.5)
     for policy, workers, expected, law, slow in (
         ("k_async:4", 8, 1.0, exponential, {}),

@@ -140,7 +140,8 @@ def test_a_worker_that_is_stopped_abandons_its_step_when_it_goes_on(make_scenari
 
 
 def test_layers_that_are_pushed_one_by_one_cannot_be_abandoned() -> None:
-    text = b'steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "constant"\nmean = 1.0\n[job]\noverlap = true\ncancel = true\n'
+    text = b'steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "constant"\nmean = 1.0\n'
+    text += b"[job]\noverlap = true\ncancel = true\n"
     with pytest.raises(ConfigError, match=r"x\.toml, line 9: job\.cancel: .*overlap = false"):
         parse_scenario(text, "x.toml")
 
