@@ -112,7 +112,7 @@ class _Cluster:
         self._lives: dict[str, int] = {}
         self._workers: dict[str, Worker] = {}
         self._processes: dict[str, simpy.Process] = {}
-        self._tallies: list[Tallies] = []
+        self._tallies: list[tuple[str, Tallies]] = []
         self._restarts = 0
         self._changed = self._env.event()
         self._add_node(SCHEDULER, Membership(self._plan()), listens=True)
@@ -183,9 +183,11 @@ class _Cluster:
             run.worker_by_name[name].struck = False
         run.elapsed = max([node.ended for node in self._nodes.values() if node.ended is not None], default=now)
         run.digest = self._trace.digest
-        for tallies in self._tallies:
+        for name, tallies in self._tallies:
+            # Reads of the chunks of a server are held back side by side, and each of them counts there.
+            chunks = max(1, len({(update.key, update.start) for update in run.updates if update.node == name}))
             for rank, tally in tallies.answer().ranks.items():
-                run.held[rank] = max(run.held.get(rank, 0.0), tally.waited)
+                run.held[rank] = max(run.held.get(rank, 0.0), tally.waited / chunks)
         run.in_flight = [token for node in self._nodes.values() for token in node.in_flight]
         run.links = [
             LinkRecord(*pair, way.messages, way.sent, way.delivered, way.lost, way.duplicate)
@@ -217,7 +219,7 @@ class _Cluster:
     def _start_server(self, name: str) -> None:
         coordinator = Coordinator(self._joiner(Role.SERVER, name))
         node = self._add_node(name, coordinator, listens=True)
-        self._tallies.append(coordinator.tallies)
+        self._tallies.append((name, coordinator.tallies))
         if self._decides:
             node.drops = Drops(self._run, name)
         timeout, start = self._scenario.cluster.join_timeout, self._timeline.starts.get(name, 0.0)

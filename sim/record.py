@@ -131,7 +131,9 @@ class Run:
     dropped: dict[Token, str] = field(default_factory=dict)
     """Why a gradient is in no update."""
     held: dict[Rank, float] = field(default_factory=dict)
-    """Seconds for which the policy held a worker's reads back, as the server counted that did so longest."""
+    """Seconds for which the policy held a worker's reads back, as the server counted that did so longest; the mean
+    over its chunks.
+    """
     logs: list[LogRecord] = field(default_factory=list)
     in_flight: list[Token] = field(default_factory=list)
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""

@@ -126,6 +126,14 @@ def test_who_is_too_far_ahead_is_held_back(make_scenario: Callable[..., Scenario
     assert summarise(run).held == pytest.approx(2 * sum(waits) / sum(w.ended - w.begun for w in run.workers))
 
 
+def test_reads_that_are_held_back_side_by_side_count_once(make_scenario: Callable[..., Scenario]) -> None:
+    one, many = (
+        simulate(make_scenario(3, 6, Constant(mean=1.0), slow={"worker-2": 4.0}, tensor=tensors), "ssp:1", 1)
+        for tensors in (TENSORS[1:], TENSORS)
+    )
+    assert many.held == one.held
+
+
 def test_a_worker_that_is_stopped_abandons_its_step_when_it_goes_on(make_scenario: Callable[..., Scenario]) -> None:
     scenario = make_scenario(
         3,

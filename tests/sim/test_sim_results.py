@@ -175,6 +175,6 @@ def test_the_report_needs_nothing_else(runs: dict[str, list[Run]]) -> None:
     content = page(runs)
     parsed.feed(content)
     assert parsed.open == []
-    assert len(parsed.links) == 5
+    assert len(parsed.links) == 7
     assert all(link.startswith("data:image/png;base64,") for link in parsed.links)
     assert runs["bsp"][0].digest in content

@@ -53,7 +53,7 @@ def test_a_line_of_the_trace_says_all_of_an_effect() -> None:
     line = canonical(1.5, "server-0", Send(3, 12, Done(4)), digest_of)
     assert (
         line
-        == b'[1.5,"server-0","Send Done",{"peer":3,"request":12,"message":[4],"payload":null,"priority":1073741824}]\n'
+        == b'[1.5,"server-0","Send Done",{"peer":3,"request":12,"message":[4,""],"payload":null,"priority":1073741824}]\n'
     )
 
 
