@@ -184,8 +184,12 @@ def compare(policies: Sequence[str], plans: Sequence[Plan]) -> tuple[Constants, 
     return constants, rows
 
 
-COLUMNS = ("policy", "workers", *("step (ms)", "simulated", "off"), *("staleness", "simulated", "off"))
-COLUMNS += ("dropped", "simulated")
+COLUMNS = [
+    *("policy", "workers"),
+    *("step (ms)", "simulated", "off"),
+    *("staleness", "simulated", "off"),
+    *("dropped", "simulated"),
+]
 
 
 def _table(constants: Constants, rows: Sequence[Row]) -> str:
