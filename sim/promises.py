@@ -18,6 +18,7 @@ from aiokv.policy.ringmaster import Ringmaster
 from aiokv.policy.round_robin import RoundRobin
 from aiokv.policy.ssp import SSP
 from aiokv.policy.sync_switch import SyncSwitch
+from sim.sections import StopSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -119,6 +120,8 @@ class _Progress:
     """Whose gradient was the last of the newest update."""
     round: int = -1
     """The number of its newest round."""
+    version: Version = 0
+    """The newest one."""
 
 
 class Promises:
@@ -193,11 +196,27 @@ class Promises:
 
     def finish(self) -> list[str]:
         """Return what is wrong with the whole run."""
-        parts = len(self._chunks)
-        return [
+        if self._rule is None:
+            return []
+        parts, most = len(self._chunks), self._rule.stalest(1)
+        found = [
             f"push {number} of {name} was applied at staleness {min(ages)} or more, {self._run.policy} drops such"
             for (name, number), ages in self._ages.items()
-            if self._rule is not None and len(ages) == parts and min(ages) > self._rule.stalest(1)
+            if len(ages) == parts and min(ages) > most
+        ]
+        scenario = self._run.scenario
+        if scenario.fault or scenario.stop != StopSection(departures=scenario.stop.departures):
+            # Rounds that were closed need not have been made.
+            return found
+        ages: dict[Token, int] = {}
+        for drop in self._run.drops:
+            progress = self._chunks.get((drop.key, drop.start))
+            age = progress.version - drop.read if progress is not None else 0
+            ages[drop.token] = max(ages.get(drop.token, 0), age)
+        return found + [
+            f"push {number} of {name} was dropped as {self._run.dropped[name, number]}, at staleness {age} at most"
+            for (name, number), age in ages.items()
+            if age <= most
         ]
 
     def _check_round(self, progress: _Progress, update: UpdateRecord) -> list[str]:
@@ -239,6 +258,7 @@ class Promises:
         if rule.distinct and len(set(update.ranks)) < size:
             found.append(f"version {version} holds two gradients of a worker: ranks {update.ranks}")
         progress.counts.update(update.ranks)
+        progress.version = version
         if rule.lead < math.inf:
             found += self._check_lead(rule, progress, update)
         if rule.turns and len(self._live(ranks, update.time)) == len(ranks):

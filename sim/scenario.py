@@ -206,6 +206,8 @@ def _check_times(scenario: Scenario) -> Found:
         return "warmup", f"expected less than steps = {scenario.steps}, got {scenario.warmup}"
     if scenario.job.cancel and scenario.job.overlap:
         return "job.cancel", "a computation whose layers are pushed one by one can't be abandoned; set overlap = false"
+    if scenario.job.cancel and any(tensor.group for tensor in scenario.tensor):
+        return "job.cancel", "keys of different groups go through different rounds; leave the groups out"
     cluster = scenario.cluster
     if not cluster.heartbeat < cluster.death_timeout < cluster.call_timeout <= cluster.join_timeout:
         got = ", ".join(

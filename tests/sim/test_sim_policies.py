@@ -154,6 +154,13 @@ def test_layers_that_are_pushed_one_by_one_cannot_be_abandoned() -> None:
         parse_scenario(text, "x.toml")
 
 
+def test_steps_of_which_keys_belong_to_groups_cannot_be_abandoned() -> None:
+    text = b'steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "constant"\nmean = 1.0\n'
+    text += b'[job]\ncancel = true\n[[tensor]]\nkey = "w"\nshape = [4]\ngroup = [0]\n'
+    with pytest.raises(ConfigError, match=r"x\.toml, line 8: job\.cancel: .*leave the groups out"):
+        parse_scenario(text, "x.toml")
+
+
 # --- what is told ---
 
 

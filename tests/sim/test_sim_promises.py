@@ -137,6 +137,15 @@ def test_a_gradient_that_is_applied_and_dropped(run_of: Callable[[str], Run]) ->
     assert "push 1 of worker-2 was dropped as late, but applied elsewhere" in found
 
 
+@pytest.mark.parametrize(("policy", "reason"), [("k_sync:2", "late"), ("ringmaster:4", "stale")])
+def test_a_gradient_that_is_dropped_although_it_is_fresh(
+    run_of: Callable[[str], Run], policy: str, reason: str
+) -> None:
+    run = run_of(policy)
+    run.drops[0].read = run.updates[-1].version
+    assert f"push 1 of worker-2 was dropped as {reason}, at staleness 0 at most" in find_violations(run)
+
+
 def test_a_drop_for_two_reasons(run_of: Callable[[str], Run]) -> None:
     run = run_of("k_sync:2")
     run.drops[0].reason = "stale"
