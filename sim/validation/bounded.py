@@ -56,7 +56,7 @@ def ten() -> Iterator[Case]:
     yield batched("11 step, ssp:0, exponential, N=10", times, known.harmonic(10))
     for bound, expected in TEN.items():
         # Each with numbers of its own: it would be the same luck otherwise.
-        run = run_ideal(f"ssp:{bound}", 10, 900, Exponential(mean=1.0), seed=bound)
+        run = run_ideal(f"ssp:{bound}", 10, 600, Exponential(mean=1.0), seed=bound)
         case = batched(f"11 steps in a mean step time, ssp:{bound}, exponential, N=10", _rates(run, 100), expected)
         yield within(case.name, case.value, expected, case.tolerance + 0.003)
 
