@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -306,7 +307,13 @@ def fuzz(seeds: str, jobs: int, as_json: bool, out: Path) -> None:
 
 @sim.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Groups at the same time.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=os.cpu_count() or 1,
+    show_default="as many as there are cores",
+    help="Groups at the same time.",
+)
 @click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
