@@ -121,6 +121,19 @@ async def test_servers_connect_to_each_other_when_a_rule_needs_it(cluster: MakeC
         assert len([peer for server in running.servers for peer in server._links if peer < -1]) == 1
 
 
+async def test_async_rule_with_norms_updates_cut_keys_in_one_order(cluster: MakeCluster) -> None:
+    """Two pushes of one worker, so the order is known; each update has the norms of the whole tensor."""
+    finals = []
+    for policy, split_bytes in (("k_async:1", 1000), ("asp", 10**6)):
+        async with cluster(workers=1, servers=2, policy=policy, split_bytes=split_bytes) as running:
+            (kv,) = running.workers
+            await kv.set_optimizer("lars", momentum=0.0, learning_rate=0.5)
+            await kv.init("w", start())
+            await kv.pushpull("w", start())
+            finals.append(await kv.pushpull("w", start()))
+    np.testing.assert_allclose(finals[0], finals[1], rtol=1e-6)
+
+
 async def test_async_rule_with_norms_wants_whole_keys(cluster: MakeCluster) -> None:
     async with cluster(workers=1, servers=2, policy="asp", split_bytes=1000) as running:
         (kv,) = running.workers
