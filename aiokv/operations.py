@@ -486,6 +486,31 @@ class Operations(ABC):
         """Change the learning rate, from one round on, the same on all servers. See `change_optimizer`."""
         return await self.change_optimizer(since=since, timeout=timeout, learning_rate=learning_rate)
 
+    # --- policies ---
+
+    async def set_policy(self, policy: str, *keys: Key, timeout: float | None = None) -> None:
+        """Let keys follow another synchronisation policy. Every worker of their group calls it before the same step.
+
+        What was pushed before follows the old policy, which waits for nobody any longer who has called this; what is
+        pushed afterwards follows the new one, which counts anew. It returns when all servers have the new policy.
+        Other calls of the keys that this worker makes meanwhile wait for it. After an error the servers may go over
+        all the same once the others call; until this worker has called it again, its pushes of the keys are refused.
+
+        Args:
+            policy: its text, such as "asp" or "ssp:3"; see `docs/policies.md`.
+            keys: those that change; all of this worker's that are not of policy "sum" when none is given.
+            timeout: seconds.
+
+        Raises:
+            PolicyError: unknown policy, another worker asks for another one, or it is to or from "sum".
+            OptimizerError: the update rule can't be used under it.
+            UnknownKeyError: this worker has not initialised a key.
+            MembershipError: this worker is not in a key's group.
+            BarrierTimeoutError: names the ranks that did not call it.
+        """
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.ChangePolicy(call, policy, list(keys), seconds))
+
     # --- the servers themselves ---
 
     async def send_command_to_servers(

@@ -135,18 +135,20 @@ class Answers:
         """Let those read who waited for these pushes."""
         if chunk.gate is None:
             return []
-        members = self.roster.members_of(chunk.group)
-        free = [chunk.gate.advanced(part.rank, chunk.reflected[part.rank], members, now) for part in contributions]
-        return self._release(chunk, now) if any(free) else []
+        members = chunk.members(self.roster)
+        counts = [(part.rank, chunk.count(part.rank, chunk.reflected[part.rank])) for part in contributions]
+        free = [chunk.gate.advanced(rank, count, members, now) for rank, count in counts]
+        return self.release(chunk, now) if any(free) else []
 
     def changed(self, chunk: Chunk, now: float) -> list[Effect]:
         """Look again who may read, because the members are others."""
         if chunk.gate is None:
             return []
-        chunk.gate.changed(self.roster.members_of(chunk.group))
-        return self._release(chunk, now)
+        chunk.gate.changed(chunk.members(self.roster))
+        return self.release(chunk, now)
 
-    def _release(self, chunk: Chunk, now: float) -> list[Effect]:
+    def release(self, chunk: Chunk, now: float) -> list[Effect]:
+        """Let those go on whose reads of a chunk are held back no longer."""
         effects: list[Effect] = []
         for waiter in list(chunk.gated):
             if self._may_read(chunk, waiter.rank):
@@ -157,12 +159,12 @@ class Answers:
         return effects
 
     def _may_read(self, chunk: Chunk, rank: Rank) -> bool:
-        return chunk.gate is None or chunk.gate.may_read(rank, self.roster.members_of(chunk.group))
+        return chunk.gate is None or chunk.gate.may_read(rank, chunk.members(self.roster))
 
     def behind(self, chunk: Chunk, rank: Rank) -> list[Rank]:
         """Return the ranks for which a read of this rank is held back."""
         assert chunk.gate is not None, "it holds the read back"
-        return chunk.gate.waits_for(rank, self.roster.members_of(chunk.group))
+        return chunk.gate.waits_for(rank, chunk.members(self.roster))
 
     def _hold(self, waiter: Waiter, now: float) -> list[Effect] | None:
         """Hold a read back, if it has to be; None: it has not."""

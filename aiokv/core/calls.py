@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiokv.core.bundle import name_keys
 from aiokv.core.compression import Compression
 from aiokv.core.deadlines import Deadlines
+from aiokv.core.decisions import LEADER
 from aiokv.core.effects import (
     CallBuffer,
     CallMemory,
@@ -31,16 +32,18 @@ from aiokv.core.stimuli import Operation, Transfer
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
+    PolicyError,
     ProtocolError,
     from_code,
     is_counted,
 )
+from aiokv.policy import get_policy
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.directory import Directory
-    from aiokv.core.parts import Part, Tensors
+    from aiokv.core.parts import Leaving, Part, Tensors
     from aiokv.types import Key, Peer, Rank
 
 ErrorOf = Callable[[str], AiokvError]
@@ -51,12 +54,26 @@ NO_CALL = -1
 """Stands for the call of a request that the session makes for itself."""
 
 
+class Change(Record, eq=False):
+    """Another policy for keys, to be asked of the servers; `told` once the one that decides knows that all have it."""
+
+    policy: str
+    leaving: list[Leaving]
+    servers: list[Peer]
+    told: bool = False
+
+    @property
+    def keys(self) -> list[Key]:
+        """All keys."""
+        return [key for some in self.leaving for key in some.keys]
+
+
 class Call(Record, eq=False):
     """A user's call that is not answered yet.
 
     `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
     the key that it names. `encode` is set once its turn has come, if it is to be encoded first. `last` goes to the
-    scheduler when the servers have answered.
+    scheduler when the servers have answered. A `change` lets later calls of its keys wait until it is over.
     """
 
     number: int
@@ -70,6 +87,7 @@ class Call(Record, eq=False):
     compression: Compression = UNCOMPRESSED
     encode: Encode | None = None
     last: m.Message | None = None
+    change: Change | None = None
 
     @property
     def what(self) -> str:
@@ -110,6 +128,8 @@ class Calls:
         self._encodings = Encodings(directory)
         self._encoding: dict[int, Call] = {}
         """Calls that are being encoded. They are held, and are sent even when their caller waits no longer."""
+        self._changing: dict[int, Call] = {}
+        """Changes of policies that are under way; they are the first that wait, under each of their keys."""
 
     # --- read only ---
 
@@ -182,6 +202,38 @@ class Calls:
         call.tensors = [tensor for calls in self._waiting.values() for held in calls for tensor in held.tensors]
         return self._enter(call)
 
+    def change(self, call: Call, now: float) -> list[Effect]:
+        """Ask the servers for another policy when all earlier calls of its keys are sent."""
+        self.open(call, now)
+        assert call.change is not None, "it is a change"
+        specs = [(key, self._directory.spec(key)) for key in call.change.keys]
+        call.tensors = [(key, spec) for key, spec in specs if spec is not None]
+        return self._enter(call)
+
+    def _ask_for_change(self, call: Call, change: Change) -> list[Effect]:
+        """Ask, and let later calls of the keys wait."""
+        priority = self._directory.ask_for(change.keys)
+        self._changing[call.number] = call
+        for key in change.keys:
+            self._waiting.setdefault(key, deque()).appendleft(call)
+        effects: list[Effect] = []
+        for some in change.leaving:
+            message = m.SetPolicy(change.policy, some.keys, some.old, some.group, answer_time(call.timeout))
+            effects += [Send(peer, self.ask(call, peer), message, None, priority) for peer in change.servers]
+        return effects
+
+    def _tell(self, call: Call, change: Change) -> list[Effect]:
+        """Tell the server that decides rounds which keys have left them, if there are any."""
+        left = [some for some in change.leaving if get_policy(some.old).decides and some.old != change.policy]
+        messages = [m.Switched(some.keys, some.old, some.group, answer_time(call.timeout)) for some in left]
+        return [Send(LEADER, self.ask(call, LEADER), message) for message in messages]
+
+    def _changed(self, call: Call) -> list[Effect]:
+        """Send the calls that have waited for a change of their keys' policy which is over."""
+        if self._changing.pop(call.number, None) is None:
+            return []
+        return self._resume(tuple(self._unhold(call)))
+
     def _enter(self, call: Call) -> list[Effect]:
         """Send what a call sends, or hold it until its turn comes."""
         call.held = self._obstacle(call)
@@ -206,6 +258,12 @@ class Calls:
         """Send what a call sends, now that its turn has come, or have it encoded first."""
         if call.last is not None:
             return self._fence(call)
+        if call.change is not None:
+            return self._ask_for_change(call, call.change)
+        asking = self._directory.asking(call.tensors) if _pushes(call) else None
+        if asking is not None:
+            text = f"{call.what}: another policy of key {asking!r} was asked for in vain: call set_policy again"
+            return self.fail(call, PolicyError(text, key=asking))
         # Rows are sent as they are.
         if _pushes(call) and call.transfer is not None and not call.transfer.rows:
             call.encode = self._encodings.encode(call.number, call.tensors, call.compression.push)
@@ -283,7 +341,7 @@ class Calls:
             if not waiting:
                 continue
             call = waiting[0]
-            if call.number in self._encoding:
+            if call.number in self._encoding or call.number in self._changing:
                 continue
             call.held = self._obstacle(call)
             if call.held is None:
@@ -389,11 +447,16 @@ class Calls:
         if call.last is not None:
             message, call.last = call.last, None
             return [Send(SCHEDULER, self.ask(call, SCHEDULER), message)]
+        if call.change is not None and not call.change.told:
+            call.change.told = True
+            self._directory.follow(call.change.policy, call.change.keys)
+            if effects := self._tell(call, call.change):
+                return effects
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
             self._directory.initialized(call.tensors, len(call.transfer.rows), call.transfer.options)
-        return [Complete(call.number, call.result)]
+        return [Complete(call.number, call.result), *self._changed(call)]
 
     def _forget(self, call: Call) -> list[Effect]:
         """Forget a call before all its requests are answered; they stay known until they are."""
@@ -404,7 +467,7 @@ class Calls:
         effects: list[Effect] = [Release(call.number, receiving)]
         if call.held is not None and call.number not in self._encoding:
             effects += self._resume(tuple(self._unhold(call)))
-        return effects
+        return effects + self._changed(call)
 
     def fail(self, call: Call, error: AiokvError) -> list[Effect]:
         """End a call with an error."""
@@ -485,7 +548,8 @@ class Calls:
         for waiting in self._waiting.values():
             assert waiting
             known = self._calls | self._encoding
-            assert all(call.held is not None and known[call.number] is call for call in waiting)
+            assert all(known[call.number] is call for call in waiting)
+            assert all(call.held is not None or call.number in self._changing for call in waiting)
             assert all(call.number not in self._encoding for call in list(waiting)[1:])
         assert len(self._calls) == len(self._deadlines)
         assert max(self._requests, default=0) < self._next_request

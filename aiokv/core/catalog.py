@@ -68,6 +68,10 @@ class Catalog:
         """Return the first of the keys that does not exist, if there is one."""
         return next((key for key in keys if key not in self._keys), None)
 
+    def entry(self, key: Key) -> Entry | None:
+        """Return what is kept of a key, if it is here."""
+        return self._keys.get(key)
+
     def spec(self, key: Key) -> TensorSpec:
         """Return shape and dtype of a key.
 

@@ -125,6 +125,9 @@ class Chunk(Record, eq=False):
     `pending` is the update that is prepared by computing norms, `gathering` says that it waits for those of other
     chunks. `reads` is there when the rule looks at what a worker had read, `rounds` when rounds are decided for all
     keys at once. `gate` holds reads back, those of `gated`.
+
+    `since` is the version and `before` each rank's pushes at which its policy began; `leaving` are the ranks that have
+    asked for another one, so that this one waits for them no longer.
     """
 
     is_dense: ClassVar[bool] = True
@@ -151,6 +154,9 @@ class Chunk(Record, eq=False):
     rounds: OpenRounds | None = None
     gate: Gate | None = None
     gated: dict[Waiter, None] = field(default_factory=dict)
+    since: Version = 0
+    before: dict[Rank, int] = field(default_factory=dict)
+    leaving: dict[Rank, None] = field(default_factory=dict)
     nbytes: int = 0
     """Bytes of the elements."""
 
@@ -210,13 +216,54 @@ class Chunk(Record, eq=False):
         update.waiters[waiter] = None
         return update
 
+    def members(self, roster: Roster) -> list[Rank]:
+        """Return the ranks for which its policy may wait, ascending."""
+        members = roster.members_of(self.group)
+        return [rank for rank in members if rank not in self.leaving] if self.leaving else members
+
+    def count(self, rank: Rank, sequence: int) -> int:
+        """Return which of a rank's pushes under the present policy one is."""
+        return sequence - self.before.get(rank, 0)
+
+    def version_of(self, rank: Rank, sequence: int) -> Version:
+        """Return the version that a rank's push helps to make."""
+        number = self.count(rank, sequence)
+        return self.since + self.own_rounds.version_of(sequence=number, newest=self.newest - self.since)
+
     def expect(self, update: Update, roster: Roster) -> None:
         """Let an update wait for the ranks of this view, if it does not yet."""
         # A round that was decided elsewhere becomes an update when all is there.
         if update.roster is not roster and not self.policy.decides:
-            members = roster.members_of(self.group)
-            update.expected = self.own_rounds.expected(version=update.version, members=members)
+            version = update.version - self.since
+            update.expected = self.own_rounds.expected(version=version, members=self.members(roster))
             update.roster, update.reached = roster, 0
+
+    def leave(self, rank: Rank) -> None:
+        """Take note that a rank asks for another policy: nothing comes of it under this one any longer."""
+        self.leaving[rank] = None
+        if self.rounds is not None:
+            self.rounds.left[rank] = None
+        for update in self.updates.values():
+            update.roster = None
+
+    def stay(self, rank: Rank) -> None:
+        """Take note that a rank asks for another policy no longer."""
+        del self.leaving[rank]
+        if self.rounds is not None:
+            del self.rounds.left[rank]
+        for update in self.updates.values():
+            update.roster = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was pushed is made, or dropped."""
+        return not self.updates and (self.rounds is None or not any(self.rounds.unsettled.values()))
+
+    def follow(self, policy: Policy) -> None:
+        """Go on under another policy, which knows nothing of what was pushed before."""
+        assert self.is_idle, "what was pushed belongs to the policy before"
+        self.policy, self.gate, self.rounds = policy, policy.gate(), None
+        self.since, self.before, self.leaving = self.version, dict(self.pushed), {}
 
     def is_closed(self, version: Version, rank: Rank) -> bool:
         """Return True when the version is made, or being made, without the rank."""

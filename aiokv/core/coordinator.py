@@ -28,6 +28,7 @@ from aiokv.core.joiner import REGISTER_REQUEST, Joiner
 from aiokv.core.making import Making
 from aiokv.core.neighbours import Neighbours
 from aiokv.core.norms import Norms, Outcome
+from aiokv.core.policy_changes import PolicyChanges
 from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.rows import Tables
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 PARKABLE = (
     *(m.Push, m.PushBundle, m.Pull, m.PullBundle, m.PushRows, m.PullRows),
-    *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer),
+    *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer, m.SetPolicy),
 )
 """Requests that may have to wait."""
 
@@ -106,6 +107,8 @@ class Coordinator:
         self._control = Control(joiner, self._catalog, self._rules, self._codecs, saving, tallies)
         shared = (self._catalog, self._creation, self._rounds, self._answers, tables, self._norms, saving)
         self._exchanges = Exchanges(*shared, self._deadlines, again=self._received)
+        makers = (self._rounds, self._steps, self._deciding, self._answers, self._making, self._rules)
+        self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide)
         self._scheduler_lost = False
         self._stopped = False
 
@@ -113,6 +116,10 @@ class Coordinator:
 
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
+        effects = self._handle(stimulus, now)
+        return effects + self._changes.go_on(now) if self._changes.ending else effects
+
+    def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
             case Received() | PeerLost() if self._decoding.hold(stimulus):
                 return []
@@ -205,6 +212,14 @@ class Coordinator:
                 return self._go_on(self._norms.asked(peer, request, message), now)
             case m.Arrived() if self._norms.is_server(peer):
                 return self._steps.decided(self._deciding.asked(peer, request, message, self._roster, now), now)
+            case m.SetPolicy():
+                return self._changes.asked(received, message, self._rank_of(peer), now)
+            case m.Switched():
+                self._rank_of(peer)
+                return self._changes.switched(peer, request, message)
+            case m.Delete():
+                deleted = self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
+                return deleted + self._changes.deleted()
             case _ if isinstance(message, Asked):
                 return self._control.asked(received, message, self._rank_of(peer), self._roster)
             case _:
@@ -224,7 +239,7 @@ class Coordinator:
                 del self._attaching[peer, request]
                 self._deadlines.discard((peer, request))
                 effects += self._answer_attach(peer, request, attach)
-        effects += self._creation.roster_changed(self._roster)
+        effects += self._creation.roster_changed(self._roster) + self._changes.viewed()
         effects += self._go_on(self._norms.viewed(view), now)
         for gone, reason in self._neighbours.gone():
             effects += [Disconnect(gone, reason), *self._neighbour_gone(gone, reason, now)]
@@ -277,6 +292,7 @@ class Coordinator:
             del self._attaching[name]
             self._deadlines.discard(name)
         self._deciding.forget_peer(peer)
+        self._changes.forget_peer(peer)
         effects = self._exchanges.forget_peer(peer)
         effects += self._go_on(self._norms.forget_peer(peer, reason), now)
         return effects + self._stop_when_alone()
@@ -388,6 +404,8 @@ class Coordinator:
                 effects.append(self._creation.expire(name, self._roster))
             elif name in self._exchanges:
                 effects.append(self._exchanges.expire(name))
+            elif name in self._changes:
+                effects.append(self._changes.expire(name))
             else:
                 attach = self._attaching.pop(name)
                 text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
@@ -406,5 +424,5 @@ class Coordinator:
             assert address == (chunk.key, chunk.start)
         named = self._rounds.validate(self._catalog.chunks.values())
         self._norms.validate()
-        named |= set(self._creation) | set(self._exchanges) | set(self._attaching)
+        named |= set(self._creation) | set(self._exchanges) | set(self._changes) | set(self._attaching)
         assert named == set(self._deadlines)

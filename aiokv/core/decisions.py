@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiokv.core.parked import RequestName
     from aiokv.core.roster import Roster
     from aiokv.policy import Decider, Decision
-    from aiokv.types import Peer, Rank, Round
+    from aiokv.types import Key, Peer, Rank, Round
 
 LEADER = 0
 """Index of the server that decides."""
@@ -94,6 +94,7 @@ class Decisions(Record, eq=False):
         askers: the requests of other servers about such a step.
         told: the last round that the server at the other end of a connection has heard of.
         unasked: steps about which the deciding server could not be asked, and what they have read.
+        leaving: by the keys that are to leave the group, the ranks that have asked for that; on the deciding server.
     """
 
     group: Group
@@ -109,6 +110,7 @@ class Decisions(Record, eq=False):
     askers: dict[Token, list[RequestName]] = field(default_factory=dict)
     told: dict[Peer, Round] = field(default_factory=dict)
     unasked: dict[Token, Round] = field(default_factory=dict)
+    leaving: dict[tuple[Key, ...], dict[Rank, None]] = field(default_factory=dict)
 
     def come(self, token: Token) -> Iterable[Chunk]:
         """Take note that something of a step has come; return the chunks that no longer wait for earlier ones."""
@@ -137,7 +139,15 @@ class Decisions(Record, eq=False):
 
     def members(self, roster: Roster) -> list[Rank]:
         """Return the ranks that count."""
-        return roster.members_of(self.group[1])
+        members = roster.members_of(self.group[1])
+        if not self.leaving:
+            return members
+        leaving = {rank for ranks in self.leaving.values() for rank in ranks}
+        return [rank for rank in members if rank not in leaving]
+
+    def catch_up(self, ranks: Iterable[Rank]) -> None:
+        """Count what ranks have of keys that come to the group as the value of all rounds so far."""
+        self.settled.update(dict.fromkeys(ranks, self.newest))
 
     def hold(self, token: Token, error: AiokvError | None = None) -> Held:
         """Return who holds a step that is not decided, to be told that it will be in a round, or can't be for now."""
@@ -342,6 +352,29 @@ class Deciding:
         decisions.accepted.pop(token, None)
         decisions.unasked[token] = question.read
         return Decided(held=[decisions.hold(token, error)])
+
+    # --- keys that leave a group ---
+
+    def leave(self, group: Group, keys: tuple[Key, ...], rank: Rank, roster: Roster, now: float) -> Decided:
+        """Let rounds wait no longer for a rank that pushes keys of the group no longer, as if it had finished."""
+        decided = Decided()
+        decisions = self.of(group) if get_policy(group[0]).decides else None
+        if decisions is not None and decisions.decider is not None:
+            decisions.leaving.setdefault(keys, {})[rank] = None
+            decided.add(self._made(decisions, decisions.decider.changed(decisions.members(roster), now)))
+            self._check_stuck(decisions, decisions.accepted, roster, decided)
+        return decided
+
+    def stay(self, group: Group, rank: Rank) -> None:
+        """Let rounds wait for a rank again: its keys stay in the group."""
+        if group in self._groups:
+            for ranks in self._groups[group].leaving.values():
+                ranks.pop(rank, None)
+
+    def left(self, group: Group, keys: tuple[Key, ...]) -> None:
+        """Let rounds of the group wait for all ranks again: the keys have left it, on all servers."""
+        if group in self._groups:
+            self._groups[group].leaving.pop(keys, None)
 
     # --- ends ---
 

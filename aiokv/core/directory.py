@@ -8,22 +8,23 @@ from msgspec import structs
 
 from aiokv.core.effects import CallBuffer, CallMemory, CallTensors
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
-from aiokv.core.parts import Cut, Known, KnownBundle, Part, Plan, Pushed, Single
+from aiokv.core.parts import Cut, Known, KnownBundle, Leaving, Part, Plan, Pushed, Single
 from aiokv.core.placement import Chunk, place, place_rows
 from aiokv.core.row_parts import init_rows, pull_rows, push_rows
 from aiokv.core.rows import check_sparse, check_table
 from aiokv.core.stimuli import KeyOptions, KeyRecord, Operation
+from aiokv.errors import MembershipError, PolicyError, UnknownKeyError
 from aiokv.policy import get_policy
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from aiokv.core.merging import Merging
     from aiokv.core.parts import Tensors
     from aiokv.core.stimuli import ReadState, Rows, StatePart, WriteState
     from aiokv.optim import Optimizer
-    from aiokv.types import Key, Peer, TensorSpec, Version
+    from aiokv.types import Key, Peer, Rank, TensorSpec, Version
 
 BUNDLED_BYTES = 16 * 1024
 """Tensors up to this size are initialised in bundles: their bytes cost less than their messages."""
@@ -56,6 +57,8 @@ class Directory:
         """Lowest priority of the pushes under way; that of a bundle stands under its first key."""
         self._open: dict[Key, int] = {}
         """How many pushes are under way; those of a bundle stand under its first key."""
+        self._asking: dict[Key, None] = {}
+        """Keys for which another policy was asked, and it is not known whether the servers have it."""
         self._servers = 0
         self._chunk_bytes = 0
         self._split_bytes = 0
@@ -468,6 +471,63 @@ class Directory:
         """Return the chunks of a row-sparse key."""
         return place_rows(key, spec, servers=self._servers, split_bytes=self._split_bytes)
 
+    # --- other policies ---
+
+    def leaving(self, policy: str, keys: Sequence[Key], rank: Rank) -> list[Leaving]:
+        """Return which keys have to leave which policy, so that these keys, or all but sums, have another one.
+
+        Raises:
+            UnknownKeyError: this worker has not initialised a key.
+            PolicyError: a key of policy "sum", or it can't become one.
+            MembershipError: this worker is not in a key's group.
+        """
+        mine = [key for key, known in self._known.items() if known.spec is not None and self._is_of(rank, known)]
+        sums = [key for key in mine if get_policy(self._policy_of(self._known[key].options)).keeps_sum]
+        wanted = [check_key(key) for key in keys] or [key for key in mine if key not in sums]
+        if get_policy(policy).keeps_sum or any(key in sums for key in wanted):
+            text = f"no key can change its policy to or from {policy!r}: the update rule is not for keys of policy sum"
+            raise PolicyError(text, expected="another policy than sum", got=policy)
+        found: dict[tuple[str, tuple[Rank, ...]], list[Key]] = {}
+        for key in dict.fromkeys(wanted):
+            known = self._known.get(key)
+            if known is None or known.spec is None:
+                raise UnknownKeyError(f"key {key!r} is not initialized: call init first", key=key)
+            if not self._is_of(rank, known):
+                text = f"key {key!r} belongs to ranks {list(known.options.group)}; rank {rank} is none of them"
+                raise MembershipError(text, ranks=[rank], key=key)
+            old = self._policy_of(known.options)
+            if old != policy or key in self._asking:
+                found.setdefault((old, known.options.group), []).append(key)
+        return [Leaving(old, group, tuple(some)) for (old, group), some in found.items()]
+
+    def _is_of(self, rank: Rank, known: Known) -> bool:
+        return not known.options.group or rank in known.options.group
+
+    def ask_for(self, keys: Sequence[Key]) -> int:
+        """Take note that another policy is asked for; each key goes alone from now on.
+
+        Returns:
+            At which priority, so that it overtakes no push.
+        """
+        self._asking.update(dict.fromkeys(keys))
+        for key in keys:
+            bundle = self._known[key].bundle
+            if bundle is not None:
+                self._take_apart(bundle)
+        return min([0, *(self._floors[key] for key in keys if key in self._floors)])
+
+    def asking(self, tensors: Tensors) -> Key | None:
+        """Return the first key of which it is not known whether it has the policy that was asked for."""
+        return next((key for key, _ in tensors if key in self._asking), None) if self._asking else None
+
+    def follow(self, policy: str, keys: Iterable[Key]) -> None:
+        """Remember that keys have the policy that was asked for."""
+        for key in keys:
+            self._asking.pop(key, None)
+            if key in self._known:
+                known = self._known[key]
+                known.options = structs.replace(known.options, policy=policy)
+
     # --- answers ---
 
     def forget(self, keys: Sequence[Key]) -> None:
@@ -475,6 +535,7 @@ class Directory:
         for key in keys:
             known = self._known.get(key)
             self._earlier.pop(key, None)
+            self._asking.pop(key, None)
             if known is not None and known.bundle is not None:
                 self._take_apart(known.bundle)
             self._known.pop(key, None)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 Requested = (
     *(m.Push, m.Pull, m.PushBundle, m.PullBundle, m.PushRows, m.PullRows, m.Init, m.InitBundle, m.InitRows),
-    *(m.Delete, m.GetState, m.PutState),
+    *(m.GetState, m.PutState),
 )
-"""The requests that `Exchanges` carries out."""
+"""The requests that `Exchanges` carries out, besides `Delete`, which concerns others too."""
 
 
 class Exchanges:
@@ -118,7 +118,7 @@ class Exchanges:
         bundle = self._catalog.bundle_of(chunk.key)
         keys = (chunk.key,) if bundle is None else bundle.keys
         if bundle is not None:
-            effects += self._divide(bundle)
+            effects += self.divide(bundle)
         for received in held:
             effects += self._again(received, now)
         left = [other for other in self._catalog.chunks.values() if other.key in keys]
@@ -172,7 +172,7 @@ class Exchanges:
         if chunk.applying:
             chunk.held.append(received)
             return []
-        effects = self._divide(bundle)
+        effects = self.divide(bundle)
         chunk = self._catalog.lookup(message)
         return effects + self._carry_out(received, message, rank, [chunk], now)
 
@@ -193,7 +193,7 @@ class Exchanges:
             if other.chunk is not None and other.chunk.applying:
                 other.chunk.held.append(received)
                 return effects
-            effects += self._divide(other)
+            effects += self.divide(other)
         chunks = [self._catalog.chunks[key, 0] for key in bundle.keys]
         return effects + self._carry_out(received, message, rank, chunks, now)
 
@@ -235,11 +235,12 @@ class Exchanges:
         bundle = self._catalog.bundle_of(message.key)
         if bundle is not None:
             # Keys that come from elsewhere may have been updated a different number of times.
-            effects = self._divide(bundle)
+            effects = self.divide(bundle)
             chunk = self._catalog.lookup_state(message)
         return effects + self._saving.write(received, message, chunk, received.slot)
 
-    def _divide(self, bundle: Bundle) -> list[Effect]:
+    def divide(self, bundle: Bundle) -> list[Effect]:
+        """Make a chunk of each key of a bundle whose chunk is not being updated."""
         whole = bundle.chunk
         assert whole is not None, "a bundle is divided once"
         self._answers.replicas.forget_chunk(whole.key, whole.start)
@@ -257,7 +258,7 @@ class Exchanges:
             if bundle.chunk is not None and bundle.chunk.applying:
                 bundle.chunk.held.append(received)
                 return effects
-            effects += self._divide(bundle)
+            effects += self.divide(bundle)
         applying = [chunk for (key, _), chunk in self._catalog.chunks.items() if key in here and chunk.is_busy]
         if applying:
             applying[0].held.append(received)

@@ -125,6 +125,13 @@ class Making:
         versions = chunk.reads.retire(ranks, pending)
         return [Retire(chunk.key, chunk.start, versions)] if versions else []
 
+    def forget_reads(self, chunk: Chunk) -> list[Effect]:
+        """Drop all versions before the current one: pushes that are to come refer to none of them."""
+        if chunk.reads is None:
+            return []
+        kept, chunk.reads = chunk.reads.kept, None
+        return [Retire(chunk.key, chunk.start, kept)] if kept else []
+
 
 def _open_contributions(chunk: Chunk) -> list[Contribution]:
     return [part for update in chunk.updates.values() for part in update.contributions.values()]

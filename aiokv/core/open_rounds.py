@@ -53,6 +53,7 @@ class OpenRounds(Record, eq=False):
         dropped: what is in no round, while the worker's next read has to wait.
         clocks: the last step of each rank that has come here.
         unsettled: each rank's pushes that are neither made nor dropped, by their number.
+        left: the ranks that have asked for another policy, so that nothing more comes of them.
     """
 
     decisions: Decisions
@@ -64,6 +65,7 @@ class OpenRounds(Record, eq=False):
     dropped: deque[Dropped] = field(default_factory=deque)
     clocks: dict[Rank, int] = field(default_factory=dict)
     unsettled: dict[Rank, dict[int, None]] = field(default_factory=dict)
+    left: dict[Rank, None] = field(default_factory=dict)
 
     def read(self, rank: Rank, version: Version, newest: Version) -> Round:
         """Return the last round in a version that a rank has read.
@@ -95,7 +97,7 @@ class OpenRounds(Record, eq=False):
         rank, clock = token
         if self.clocks.get(rank, 0) >= clock or self.decisions.seen.get(rank, 0) > clock:
             return False
-        return roster.is_member(rank)
+        return rank not in self.left and roster.is_member(rank)
 
     def missing(self, roster: Roster) -> list[Rank]:
         """Return the ranks whose steps of the first round may still come here, ascending."""

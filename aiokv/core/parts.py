@@ -9,7 +9,7 @@ from aiokv.core.records import Record, field
 from aiokv.core.stimuli import KeyOptions
 
 if TYPE_CHECKING:
-    from aiokv.types import Key, Peer, TensorSpec, Version
+    from aiokv.types import Key, Peer, Rank, TensorSpec, Version
     from aiokv.wire import messages as m
 
 Tensors = list[tuple["Key", "TensorSpec"]]
@@ -103,6 +103,14 @@ class Single(Record, eq=False):
     tensor: int
     key: Key
     cuts: list[Cut]
+
+
+class Leaving(Record, eq=False):
+    """Keys of one policy and group that are to have another policy."""
+
+    old: str
+    group: tuple[Rank, ...]
+    keys: tuple[Key, ...]
 
 
 class Plan(Record, eq=False):

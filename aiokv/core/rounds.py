@@ -8,7 +8,7 @@ from aiokv.core.answers import AnyPull, AnyPush, Asker
 from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
 from aiokv.core.effects import Effect, Free
-from aiokv.errors import AiokvError, MembershipError, ProtocolError, RoundTimeoutError
+from aiokv.errors import AiokvError, MembershipError, PolicyError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Rounds:
         Raises:
             ProtocolError: a wrong length, sequence or version; nothing is taken.
             MembershipError: the round has gone on without the rank.
+            PolicyError: the rank has asked for another policy, and others have not yet.
             CodecError: the value is wanted in an unknown codec.
         """
         self._answers.check_codec(message)
@@ -110,10 +111,12 @@ class Rounds:
             raise ProtocolError(f"{text}; at most {MAX_OPEN_PUSHES} may be open")
         if not 0 <= message.read_version <= chunk.version:
             raise ProtocolError(f"{chunk.label}: read version {message.read_version}, which is not made yet")
+        if rank in chunk.leaving:
+            raise PolicyError(f"{chunk.label}: rank {self._roster.label(rank)} has asked for another policy")
         if chunk.policy.decides:
             self._steps.check(chunk, rank, message.clock)
             return chunk.version + 1
-        version = chunk.own_rounds.version_of(sequence=message.sequence, newest=chunk.newest)
+        version = chunk.version_of(rank, message.sequence)
         if chunk.is_closed(version, rank):
             # Only a rank that has left can be late: nobody waits for it.
             text = f"{chunk.label}: round {version} went on without rank {self._roster.label(rank)}"

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from aiokv.core import stimuli as st
 from aiokv.core.bundle import name_keys
-from aiokv.core.calls import Call, Calls
+from aiokv.core.calls import Call, Calls, Change
 from aiokv.core.compression import Compression, make_compression
 from aiokv.core.deadlines import check_timeout, earliest
 from aiokv.core.directory import Directory
@@ -224,6 +224,8 @@ class Session:
                 return self._command(stimulus, now)
             case st.ReadTallies(call, timeout):
                 return self._ask_all(Call(call, "reading of tallies", timeout), m.GetTally, now)
+            case st.ChangePolicy():
+                return self._change_policy(stimulus, now)
             case st.ConfigureCompression():
                 return self._set_compression(stimulus, now)
             case st.RestoreResiduals(call, keys, timeout):
@@ -411,6 +413,19 @@ class Session:
         message = m.Command(stimulus.name, dict(stimulus.params), answer_time(call.timeout))
         # Like a push of no special priority, so that it is carried out after those that were made before.
         return self._ask_servers(call, message, 0, now)
+
+    def _change_policy(self, stimulus: st.ChangePolicy, now: float) -> list[Effect]:
+        call = Call(stimulus.call, f"set_policy {stimulus.policy!r}", stimulus.timeout)
+        try:
+            self._check_ready(call)
+            policy = str(get_policy(stimulus.policy))
+            leaving = self._directory.leaving(policy, stimulus.keys, self._rank)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        if not leaving:
+            return [Complete(call.number)]
+        call.change = Change(policy, leaving, list(self._servers))
+        return self._calls.change(call, now)
 
     def _set_compression(self, stimulus: st.ConfigureCompression, now: float) -> list[Effect]:
         call = Call(stimulus.call, f"compression with {stimulus.name or None!r}", stimulus.timeout)

@@ -241,6 +241,15 @@ class ReadTallies(Record):
     timeout: float
 
 
+class ChangePolicy(Record):
+    """Let keys have another policy, with all workers of their groups; no keys: all but those of policy "sum"."""
+
+    call: int
+    policy: str
+    keys: list[Key]
+    timeout: float
+
+
 class ConfigureCompression(Record):
     """Compress what is pushed from now on, and what is received, with codecs; an empty name is none."""
 
@@ -383,6 +392,7 @@ Stimulus = (
     | Resume
     | SendCommand
     | ReadTallies
+    | ChangePolicy
     | ConfigureCompression
     | RestoreResiduals
     | Encoded

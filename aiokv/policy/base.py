@@ -116,6 +116,8 @@ class Decider(abc.ABC):
     """Puts workers' steps into rounds, in the order in which they come.
 
     `members` are always the ranks of the current view that have not left, ascending, those included that are lost.
+    Those are left out that push keys under this policy no longer. Once there are no members nothing more is to come, so
+    what is open makes a round.
     """
 
     def __init__(self) -> None:

@@ -47,8 +47,8 @@ class FirstK(Decider):
         return self.changed(members, now)
 
     def changed(self, members: Sequence[Rank], now: float) -> list[Decision]:
-        """Close the round if it has enough; with fewer members fewer may do."""
-        if not self._open or len(self._open) < self._size(members, self.round + 1):
+        """Close the round if it has enough; with fewer members fewer may do, and without any what is there."""
+        if not self._open or (members and len(self._open) < self._size(members, self.round + 1)):
             return []
         return self._close(members, now)
 

@@ -614,6 +614,35 @@ class Tally(Message):
     ranks: dict[int, RankTally]
 
 
+# --- another policy for keys that are there; see `core.policy_changes` ---
+
+
+class SetPolicy(Message):
+    """Keys of one policy and one group, which this rank pushes no longer under that, are to follow another policy.
+
+    Answered `Done` when all ranks of the group have asked and this server follows it with those of the keys that it
+    has.
+    """
+
+    policy: str
+    keys: tuple[str | int, ...]
+    old: str
+    group: tuple[int, ...]
+    timeout: float
+
+
+class Switched(Message):
+    """All servers follow the new policy with these keys, so rounds of the old one may wait for all ranks again.
+
+    To the server that decides the old one's rounds. Answered `Done`.
+    """
+
+    keys: tuple[str | int, ...]
+    old: str
+    group: tuple[int, ...]
+    timeout: float
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -665,6 +694,8 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     84: Verdict,
     85: GetTally,
     86: Tally,
+    87: SetPolicy,
+    88: Switched,
 }
 """Frame type number -> the class of its control message."""
 

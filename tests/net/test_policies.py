@@ -68,9 +68,9 @@ async def test_all_keys_hold_the_same_contributions(cluster: MakeCluster, text: 
         if policy.waits:
             assert left == [0, 0, 0]
         else:
-            # The last round may not be full.
+            # The last round may not be full; it is made when the servers hear that all have finished.
             k = int(text.split(":")[1])
-            assert sum(counts) % k == 0
+            assert sum(left) == 0 or sum(counts) % k == 0
             assert 0 <= sum(left) < k
             assert min(left) >= 0
         if not policy.in_step:

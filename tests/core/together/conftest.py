@@ -472,6 +472,16 @@ class User:
         """Begin to set the update rule."""
         return self._feed(lambda call: st.ConfigureOptimizer(call, name, {}, 10.0))
 
+    def set_policy(self, policy: str, *keys: Key) -> int:
+        """Begin to change the policy of keys, or of all."""
+        return self._feed(lambda call: st.ChangePolicy(call, policy, list(keys), 10.0))
+
+    @property
+    def dropped(self) -> int:
+        """How many of this worker's contributions count nowhere."""
+        assert isinstance(self.node.machine, Session)
+        return sum(self.node.machine.dropped.values())
+
     def barrier(self) -> int:
         """Arrive at a barrier."""
         return self._feed(lambda call: st.EnterBarrier(call, "b", 10.0))
