@@ -22,6 +22,9 @@ POLICIES = [
     *("backup:1", "k_sync:2", "k_async:2", "k_batch_sync:2", "k_batch_async:4", "quorum:2:0.5:2"),
 ]
 
+LEAVE_ONE_OVER = ["k_async:2", "adasync:1:2"]
+"""Under these an odd number of steps is one too few, and its worker waits."""
+
 SEEDS = hs.integers(0, 2**32)
 PHASES = hs.lists(hs.tuples(hs.sampled_from(POLICIES), hs.tuples(*[hs.integers(0, 3)] * WORKERS)), max_size=4)
 
@@ -47,9 +50,14 @@ def test_every_push_is_made_once_or_dropped(
     phases: list[tuple[str, tuple[int, ...]]],
     data: hs.DataObject,
 ) -> None:
-    """Whoever stops pushing under a policy is waited for no longer, so workers may have different numbers of steps."""
-    some = hs.lists(hs.sampled_from(list(KEYS)), max_size=3, unique=True)
-    changed = [data.draw(some) for _ in phases]
+    """Whoever stops pushing under a policy is waited for no longer, so workers may have different numbers of steps.
+
+    That holds for keys which all leave it. Where some stay, all workers have the same steps.
+    """
+    changed: list[list[Key]] = [[] for _ in phases]
+    if not any(text in (first, *(text for text, _ in phases)) for text in LEAVE_ONE_OVER) and data.draw(hs.booleans()):
+        phases = [(text, (steps[0],) * WORKERS) for text, steps in phases]
+        changed = [data.draw(hs.lists(hs.sampled_from(list(KEYS)), max_size=3, unique=True)) for _ in phases]
     waits = data.draw(hs.booleans())
     dropped = [0] * WORKERS
     read: dict[int, dict[Key, Array]] = {}
@@ -122,27 +130,23 @@ def test_each_policy_keeps_its_promise_from_its_first_step_on(
 
 
 @settings(max_examples=50)
-@given(seed=SEEDS, servers=hs.integers(1, 3), text=hs.sampled_from(["k_sync:2", "k_async:2", "k_batch_async:2"]))
-def test_keys_that_stay_have_their_rounds_as_before(
+@given(seed=SEEDS, servers=hs.integers(1, 3), text=hs.sampled_from(["k_batch_sync:2", "k_batch_async:2"]))
+def test_keys_that_stay_have_rounds_of_two_again_once_the_others_have_left(
     make_cluster: type[Cluster], seed: int, servers: int, text: str
 ) -> None:
-    """Once the others have gone, rounds of those that stay are made of two again."""
-    versions: list[int] = []
-
     def train(user: User) -> Script:
         yield user.join()
         yield user.transfer("init", filled(0))
-        yield user.set_policy("bsp", "a", "b")
+        assert (yield user.transfer("pushpull", filled(1))) is None
+        assert (yield user.set_policy("bsp", "a", "b")) is None
         for _ in range(4):
-            yield user.transfer("pushpull", {"big": np.full(KEYS["big"], 1, np.float32)})
+            assert (yield user.transfer("pushpull", {"big": np.full(KEYS["big"], 1, np.float32)})) is None
         yield user.barrier()
-        versions.append(0)
-        yield user.leave()
 
     cluster = make_cluster(seed, servers=servers, workers=4, policy=text)
     cluster.run(train)
     for store in cluster.stores.values():
-        for (key, _), values in store.chunks.items():
-            if key == "big":
-                steps = {float(np.unique(values[version] - values[version - 1])[0]) for version in values if version}
-                assert steps <= {2.0} or text == "k_batch_async:2"
+        for versions in (store.chunks[place] for place in store.chunks if place[0] == "big"):
+            sizes = [float(versions[version].flat[0] - versions[version - 1].flat[0]) for version in versions if version]
+            # What is open when a key leaves makes a round, and a key that stays is in it.
+            assert sum(size != 2 for size in sizes) <= 1
