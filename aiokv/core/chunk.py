@@ -262,7 +262,7 @@ class Chunk(Record, eq=False):
     def follow(self, policy: Policy) -> None:
         """Go on under another policy, which knows nothing of what was pushed before."""
         assert self.is_idle, "what was pushed belongs to the policy before"
-        self.policy, self.gate, self.rounds = policy, policy.gate(), None
+        self.policy, self.gate = policy, policy.gate()
         self.since, self.before, self.leaving = self.version, dict(self.pushed), {}
 
     def is_closed(self, version: Version, rank: Rank) -> bool:

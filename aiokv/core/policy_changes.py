@@ -249,6 +249,8 @@ class PolicyChanges:
         effects: list[Effect] = []
         for chunk in change.chunks:
             effects += self._making.forget_reads(chunk)
+            # It is idle, so nobody waits and nothing is to be freed.
+            self._steps.remove(chunk)
             chunk.follow(get_policy(change.policy))
             self._rounds.begin(chunk)
             if chunk.rounds is not None:

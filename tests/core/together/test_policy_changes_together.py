@@ -65,15 +65,15 @@ def test_every_push_is_made_once_or_dropped(
     def train(user: User) -> Script:
         yield user.join()
         yield user.transfer("init", filled(0))
+        calls = []
         for (text, steps), keys in zip(phases, changed, strict=True):
             assert (yield user.set_policy(text, *keys)) is None
-            calls = []
             for _ in range(steps[user.rank]):
                 calls.append(user.transfer("pushpull", filled(100**user.rank)))
                 if waits:
                     assert (yield calls[-1]) is None
         assert (yield user.set_policy("asp")) is None
-        for call in calls if phases else ():
+        for call in calls:
             assert (yield call) is None
         yield user.barrier()
         read[user.rank] = filled(-1)
