@@ -28,7 +28,7 @@ SPEC = TensorSpec((2, 3), "float32")
 
 def ask(server: Server, rank: int, policy: str, *keys: str, **fields: Any) -> Asked:
     """Let a worker ask for another policy of keys, of "w" unless others are given."""
-    options = {"old": server.policy, "group": (), "timeout": 5.0} | fields
+    options: dict[str, Any] = {"old": server.policy, "group": (), "timeout": 5.0} | fields
     return server.ask(rank, m.SetPolicy(policy, keys or ("w",), **options))
 
 

@@ -147,6 +147,6 @@ def test_keys_that_stay_have_rounds_of_two_again_once_the_others_have_left(
     cluster.run(train)
     for store in cluster.stores.values():
         for versions in (store.chunks[place] for place in store.chunks if place[0] == "big"):
-            sizes = [float(versions[version].flat[0] - versions[version - 1].flat[0]) for version in versions if version]
+            sizes = [float(versions[number].flat[0] - versions[number - 1].flat[0]) for number in versions if number]
             # What is open when a key leaves makes a round, and a key that stays is in it.
             assert sum(size != 2 for size in sizes) <= 1
