@@ -171,6 +171,16 @@ def test_local_updates_with_a_rule() -> None:
     np.testing.assert_allclose(seen, [0.949, 0.852151, 0.789134749], rtol=1e-12)
 
 
+@pytest.mark.parametrize("policy", ["asp", "ssp:1", "k_sync:2", "bsp"])
+def test_local_goes_over_to_any_policy(policy: str) -> None:
+    with aiokv.create("local") as kv:
+        kv.set_optimizer("accumulate")
+        kv.init("w", full((2,), 1))
+        kv.push("w", full((2,), 1))
+        kv.set_policy(policy)
+        np.testing.assert_array_equal(kv.pushpull("w", full((2,), 1)), full((2,), 3))
+
+
 def test_local_has_the_errors_of_a_cluster() -> None:
     kv = aiokv.create("local")
     kv.init("w", full((2, 3), 1))

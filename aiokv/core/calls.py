@@ -55,11 +55,12 @@ NO_CALL = -1
 
 
 class Change(Record, eq=False):
-    """Another policy for keys, to be asked of the servers; `told` once the one that decides knows that all have it."""
+    """Another policy for keys: `asked` of the servers, and `told` to the one that decides when all have it."""
 
     policy: str
     leaving: list[Leaving]
     servers: list[Peer]
+    asked: bool = False
     told: bool = False
 
     @property
@@ -210,17 +211,25 @@ class Calls:
         call.tensors = [(key, spec) for key, spec in specs if spec is not None]
         return self._enter(call)
 
-    def _ask_for_change(self, call: Call, change: Change) -> list[Effect]:
-        """Ask, and let later calls of the keys wait."""
-        priority = self._directory.ask_for(change.keys)
+    def _begin_change(self, call: Call, change: Change) -> list[Effect]:
+        """Let later calls of the keys wait, and see that all pushes so far have arrived."""
+        self._directory.ask_for(change.keys)
         self._changing[call.number] = call
         for key in change.keys:
             self._waiting.setdefault(key, deque()).appendleft(call)
-        effects: list[Effect] = []
-        for some in change.leaving:
-            message = m.SetPolicy(change.policy, some.keys, some.old, some.group, answer_time(call.timeout))
-            effects += [Send(peer, self.ask(call, peer), message, None, priority) for peer in change.servers]
-        return effects
+        return self._fence(call)
+
+    def _go_on(self, call: Call, change: Change) -> list[Effect]:
+        """Send what comes next for a change; nothing: it is over."""
+        if not change.asked:
+            change.asked, call.result, wait = True, None, answer_time(call.timeout)
+            asks = [m.SetPolicy(change.policy, some.keys, some.old, some.group, wait) for some in change.leaving]
+            return [Send(peer, self.ask(call, peer), message) for message in asks for peer in change.servers]
+        if change.told:
+            return []
+        change.told = True
+        self._directory.follow(change.policy, change.keys)
+        return self._tell(call, change)
 
     def _tell(self, call: Call, change: Change) -> list[Effect]:
         """Tell the server that decides rounds which keys have left them, if there are any."""
@@ -259,7 +268,7 @@ class Calls:
         if call.last is not None:
             return self._fence(call)
         if call.change is not None:
-            return self._ask_for_change(call, call.change)
+            return self._begin_change(call, call.change)
         asking = self._directory.asking(call.tensors) if _pushes(call) else None
         if asking is not None:
             text = f"{call.what}: another policy of key {asking!r} was asked for in vain: call set_policy again"
@@ -447,11 +456,8 @@ class Calls:
         if call.last is not None:
             message, call.last = call.last, None
             return [Send(SCHEDULER, self.ask(call, SCHEDULER), message)]
-        if call.change is not None and not call.change.told:
-            call.change.told = True
-            self._directory.follow(call.change.policy, call.change.keys)
-            if effects := self._tell(call, call.change):
-                return effects
+        if call.change is not None and (effects := self._go_on(call, call.change)):
+            return effects
         del self._calls[call.number]
         self._deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:

@@ -503,18 +503,13 @@ class Directory:
     def _is_of(self, rank: Rank, known: Known) -> bool:
         return not known.options.group or rank in known.options.group
 
-    def ask_for(self, keys: Sequence[Key]) -> int:
-        """Take note that another policy is asked for; each key goes alone from now on.
-
-        Returns:
-            At which priority, so that it overtakes no push.
-        """
+    def ask_for(self, keys: Sequence[Key]) -> None:
+        """Take note that another policy is asked for; each key goes alone from now on."""
         self._asking.update(dict.fromkeys(keys))
         for key in keys:
             bundle = self._known[key].bundle
             if bundle is not None:
                 self._take_apart(bundle)
-        return min([0, *(self._floors[key] for key in keys if key in self._floors)])
 
     def asking(self, tensors: Tensors) -> Key | None:
         """Return the first key of which it is not known whether it has the policy that was asked for."""

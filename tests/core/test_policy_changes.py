@@ -339,13 +339,14 @@ def test_worker_asks_every_server_behind_its_pushes_and_later_calls_wait(worker:
     worker.finish(worker.transfer("init", "w"))
     push = {"operation": st.Operation.PUSH, "tensors": [("w", SPEC)], "timeout": 9.0}
     low = worker.call(st.Transfer, **push, priority=-3)
-    call = worker.call(st.ChangePolicy, policy="ssp:2", keys=[], timeout=10.0)
-    assert call.messages == [m.SetPolicy("ssp:2", ("w",), "bsp", (), 9.5)] * 2
-    assert {send.priority for send in call.sends} == {-3}
+    call = changed(worker, "ssp:2")
+    (fence,) = call.sends
+    assert (fence.peer, fence.priority) == (low.sends[0].peer, -3)
     later = worker.transfer("push", "w")
     assert not later.sends
-    worker.finish(low)
-    sent = [effect for send in call.sends for effect in worker.answer(send, m.Done(), 0)]
+    asks = [one for one in worker.answer(fence, m.RulesState("", {}, "sum", (), 0), 0) if isinstance(one, ef.Send)]
+    assert [one.message for one in asks] == [m.SetPolicy("ssp:2", ("w",), "bsp", (), 9.5)] * 2
+    sent = [effect for send in asks for effect in worker.answer(send, m.Done(), 0)]
     assert call.outcome == "done"
     assert [type(effect.message) for effect in sent if isinstance(effect, ef.Send)] == [m.Push]
     assert [record.options.policy for record in worker.machine.records] == ["ssp:2"]
@@ -388,7 +389,7 @@ def test_pushes_after_a_call_in_vain_are_refused_until_it_is_called_again(traine
     assert isinstance(call.error, BarrierTimeoutError)
     assert isinstance(waiting.error, PolicyError)
     assert isinstance(trained.transfer("push", "w").error, PolicyError)
-    assert trained.transfer("push", "v").sends
+    trained.finish(trained.transfer("push", "v"))
     assert trained.transfer("pull", "w").sends
     again = changed(trained, "bsp", "w")
     assert again.messages == [m.SetPolicy("bsp", ("w",), "bsp", (), 9.5)] * 2, "it takes back what was asked"
@@ -399,7 +400,9 @@ def test_pushes_after_a_call_in_vain_are_refused_until_it_is_called_again(traine
 def test_keys_of_a_bundle_go_alone_once_their_policy_is_asked_for(make_worker: type[Worker]) -> None:
     worker = make_worker(servers=1)
     worker.finish(worker.transfer("init", "a", "b"))
-    assert [type(message) for message in worker.transfer("push", "a", "b").messages] == [m.PushBundle]
+    together = worker.transfer("push", "a", "b")
+    assert [type(message) for message in together.messages] == [m.PushBundle]
+    worker.finish(together)
     worker.finish(changed(worker, "asp", "a"))
     assert [type(message) for message in worker.transfer("push", "a", "b").messages] == [m.Push] * 2
 
