@@ -64,6 +64,11 @@ def _exactly(size: Callable[[int], int]) -> Callable[[int, Version], tuple[int, 
     return lambda workers, version: (size(workers), size(workers))
 
 
+def _batch(size: int) -> Callable[[int, Version], tuple[int, int]]:
+    """So many; what is left when nobody is to come any more makes the last round."""
+    return lambda workers, version: (size if workers else 1, size)
+
+
 def rule_of(policy: str) -> Rule | None:  # noqa: C901, PLR0911, PLR0912 - one case for each policy
     """Return what a policy promises; None: nothing that is known here."""
     rule = get_policy(policy)
@@ -75,13 +80,13 @@ def rule_of(policy: str) -> Rule | None:  # noqa: C901, PLR0911, PLR0912 - one c
         case Backup():
             return Rule(size=_exactly(lambda n: max(1, n - rule.spare)), stalest=_none, drops=("late",))
         case KBatchSync():
-            return Rule(size=_exactly(lambda n: rule.k), stalest=_none, distinct=False, drops=("late",))
+            return Rule(size=_batch(rule.k), stalest=_none, distinct=False, drops=("late",))
         case Quorum():
             return Rule(size=lambda n, _: (min(rule.k, n), n), stalest=_none, drops=("late",))
         case KAsync():
             return Rule(size=_exactly(lambda n: min(rule.k, n)))
         case KBatchAsync():
-            return Rule(size=_exactly(lambda n: rule.k), distinct=False)
+            return Rule(size=_batch(rule.k), distinct=False)
         case AdaSync():
             return Rule(size=lambda n, v: (_adasync(rule, n, v),) * 2)
         case Ringmaster():
