@@ -227,7 +227,8 @@ class Chunk(Record, eq=False):
 
     def version_of(self, rank: Rank, sequence: int) -> Version:
         """Return the version that a rank's push helps to make."""
-        number = self.count(rank, sequence)
+        # As `count`; it is for every push.
+        number = sequence - self.before.get(rank, 0)
         return self.since + self.own_rounds.version_of(sequence=number, newest=self.newest - self.since)
 
     def expect(self, update: Update, roster: Roster) -> None:
