@@ -25,8 +25,8 @@ def check_cut(rule: Optimizer, key: Key, spec: TensorSpec, start: int, stop: int
     if rule.norm_phases and policy.per_push:
         text = (
             f"optimizer {rule.name!r} needs norms of all of key {key!r}, but it is cut, and under policy {policy.name} "
-            f"its chunks see pushes in different orders; {remedy}, or use policy bsp, or k_async:1, which is asynchronous "
-            "in one order"
+            f"its chunks see pushes in different orders; {remedy}, or use policy bsp, or k_async:1, which is "
+            "asynchronous in one order"
         )
         raise OptimizerError(text, key=key, expected="a whole tensor", got=cut)
     row = spec.row_size
