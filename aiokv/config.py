@@ -49,6 +49,7 @@ Port = Annotated[int, Meta(ge=0, le=MAX_PORT, description="a port number from 0 
 Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 Flag = Annotated[bool, Meta(description="true or false")]
 Limit = Annotated[float, Meta(ge=0, description="a number of at least 0")]
+Bytes = Annotated[int, Meta(ge=0, description="a whole number of at least 0")]
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a positive number of seconds")]
 ChunkBytes = Annotated[
     int,
@@ -62,7 +63,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The settings of one node. Make it with `load_config`, which checks every value.
 
     Raises:
-        ConfigError: the time-outs contradict each other.
+        ConfigError: the time-outs contradict each other, or something is missing for TLS.
     """
 
     role: Annotated[Role | None, Meta(description=f"one of {_ROLES}"), says("What this node does.")] = None
@@ -103,6 +104,46 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(ge=1 << 16, description="a whole number of at least 65536"),
         says("What may wait to be sent to a peer that does not read; nothing more is read from it meanwhile."),
     ] = 256 << 20
+    max_held_bytes: Annotated[
+        Bytes,
+        says(
+            "What a server may hold of payloads that are no part of a value yet; beyond it, who sends more is refused. "
+            "0: half of the machine's memory."
+        ),
+    ] = 0
+    max_held_bytes_each: Annotated[
+        Bytes, says("The same for the payloads of one connection. 0: as much as of all.")
+    ] = 0
+    max_connections: Annotated[Count, says("Connections that a listener has at a time; more are refused.")] = 4096
+    max_handshakes: Annotated[
+        Count, says("How many of them may be those of peers that have not proved yet that they know the token.")
+    ] = 256
+    connection_rate: Annotated[
+        float,
+        Meta(gt=0, le=1e9, description="a positive number"),
+        says("Connections a second that a listener takes from one address, after a first burst of ten times as many."),
+    ] = 100.0
+    checksum: Annotated[
+        Literal["off", "crc32c"],
+        Meta(description="one of off, crc32c"),
+        says("crc32c: every frame has a checksum and is refused when it does not fit. The same for all nodes."),
+    ] = "off"
+    tls_cert: Annotated[
+        Text, says("Path of this node's certificate, and of those that lead to the authority, as PEM. Turns TLS on.")
+    ] = ""
+    tls_key: Annotated[Text, says("Path of the certificate's private key, as PEM, without a passphrase.")] = ""
+    tls_ca: Annotated[
+        Text, says("Path of the certificate of the cluster's own authority, as PEM; it must have signed all others.")
+    ] = ""
+    tls_mutual: Annotated[
+        Flag, says("With TLS: a listener refuses who has no certificate of the authority, whatever else it knows.")
+    ] = True
+    tls_names: Annotated[
+        Flag, says("With TLS: a listener's certificate must name the host or the address at which it was reached.")
+    ] = False
+    checkpoint_folder: Annotated[
+        Text, says("Files are saved to and loaded from this folder, or URL of one, and nowhere else; empty: anywhere.")
+    ] = ""
     check_finite: Annotated[
         Flag, says("A worker refuses to push NaN and infinities, which takes a look at every gradient.")
     ] = False
@@ -168,6 +209,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 expected=_TIMEOUT_RULE,
                 got=got,
             )
+        if self.uses_tls and not self.tls_ca:
+            raise ConfigError("tls_cert and tls_key need tls_ca, or this node could not tell who the others are")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key belong together: give both, or none of them")
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted; it must be the same for all nodes."""
+        return bool(self.tls_ca or self.tls_cert or self.tls_key)
 
     def __repr__(self) -> str:
         """Show everything but the token."""

@@ -8,7 +8,9 @@
     ├── ClosedError                 the client, server or scheduler is closed
     ├── ProtocolError               the peer does not speak this protocol
     │   ├── LimitError              a length over its limit
-    │   └── HandshakeError          wrong version, cluster or token
+    │   │   └── OverloadedError     too many connections, or too much memory held
+    │   ├── ChecksumError           a frame is not what was sent
+    │   └── HandshakeError          wrong version, cluster, token or certificate
     ├── MembershipError
     │   ├── ClusterFullError        all places are taken
     │   ├── WorkerLostError         a worker that the call needs is gone
@@ -107,9 +109,22 @@ class LimitError(ProtocolError):
 
 
 class HandshakeError(ProtocolError):
-    """Protocol version, cluster id or token differ, or the handshake took too long."""
+    """Protocol version, cluster id, token or certificate do not fit, or the handshake took too long."""
 
     code = 12
+
+
+class OverloadedError(LimitError):
+    """The node has as many connections as it may, or holds as many bytes; `details`: limit, expected, got, address."""
+
+    code = 13
+    retriable = True
+
+
+class ChecksumError(ProtocolError):
+    """A frame is not what the peer has sent, or has no checksum; `details`: key, expected, got."""
+
+    code = 14
 
 
 class MembershipError(AiokvError):

@@ -116,7 +116,7 @@ class Joiner:
         """Try again, later and later, and say whom the node waits for; give up when the scheduler refused it."""
         if not self.joining:
             return []
-        if error is not None:
+        if error is not None and not error.retriable:
             return self.fail(error)
         self._attempt += 1
         self._reason = reason

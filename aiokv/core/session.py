@@ -244,7 +244,8 @@ class Session:
             case st.ConnectFailed(peer, reason, error):
                 if peer == SCHEDULER:
                     return self._joiner.on_connect_failed(reason, error, now)
-                return self._retry(peer, reason) if error is None else self._joiner.fail(error)
+                again = error is None or error.retriable
+                return self._retry(peer, reason) if again else self._joiner.fail(error)
             case st.PeerLost(peer, reason):
                 return self._link_lost(peer, reason)
             case st.Tick():

@@ -7,13 +7,16 @@ import itertools
 import logging
 import os
 import socket
+import ssl
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from aiokv.config import format_address
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ProtocolError
+from aiokv.net import tls
 from aiokv.net.memory import MemoryLink
 from aiokv.net.shared import Segments
 from aiokv.net.tcp import Link
@@ -58,6 +61,13 @@ def make_incarnation() -> int:
     return time.time_ns()
 
 
+def _reason(error: OSError) -> str:
+    """Return why no connection could be made."""
+    if isinstance(error, ssl.SSLError):
+        return tls.describe(error)
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error).lower()
+
+
 class Driver:
     """Moves one state machine. Subclasses say where payloads are and perform the effects that only their node has.
 
@@ -96,8 +106,10 @@ class Driver:
         self._timer_at = 0.0
         self._connecting: dict[asyncio.Task[None], None] = {}
         self._closed = False
+        self._initiator_context = tls.initiator_context(config)
         self._segments: Segments | None = None
-        if config.shared_memory == "auto":
+        # With TLS everything goes through it.
+        if config.shared_memory == "auto" and not config.uses_tls:
             self._segments = Segments(config.shared_memory_bytes, self.counters)
 
     # --- the machine ---
@@ -263,13 +275,6 @@ class Driver:
             segments=self._segments,
         )
 
-    def accept(self) -> Link:
-        """Return the protocol of a new incoming connection."""
-        peer, self._next_peer = self._next_peer, self._next_peer + 1
-        link = self._make_link(peer, initiator=False)
-        self._others[link] = None
-        return link
-
     async def _connect(self, peer: Peer, host: str, port: int, delay: float) -> None:
         await asyncio.sleep(delay)
         neighbour = self.neighbours.get((host, port))
@@ -278,12 +283,14 @@ class Driver:
             return
         link = self._make_link(peer, initiator=True)
         self._others[link] = None
+        context = self._initiator_context
+        secure: dict[str, Any] = {} if context is None else {"ssl": context, **tls.TIMES}
         try:
-            await self._loop.create_connection(lambda: link, host, port)
+            await self._loop.create_connection(lambda: link, host, port, **secure)
         except OSError as error:
             del self._others[link]
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            self.feed(st.ConnectFailed(peer, reason.lower()))
+            refusal = tls.refusal(error, format_address(host, port))
+            self.feed(st.ConnectFailed(peer, _reason(error), refusal))
         except asyncio.CancelledError:
             self._others.pop(link, None)
             link.abort()
@@ -330,6 +337,8 @@ class Driver:
         if not link.established:
             self._handshake_failed(link, reason, error)
         elif self._links.get(link.peer) is link:
+            if error is not None:
+                self.counters[f"connections_ended.{type(error).__name__}"] += 1
             del self._links[link.peer]
             self.feed(st.PeerLost(link.peer, reason))
 

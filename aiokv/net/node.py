@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Self
 from aiokv.config import Config, format_address
 from aiokv.core import effects as ef
 from aiokv.errors import BindError, ClosedError
-from aiokv.net.driver import Driver, Log
+from aiokv.net import tls
+from aiokv.net.door import Door
+from aiokv.net.driver import Driver, Log, logger
+from aiokv.wire.admission import Admission
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from aiokv.errors import AiokvError
+    from aiokv.net.link import AnyLink
+    from aiokv.net.tcp import Link
 
 
 async def bind(host: str, port: int) -> socket.socket:
@@ -55,6 +62,14 @@ class Node(Driver):
         """The address that the node listens at."""
         self.port = 0
         """The real port, also when port 0 was asked for."""
+        self.admission = Admission(
+            max_connections=config.max_connections,
+            max_handshakes=config.max_handshakes,
+            rate=config.connection_rate,
+        )
+        self.listener_context = tls.listener_context(config)
+        self._entered: dict[AnyLink, bool] = {}
+        """Connections that came in at the door, and whether they are authenticated."""
         self._listener: asyncio.Server | None = None
         self._stopped: asyncio.Future[ef.Stop] | None = None
 
@@ -86,7 +101,49 @@ class Node(Driver):
         self._stopped = self._loop.create_future()
         listening = await bind(host, port)
         self.host, self.port = listening.getsockname()[:2]
-        self._listener = await self._loop.create_server(self.accept, sock=listening)
+        self._listener = await self._loop.create_server(lambda: Door(self), sock=listening)
+
+    # --- the door; see `aiokv.net.door.Keeper` ---
+
+    def let_in(self) -> Link:
+        """Make the protocol of a connection that may come in."""
+        peer, self._next_peer = self._next_peer, self._next_peer + 1
+        link = self._make_link(peer, initiator=False)
+        self._others[link] = None
+        self._entered[link] = False
+        return link
+
+    def let_go(self, link: Link, reason: str) -> None:
+        """Forget one that came in, and did not get as far as to be a connection of ours."""
+        if not link.ended.done():
+            link.ended.set_result(None)
+            self.link_down(link, reason, None)
+
+    def turn_away(self, error: AiokvError) -> None:
+        """Take note that one may not come in."""
+        self.counters[f"connections_refused.{error.details['limit']}"] += 1
+        logger.warning("refused a connection: %s", error)
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        """Keep a task, and cancel it when the node closes."""
+        self._connecting[task] = None
+        task.add_done_callback(self._connecting.pop)
+
+    def link_up(self, link: AnyLink) -> None:
+        """Enter a connection that is authenticated."""
+        if link in self._entered:
+            self._entered[link] = True
+            self.admission.authenticated()
+        super().link_up(link)
+
+    def link_down(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
+        """Take out a connection that is over."""
+        authenticated = self._entered.pop(link, None)
+        if authenticated is not None:
+            self.admission.leave(authenticated=authenticated)
+        super().link_down(link, reason, error)
+
+    # --- the end ---
 
     async def wait_stopped(self) -> ef.Stop:
         """Wait until the node's work is over, and return why.

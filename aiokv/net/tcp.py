@@ -9,9 +9,10 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from aiokv.errors import AiokvError, HandshakeError
+from aiokv.net import tls
 from aiokv.net.link import Outgoing, detach
 from aiokv.net.shared import Segments, Sharing
-from aiokv.wire.connection import Connection
+from aiokv.wire.connection import Connection, goodbye
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
 from aiokv.wire.sendqueue import SendQueue
@@ -98,6 +99,8 @@ class Link(asyncio.BufferedProtocol):
         self._drained: list[asyncio.Future[None]] = []
         self._error: AiokvError | None = None
         self._closed = False
+        self._secured = False
+        self._flushing = False
         self._unwanted: memoryview | None = None
         """Where what comes while the connection is closed is received into."""
         self._lingering: asyncio.TimerHandle | None = None
@@ -127,8 +130,10 @@ class Link(asyncio.BufferedProtocol):
         endpoint = transport.get_extra_info("socket")
         if endpoint is not None and endpoint.family in (socket.AF_INET, socket.AF_INET6):
             endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # With no low mark, `resume_writing` says exactly when nothing of ours lies in the transport.
-        stream.set_write_buffer_limits(high=0, low=0)
+        # With no low mark, `resume_writing` says exactly when nothing of ours lies in the transport. A transport with
+        # TLS would take an empty buffer for a full one if the high mark were none either.
+        self._secured = stream.get_extra_info("sslcontext") is not None
+        stream.set_write_buffer_limits(high=1 if self._secured else 0, low=0)
         deadline = self._connection.deadline()
         if deadline is not None:
             self._handshake_timer = self._loop.call_at(deadline, self._handshake_late)
@@ -183,14 +188,24 @@ class Link(asyncio.BufferedProtocol):
         self._wake_drained()
         if not self.ended.done():
             self.ended.set_result(None)
-        reason = str(self._error) if self._error else str(exc) if exc else "connection closed"
-        self._owner.link_down(self, reason, self._error)
+        self._owner.link_down(self, self._reason(exc), self._error)
+
+    def _reason(self, exc: Exception | None) -> str:
+        if self._error is not None:
+            return str(self._error)
+        if self._secured and self.initiator and not self.established:
+            return tls.UNHEARD
+        return str(exc) if exc else "connection closed"
 
     def pause_writing(self) -> None:
         """Do nothing: what may lie in the transport is counted here."""
 
     def resume_writing(self) -> None:
         """Take note that the transport is empty, and go on."""
+        if self._flushing:
+            # A transport with TLS may say so while it is being written to.
+            self._loop.call_soon(self.resume_writing)
+            return
         self._empty()
         self.flush()
 
@@ -242,6 +257,7 @@ class Link(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or self._closed:
             return
+        self._flushing = True
         joined: list[bytes | memoryview] = []
         while self._queue and self._written_bytes < WINDOW_BYTES and not self._must_wait(self._queue.peek()):
             outgoing = self._queue.take()
@@ -262,6 +278,7 @@ class Link(asyncio.BufferedProtocol):
             transport.write(payload)
         if joined:
             transport.write(b"".join(joined))
+        self._flushing = False
         if self._written and not transport.get_write_buffer_size():
             if self._queue:
                 # There is more; but first the loop may read, or nothing would flow both ways.
@@ -311,7 +328,7 @@ class Link(asyncio.BufferedProtocol):
         """Tell the other side what it did wrong, and close."""
         self._error = error
         if not self._closed:
-            self.send(self._connection.goodbye(error), priority=LAST)
+            self.send(goodbye(error), priority=LAST)
         self.close()
 
     def close(self) -> None:

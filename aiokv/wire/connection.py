@@ -35,6 +35,12 @@ _HANDSHAKE_TYPES: Final = frozenset(TYPE_OF[cls] for cls in (Hello, Challenge, P
 _OPEN_TYPES: Final = frozenset(FRAME_TYPES) - _HANDSHAKE_TYPES
 
 
+def goodbye(error: AiokvError) -> bytes:
+    """Return the frame that tells a peer why this side closes the connection; write it last."""
+    reason = error.message.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+    return encode_frame(Goodbye(error.code, reason))
+
+
 class Connection:
     """The bytes of one connection.
 
@@ -160,11 +166,6 @@ class Connection:
     def discard(self, request: int) -> None:
         """Give back the landing of the frame being received if it has this request id; see `Receiver.discard`."""
         self._receiver.discard(request)
-
-    def goodbye(self, error: AiokvError) -> bytes:
-        """Return the frame that tells the peer why this side closes the connection; write it last."""
-        reason = error.message.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
-        return encode_frame(Goodbye(error.code, reason))
 
     # --- shared memory ---
 

@@ -19,7 +19,7 @@ from aiokv.errors import (
     SchedulerLostError,
 )
 from aiokv.types import Role
-from aiokv.wire.connection import Connection
+from aiokv.wire.connection import Connection, goodbye
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import DEFAULT_LIMITS, Limits
 from aiokv.wire.messages import (
@@ -196,7 +196,7 @@ def test_an_initiator_notices_another_token_and_says_so() -> None:
         join(first, second)
     assert TOKEN.decode() not in str(caught.value)
     with pytest.raises(HandshakeError, match="peer closed the connection: the listener has another token"):
-        feed(second, first.goodbye(caught.value))
+        feed(second, goodbye(caught.value))
 
 
 def test_a_listener_with_another_token_does_not_convince_the_initiator() -> None:
@@ -216,7 +216,7 @@ def test_another_cluster_is_refused_and_the_initiator_learns_why() -> None:
     with pytest.raises(HandshakeError, match="cluster 'ml', got one of cluster 'dev'") as caught:
         join(first, second)
     with pytest.raises(HandshakeError, match=r"peer closed the connection: .*cluster 'ml', got one of cluster 'dev'"):
-        feed(first, second.goodbye(caught.value))
+        feed(first, goodbye(caught.value))
 
 
 def test_a_recorded_stream_is_refused_when_it_is_played_again() -> None:
@@ -385,14 +385,14 @@ def test_an_established_connection_has_no_time_out() -> None:
 def test_a_goodbye_raises_the_error_that_the_peer_closed_with() -> None:
     first, second = established()
     with pytest.raises(SchedulerLostError, match="the peer closed the connection: no heartbeat for 5 s"):
-        feed(second, first.goodbye(SchedulerLostError("no heartbeat for 5 s", address="10.0.0.1:9000")))
+        feed(second, goodbye(SchedulerLostError("no heartbeat for 5 s", address="10.0.0.1:9000")))
 
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))
 def test_every_error_can_be_the_reason_of_a_goodbye(code: int) -> None:
     first, second = established()
     with pytest.raises(BY_CODE[code]) as caught:
-        feed(second, first.goodbye(BY_CODE[code]("because")))
+        feed(second, goodbye(BY_CODE[code]("because")))
     assert type(caught.value) is BY_CODE[code]
 
 
@@ -404,7 +404,7 @@ def test_a_goodbye_with_an_unknown_code_is_an_error_too() -> None:
 @pytest.mark.parametrize("text", ["x", "\N{GREEK SMALL LETTER OMEGA}", "\N{GRINNING FACE}", "a\N{EURO SIGN}"])
 def test_a_long_reason_is_cut_so_that_it_fits_before_authentication(text: str) -> None:
     reason = text * 5000
-    goodbye = listener().goodbye(ProtocolError(reason))
+    goodbye = goodbye(ProtocolError(reason))
     assert len(goodbye) < 1100
     with pytest.raises(ProtocolError) as caught:
         feed(initiator(), goodbye)
@@ -419,7 +419,7 @@ def test_a_goodbye_larger_than_the_scratch_is_understood() -> None:
 
 def test_answers_in_front_of_a_goodbye_are_not_lost() -> None:
     first, second = established()
-    data = encode_frame(Done(4), 1) + encode_frame(Value(4), 2, 3) + b"abc" + second.goodbye(ClosedError("done"))
+    data = encode_frame(Done(4), 1) + encode_frame(Value(4), 2, 3) + b"abc" + goodbye(ClosedError("done"))
     with pytest.raises(ClosedError):
         feed(first, data)
     assert first.undelivered == [Frame(1, Done(4), None, 0), Frame(2, Value(4), 2, 3)]

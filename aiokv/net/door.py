@@ -1,0 +1,98 @@
+"""What an incoming connection meets first: it is counted, turned away or let in, and with TLS it is secured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Protocol, cast
+
+from aiokv.errors import AiokvError, HandshakeError
+from aiokv.net import tls
+from aiokv.wire.connection import goodbye
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aiokv.net.tcp import Link
+    from aiokv.wire.admission import Admission
+
+
+class Keeper(Protocol):
+    """The listener, as its doors see it."""
+
+    admission: Admission
+    listener_context: ssl.SSLContext | None
+
+    def let_in(self) -> Link:
+        """Make the protocol of a connection that may come in."""
+
+    def let_go(self, link: Link, reason: str) -> None:
+        """Forget one that came in, and did not get as far as to be a connection of ours."""
+
+    def turn_away(self, error: AiokvError) -> None:
+        """Take note that one may not come in."""
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        """Keep a task, and cancel it when the listener closes."""
+
+
+class Door(asyncio.Protocol):
+    """The first protocol of an accepted connection; it takes no memory for it, and reads nothing.
+
+    Args:
+        keeper: the listener.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Decide whether it may come in."""
+        stream = cast("asyncio.Transport", transport)
+        keeper = self._keeper
+        name = stream.get_extra_info("peername")
+        address = str(name[0]) if name else "an unknown address"
+        error = keeper.admission.enter(address, asyncio.get_running_loop().time())
+        if error is not None:
+            keeper.turn_away(error)
+            if keeper.listener_context is None:
+                stream.write(goodbye(error))
+            stream.close()
+        elif keeper.listener_context is None:
+            link = keeper.let_in()
+            stream.set_protocol(link)
+            link.connection_made(stream)
+        else:
+            # TLS begins with a socket of its own: nothing of what this transport might read must be missing.
+            endpoint = stream.get_extra_info("socket")
+            own, spare = (socket.fromfd(endpoint.fileno(), endpoint.family, endpoint.type) for _ in range(2))
+            stream.abort()
+            keeper.hold(asyncio.create_task(self._secure(own, spare, keeper.listener_context, address)))
+
+    async def _secure(self, own: socket.socket, spare: socket.socket, context: ssl.SSLContext, address: str) -> None:
+        """Do the handshake of TLS; our own protocol hears of the connection when that is done.
+
+        Args:
+            own: the socket, which goes over to the transport.
+            spare: the same once more, for a last word when the transport has closed its own.
+            context: this side of TLS.
+            address: where the connection comes from.
+        """
+        own.setblocking(False)
+        spare.setblocking(False)
+        link = self._keeper.let_in()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: link, own, ssl=context, **tls.TIMES)
+        except OSError as error:
+            if tls.is_plain(error):
+                # A few bytes always fit into the buffer of a fresh connection, and it is no more than a courtesy.
+                with contextlib.suppress(OSError):
+                    spare.send(goodbye(HandshakeError(tls.PLAIN_HINT)))
+            self._keeper.let_go(link, f"{address}: {tls.describe(error)}")
+        except asyncio.CancelledError:
+            self._keeper.let_go(link, "this node is closing")
+            raise
+        finally:
+            spare.close()
