@@ -167,7 +167,14 @@ PLUGINS = click.option(
     metavar="MODULE",
     help="Module that the servers import for the rules and commands it registers; may be given several times.",
 )
+TLS = (
+    click.option("--tls-cert", metavar="FILE", help="This node's certificate, as PEM; turns TLS on."),
+    click.option("--tls-key", metavar="FILE", help="The private key of the certificate, as PEM."),
+    click.option("--tls-ca", metavar="FILE", help="The certificate of the cluster's own authority, as PEM."),
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON with the real address when ready.")
+
+TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 
 TOKEN_NOTE = (
     "The cluster's token is not an option, because every user of the machine can see those: set AIOKV_TOKEN, or token "
@@ -186,6 +193,7 @@ TOKEN_NOTE = (
     SERVERS,
     NAME,
     CLUSTER,
+    *TLS,
     CONFIG,
     JSON,
 )
@@ -218,6 +226,7 @@ def scheduler(*, as_json: bool, **settings: Any) -> None:
     PLUGINS,
     NAME,
     CLUSTER,
+    *TLS,
     CONFIG,
     JSON,
 )
@@ -250,6 +259,7 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     click.option("--name-prefix", default="", metavar="TEXT", help="Put this in front of the names of all nodes."),
     PLUGINS,
     click.option("--cluster", metavar="ID", help="Name of the cluster.  [default: a new one]"),
+    *TLS,
     CONFIG,
     click.option("--json", "as_json", is_flag=True, help="Print everything as lines of JSON, one event each."),
 )
@@ -287,6 +297,8 @@ def run(
     environ = _environment()
     config = load_config(environ=environ, plugins=plugins or None, **settings)
     environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
+    # All nodes show the same certificate.
+    environ |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}
     if settings["config"] is not None:
         environ["AIOKV_CONFIG"] = os.path.abspath(settings["config"])
     job = Job(

@@ -404,10 +404,10 @@ def test_a_goodbye_with_an_unknown_code_is_an_error_too() -> None:
 @pytest.mark.parametrize("text", ["x", "\N{GREEK SMALL LETTER OMEGA}", "\N{GRINNING FACE}", "a\N{EURO SIGN}"])
 def test_a_long_reason_is_cut_so_that_it_fits_before_authentication(text: str) -> None:
     reason = text * 5000
-    goodbye = goodbye(ProtocolError(reason))
-    assert len(goodbye) < 1100
+    farewell = goodbye(ProtocolError(reason))
+    assert len(farewell) < 1100
     with pytest.raises(ProtocolError) as caught:
-        feed(initiator(), goodbye)
+        feed(initiator(), farewell)
     assert reason.startswith(caught.value.message.removeprefix("the peer closed the connection: "))
 
 
