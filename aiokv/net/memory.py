@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from aiokv.errors import AiokvError
 from aiokv.net.link import Outgoing, detach
 from aiokv.wire.receiver import Frame, Head
 from aiokv.wire.sendqueue import SendQueue
@@ -12,7 +13,6 @@ from aiokv.wire.sendqueue import SendQueue
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokv.errors import AiokvError
     from aiokv.net.link import Owner
     from aiokv.types import Peer
     from aiokv.wire.messages import Message
@@ -131,14 +131,20 @@ class MemoryLink:
         self._turn = None
         frames: list[Frame] = []
         moved = 0
-        while self._queue and moved < TURN_BYTES:
+        refusal: AiokvError | None = None
+        while self._queue and moved < TURN_BYTES and refusal is None:
             frame = self._queue.take()
             moved += frame.nbytes
-            frames.append(self._other._land(frame))
+            try:
+                frames.append(self._other._land(frame))
+            except AiokvError as error:
+                refusal = error
             frame.done()
         self.flush()
         if not self._other._closed:
             self._other._owner.frames_received(self._other, frames)
+        if refusal is not None:
+            self._other.refuse(refusal)
 
     def _land(self, frame: Carried) -> Frame:
         """Copy a payload to where it belongs on this side."""

@@ -20,6 +20,7 @@ from aiokv.core.joiner import Joiner
 from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, get_backend
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
+from aiokv.net.holdings import Holdings
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.node import Node, local_host_towards
 from aiokv.optim import PRECISIONS, Assign, Optimizer
@@ -64,6 +65,7 @@ class Server(Node):
         self.advertised = ("", 0)
         """Host and port under which the others reach this server, once it is started."""
         self._store = ParameterStore(get_backend(FIRST if self.config.backend == "auto" else self.config.backend))
+        self._holdings = Holdings(self._store, self.config.max_held_bytes, self.config.max_held_bytes_each)
         self._cost = 0
         """What has been done with rows in this turn of the loop; see `aiokv.storing.cost_of_rows`."""
         self._warming: asyncio.Task[None] | None = None
@@ -94,8 +96,12 @@ class Server(Node):
         return self._store
 
     def land(self, link: AnyLink, head: Head) -> Landing:
-        """Give the payload a slot of its own."""
-        slot, view = self._store.land(head.payload_nbytes)
+        """Give the payload a slot of its own, unless there are too many of them.
+
+        Raises:
+            OverloadedError: there are.
+        """
+        slot, view = self._holdings.land(link.peer, head.payload_nbytes)
         return Landing(view, slot)
 
     def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:

@@ -106,6 +106,15 @@ class ParameterStore:
         """How many payloads have landed, or are landing, and are not used up."""
         return len(self._slots)
 
+    @property
+    def landed_bytes(self) -> int:
+        """How many bytes those payloads take."""
+        return sum(landed.buffer.nbytes for landed in self._slots.values())
+
+    def has(self, slot: Slot) -> bool:
+        """Tell whether a slot's payload is not used up."""
+        return slot in self._slots
+
     def land(self, nbytes: int) -> tuple[Slot, memoryview]:
         """Return a new slot and its memory, to be filled."""
         slot, self._next_slot = self._next_slot, self._next_slot + 1
