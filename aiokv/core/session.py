@@ -244,8 +244,7 @@ class Session:
             case st.ConnectFailed(peer, reason, error):
                 if peer == SCHEDULER:
                     return self._joiner.on_connect_failed(reason, error, now)
-                again = error is None or error.retriable
-                return self._retry(peer, reason) if again else self._joiner.fail(error)
+                return self._retry(peer, reason) if error is None or error.retriable else self._joiner.fail(error)
             case st.PeerLost(peer, reason):
                 return self._link_lost(peer, reason)
             case st.Tick():

@@ -17,6 +17,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net import tls
+from aiokv.net.checksums import load_checksum
 from aiokv.net.memory import MemoryLink
 from aiokv.net.shared import Segments
 from aiokv.net.tcp import Link
@@ -106,6 +107,7 @@ class Driver:
         self._timer_at = 0.0
         self._connecting: dict[asyncio.Task[None], None] = {}
         self._closed = False
+        self._checksum = load_checksum(config.checksum)
         self._initiator_context = tls.initiator_context(config)
         self._segments: Segments | None = None
         # With TLS everything goes through it.
@@ -273,6 +275,7 @@ class Driver:
             peer=peer,
             max_queued_bytes=None if initiator else config.max_queued_bytes,
             segments=self._segments,
+            checksum=self._checksum,
         )
 
     async def _connect(self, peer: Peer, host: str, port: int, delay: float) -> None:

@@ -8,7 +8,8 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from aiokv.errors import AiokvError, HandshakeError
+from aiokv.config import format_address
+from aiokv.errors import AiokvError, ChecksumError, HandshakeError
 from aiokv.net import tls
 from aiokv.net.link import Outgoing, detach
 from aiokv.net.shared import Segments, Sharing
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from aiokv.net.link import Owner
     from aiokv.types import Peer
+    from aiokv.wire.frames import Checksum
     from aiokv.wire.messages import Message
     from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -57,6 +59,7 @@ class Link(asyncio.BufferedProtocol):
         max_queued_bytes: with more than this waiting to be sent nothing is read, so that a peer that asks and does not
             read can't fill the memory. Only for the side that answers: with both it would be a deadlock.
         segments: makes the memory that is shared with a peer on this host; None: none is.
+        checksum: of every frame; None: there is none.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Link(asyncio.BufferedProtocol):
         limits: Limits | None = None,
         max_queued_bytes: int | None = None,
         segments: Segments | None = None,
+        checksum: Checksum | None = None,
     ) -> None:
         self.peer = peer
         self.initiator = initiator
@@ -85,6 +89,7 @@ class Link(asyncio.BufferedProtocol):
             land=self._land,
             limits=limits or Limits(),
             open_shared=None if segments is None or initiator else segments.open,
+            checksum=checksum,
             now=self._loop.time(),
         )
         self._transport: asyncio.Transport | None = None
@@ -153,7 +158,7 @@ class Link(asyncio.BufferedProtocol):
         except AiokvError as error:
             # What came before it is in good order: a peer may answer and then say why it closes.
             self._deliver(self._connection.undelivered)
-            self.refuse(error)
+            self.refuse(self._from_whom(error))
             return
         self._write_link_frames()
         if not was_established and self._connection.established:
@@ -189,6 +194,14 @@ class Link(asyncio.BufferedProtocol):
         if not self.ended.done():
             self.ended.set_result(None)
         self._owner.link_down(self, self._reason(exc), self._error)
+
+    def _from_whom(self, error: AiokvError) -> AiokvError:
+        """Name the peer in an error about bytes that were changed on their way: it may be the fault of its machine."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        if not isinstance(error, ChecksumError) or name is None:
+            return error
+        address = format_address(*name[:2])
+        return ChecksumError(f"{error.message} (from {address})", **error.details, address=address)
 
     def _reason(self, exc: Exception | None) -> str:
         if self._error is not None:
@@ -262,6 +275,7 @@ class Link(asyncio.BufferedProtocol):
         while self._queue and self._written_bytes < WINDOW_BYTES and not self._must_wait(self._queue.peek()):
             outgoing = self._queue.take()
             self._queued_bytes -= outgoing.nbytes
+            outgoing.head = self._connection.seal(outgoing.head, outgoing.payload)
             self._sharing.leave(outgoing)
             self._written.append(outgoing)
             self._written_bytes += outgoing.nbytes

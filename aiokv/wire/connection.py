@@ -10,7 +10,7 @@ from typing import Final
 
 from aiokv.errors import AiokvError, HandshakeError, ProtocolError, from_code
 from aiokv.wire.auth import Handshake
-from aiokv.wire.frames import HEADER_BYTES, by_reference, encode_frame
+from aiokv.wire.frames import HEADER_BYTES, Checksum, by_reference, encode_frame, seal
 from aiokv.wire.limits import DEFAULT_LIMITS, Limits
 from aiokv.wire.messages import (
     FRAME_TYPES,
@@ -25,11 +25,14 @@ from aiokv.wire.messages import (
     Shared,
     Welcome,
 )
-from aiokv.wire.receiver import Frame, Land, Receiver
+from aiokv.wire.receiver import LINK_TYPES, Frame, Land, Receiver
 from aiokv.wire.shared import Mapping, Open, SharedMemory
 
 MAX_REASON_BYTES: Final = 1024
 """Longest reason in a `Goodbye`, so that it fits into what an unauthenticated peer may send."""
+
+_TYPE_AT: Final = 5
+"""Place of the frame type in a header."""
 
 _HANDSHAKE_TYPES: Final = frozenset(TYPE_OF[cls] for cls in (Hello, Challenge, Proof, Welcome))
 _OPEN_TYPES: Final = frozenset(FRAME_TYPES) - _HANDSHAKE_TYPES
@@ -52,6 +55,7 @@ class Connection:
         land: where payloads go; see `Receiver`.
         limits: what the peer may announce.
         open_shared: opens memory that the peer names; None: this side takes none.
+        checksum: of every frame but those of the link itself; None: there is none. The same on both sides.
         now: the current time in seconds on the clock of `handle_timeout`.
 
     Raises:
@@ -59,6 +63,7 @@ class Connection:
     """
 
     __slots__ = (
+        "_checksum",
         "_deadline",
         "_handshake",
         "_handshake_bytes",
@@ -80,13 +85,15 @@ class Connection:
         land: Land,
         limits: Limits = DEFAULT_LIMITS,
         open_shared: Open | None = None,
+        checksum: Checksum | None = None,
         now: float,
     ) -> None:
         self._limits = limits
         self._deadline = now + limits.handshake_seconds
         self._handshake = Handshake(initiator=initiator, cluster=cluster, token=token, nonce=nonce)
         self._handshake_bytes = 0
-        self._receiver = Receiver(land, limits, self._receive_link)
+        self._receiver = Receiver(land, limits, self._receive_link, checksum)
+        self._checksum = checksum
         self._open_shared = open_shared
         self._offered: Mapping | None = None
         self._shared: SharedMemory | None = None
@@ -166,6 +173,12 @@ class Connection:
     def discard(self, request: int) -> None:
         """Give back the landing of the frame being received if it has this request id; see `Receiver.discard`."""
         self._receiver.discard(request)
+
+    def seal(self, head: bytes, payload: memoryview | None) -> bytes:
+        """Return header and control part of a frame as they are to be written, with a checksum if there are any."""
+        if self._checksum is None or head[_TYPE_AT] in LINK_TYPES:
+            return head
+        return seal(self._checksum, head, payload)
 
     # --- shared memory ---
 

@@ -8,7 +8,7 @@
     8       8     request id
     16      8     payload length in bytes
     24      4     control length in bytes
-    28      4     checksum; 0 means none, anything else is reserved
+    28      4     checksum, see `begin_checksum`; 0 means none
     32            control part: one MessagePack array
                   payload: the elements of a chunk, as they lie in memory
 
@@ -19,15 +19,13 @@ memory.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable
+from typing import Final, NoReturn
 
 import msgspec
 
 from aiokv.errors import HandshakeError, ProtocolError
 from aiokv.wire.messages import FRAME_TYPES, PROTOCOL_VERSION, TYPE_OF, WITH_PAYLOAD, Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAGIC: Final = b"AIOK"
 HEADER_BYTES: Final = 32
@@ -37,8 +35,17 @@ PAYLOAD_BY_REFERENCE: Final = 1
 _HEADER: Final = struct.Struct("<4sBBHQQII")
 _FLAGS_AT: Final = 6
 
-Header = tuple[int, int, int, int, bool]
-"""Frame type, request id, bytes of the payload, bytes of the control part; whether the payload is by reference."""
+Header = tuple[int, int, int, int, bool, int]
+"""Frame type, request id, bytes of the payload, bytes of the control part; whether the payload is by reference; the
+checksum.
+"""
+
+Checksum = Callable[[memoryview | bytes, int], int]
+"""Continues a checksum of 32 bits with more bytes; 0 begins one."""
+
+_CHECKSUM_AT: Final = 28
+_ZERO: Final = 2**32 - 1
+"""What stands for a checksum that is 0."""
 
 _PAYLOAD_TYPES: Final = frozenset(TYPE_OF[cls] for cls in WITH_PAYLOAD)
 _HTTP: Final = frozenset(
@@ -80,6 +87,27 @@ def by_reference(head: bytes) -> bytes:
     return head[:_FLAGS_AT] + PAYLOAD_BY_REFERENCE.to_bytes(2, "little") + head[_FLAGS_AT + 2 :]
 
 
+def begin_checksum(compute: Checksum, header: memoryview | bytes, control: memoryview | bytes) -> int:
+    """Return the checksum of a frame up to its payload.
+
+    It covers version, type, request id, lengths and control part. The flags are not known yet when it is computed; if
+    they were wrong, what follows the frame would be no frame.
+    """
+    return compute(b"".join((header[4:_FLAGS_AT], header[_FLAGS_AT + 2 : _CHECKSUM_AT], control)), 0)
+
+
+def end_checksum(compute: Checksum, begun: int, payload: memoryview | None) -> int:
+    """Return the checksum of a whole frame, as it stands in the header, from that up to its payload."""
+    return (begun if payload is None else compute(payload, begun)) or _ZERO
+
+
+def seal(compute: Checksum, head: bytes, payload: memoryview | None) -> bytes:
+    """Return header and control part of a frame with its checksum."""
+    begun = begin_checksum(compute, head, head[HEADER_BYTES:])
+    whole = end_checksum(compute, begun, payload)
+    return head[:_CHECKSUM_AT] + whole.to_bytes(4, "little") + head[HEADER_BYTES:]
+
+
 def decode_header(buffer: memoryview | bytes, offset: int = 0) -> Header:
     """Decode the `HEADER_BYTES` at `offset`, which must be there.
 
@@ -93,13 +121,12 @@ def decode_header(buffer: memoryview | bytes, offset: int = 0) -> Header:
         magic != MAGIC
         or version != PROTOCOL_VERSION
         or flags > (payload_nbytes > 0)
-        or checksum
         or frame_type not in FRAME_TYPES
         or (payload_nbytes and frame_type not in _PAYLOAD_TYPES)
     ):
         _check_start(magic, version)
-        raise _reserved(frame_type, flags, payload_nbytes, checksum)
-    return frame_type, request, payload_nbytes, control_nbytes, flags == PAYLOAD_BY_REFERENCE
+        raise _reserved(frame_type, flags, payload_nbytes)
+    return frame_type, request, payload_nbytes, control_nbytes, flags == PAYLOAD_BY_REFERENCE, checksum
 
 
 def check_prefix(buffer: memoryview) -> None:
@@ -143,7 +170,7 @@ def _check_start(magic: bytes, version: int) -> None:
         )
 
 
-def _reserved(frame_type: int, flags: int, payload_nbytes: int, checksum: int) -> ProtocolError:
+def _reserved(frame_type: int, flags: int, payload_nbytes: int) -> ProtocolError:
     if frame_type not in FRAME_TYPES:
         return ProtocolError(f"unknown frame type {frame_type}", got=frame_type)
     name = FRAME_TYPES[frame_type].__name__
@@ -151,8 +178,6 @@ def _reserved(frame_type: int, flags: int, payload_nbytes: int, checksum: int) -
         return ProtocolError(f"a {name} frame hands over a payload by reference, but has none", expected=0, got=flags)
     if flags & ~PAYLOAD_BY_REFERENCE:
         return ProtocolError(f"a {name} frame has unknown flags {flags:#06x}", expected=0, got=flags)
-    if checksum:
-        return ProtocolError(f"a {name} frame has checksum {checksum:#010x}; checksums are not supported yet")
     return ProtocolError(
         f"a {name} frame cannot have a payload, got {payload_nbytes} bytes", expected=0, got=payload_nbytes
     )

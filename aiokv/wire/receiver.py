@@ -15,8 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from aiokv.errors import LimitError, ProtocolError
-from aiokv.wire.frames import HEADER_BYTES, Header, check_prefix, decode_header, decode_message
+from aiokv.errors import ChecksumError, LimitError, ProtocolError
+from aiokv.wire.frames import (
+    HEADER_BYTES,
+    Checksum,
+    Header,
+    begin_checksum,
+    check_prefix,
+    decode_header,
+    decode_message,
+    end_checksum,
+)
 from aiokv.wire.limits import DEFAULT_LIMITS, Limits
 from aiokv.wire.messages import (
     FRAME_TYPES,
@@ -69,6 +78,8 @@ class Frame:
     nbytes: int
 
 
+_SAME: Final = "give every node of the cluster the same setting `checksum`"
+
 Land = Callable[[Head], Landing]
 """Chooses where a payload goes. Called once for each frame with a payload, after its control part was found good."""
 
@@ -84,12 +95,16 @@ class Receiver:
 
     __slots__ = (
         "_admitted",
+        "_begun",
+        "_checksum",
         "_control",
         "_end",
         "_failure",
         "_frame",
+        "_head",
         "_header",
         "_land",
+        "_landing",
         "_max_control",
         "_max_payload",
         "_on_link",
@@ -100,9 +115,16 @@ class Receiver:
         "_undelivered",
     )
 
-    def __init__(self, land: Land, limits: Limits = DEFAULT_LIMITS, on_link: OnLink | None = None) -> None:
+    def __init__(
+        self,
+        land: Land,
+        limits: Limits = DEFAULT_LIMITS,
+        on_link: OnLink | None = None,
+        checksum: Checksum | None = None,
+    ) -> None:
         self._land = land
         self._on_link = on_link
+        self._checksum = checksum
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         # The bytes [0, _end) of the scratch are the start of a frame that is not complete.
         self._end = 0
@@ -110,7 +132,11 @@ class Receiver:
         self._rest: memoryview | None = None
         # A large control part that is being filled, and the header of its frame.
         self._control: memoryview | None = None
-        self._header: Header = (0, 0, 0, 0, False)
+        self._header: Header = (0, 0, 0, 0, False, 0)
+        # For its checksum: the bytes of that header, the sum of a frame up to its payload, and where that lands.
+        self._head = b""
+        self._begun = 0
+        self._landing: memoryview | None = None
         # The frame whose payload is being received, and how much of it is still to be skipped if it was discarded.
         self._frame: Frame | None = None
         self._skip = 0
@@ -179,6 +205,8 @@ class Receiver:
         if self._frame is None or self._frame.request != request:
             return
         self._frame.slot = None
+        # What is not received can't be checked; it is not used either.
+        self._landing = None
         if self._rest is not None:
             self._skip = len(self._rest)
             self._rest = None
@@ -195,15 +223,19 @@ class Receiver:
         start = self._pass_by(frames) if self._skip else 0
         while end - start >= HEADER_BYTES:
             header = decode_header(scratch, start)
-            frame_type, _, payload, control, _ = header
+            frame_type, _, payload, control, _, checksum = header
             if frame_type not in self._admitted or control > self._max_control or payload > self._max_payload:
                 raise self._refusal(frame_type, control, payload)
+            if checksum or self._checksum is not None:
+                self._check_presence(frame_type, checksum)
             body = start + HEADER_BYTES
             if end - body < control:
                 if control > SCRATCH_BYTES - HEADER_BYTES:
-                    self._begin_control(header, scratch[body:end])
+                    self._begin_control(header, scratch[start:end])
                     start = end
                 break
+            if self._checksum is not None:
+                self._begun = begin_checksum(self._checksum, scratch[start:body], scratch[body : body + control])
             start = body + control
             landing = self._accept(header, decode_message(frame_type, scratch[body:start]), frames)
             if landing is None:
@@ -224,11 +256,13 @@ class Receiver:
 
     def _accept(self, header: Header, message: Message, frames: list[Frame]) -> memoryview | None:
         """Take a frame whose control part is complete; return where its payload goes, if it follows in the stream."""
-        frame_type, request, payload, control, by_reference = header
+        frame_type, request, payload, control, by_reference, checksum = header
         if self._on_link is not None and frame_type in LINK_TYPES:
             self._on_link(message, HEADER_BYTES + control)
             return None
         if not payload:
+            if self._checksum is not None:
+                self._verify(message, checksum, None)
             frames.append(Frame(request, message, None, 0))
             return None
         source = self._fetch(message, payload) if by_reference else None
@@ -240,6 +274,7 @@ class Receiver:
                 f"land must return a writable contiguous view of {payload} bytes (format 'B'), "
                 f"got {view.nbytes} bytes, format {view.format!r}, shape {view.shape}, read-only: {view.readonly}"
             )
+        self._header, self._landing = header, view
         if source is None:
             return view
         view[:] = source
@@ -255,8 +290,30 @@ class Receiver:
     def _finish(self, frames: list[Frame]) -> None:
         """Deliver the frame whose payload has just become complete."""
         assert self._frame is not None
+        if self._checksum is not None and self._landing is not None:
+            self._verify(self._frame.message, self._header[5], self._landing)
+        self._landing = None
         frames.append(self._frame)
         self._frame = None
+
+    def _check_presence(self, frame_type: int, checksum: int) -> None:
+        """Refuse a frame that has a checksum and should have none, or the other way round."""
+        name = FRAME_TYPES[frame_type].__name__
+        if checksum and frame_type in LINK_TYPES:
+            raise ProtocolError(f"a {name} frame has a checksum, which these never have", got=name)
+        if checksum and self._checksum is None:
+            raise ChecksumError(f"a {name} frame has a checksum, but this side uses none: {_SAME}", got=name)
+        if not checksum and frame_type not in LINK_TYPES:
+            raise ChecksumError(f"a {name} frame has no checksum, but this side wants one: {_SAME}", got=name)
+
+    def _verify(self, message: Message, checksum: int, payload: memoryview | None) -> None:
+        assert self._checksum is not None
+        found = end_checksum(self._checksum, self._begun, payload)
+        if found != checksum:
+            name, key = type(message).__name__, getattr(message, "key", None)
+            what = f"a {name} frame" if key is None else f"a {name} frame of key {key!r}"
+            text = f"{what} is not what was sent: expected checksum {checksum:#010x}, got {found:#010x}"
+            raise ChecksumError(text, key=key, expected=checksum, got=found)
 
     def _fill(self, rest: memoryview, nbytes: int, frames: list[Frame]) -> None:
         """Account for bytes that were received straight into a landing or a large control part."""
@@ -267,13 +324,16 @@ class Receiver:
         if self._control is None:
             self._finish(frames)
             return
+        if self._checksum is not None:
+            self._begun = begin_checksum(self._checksum, self._head, self._control)
         message = decode_message(self._header[0], self._control)
         self._control = None
         self._rest = self._accept(self._header, message, frames)
 
-    def _begin_control(self, header: Header, start: memoryview) -> None:
+    def _begin_control(self, header: Header, begun: memoryview) -> None:
         """Get memory for a control part that does not fit into the scratch; its length has been checked."""
         self._header = header
+        self._head, start = bytes(begun[:HEADER_BYTES]), begun[HEADER_BYTES:]
         self._control = memoryview(bytearray(header[3]))
         self._control[: len(start)] = start
         self._rest = self._control[len(start) :]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,8 @@ from aiokv.wire.frames import HEADER_BYTES, decode_header, decode_message
 from aiokv.wire.messages import Goodbye
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from aiokv.net.node import Node
     from tests.net.conftest import MakeCluster
 
@@ -192,11 +193,11 @@ async def test_a_worker_that_makes_a_server_hold_too_much_is_refused_and_the_oth
         assert server.store.landed_bytes <= 1 << 20
 
 
-async def test_a_shard_in_the_worker_s_own_process_has_the_same_limit(cluster: MakeCluster) -> None:
-    async with cluster(workers=1, servers=1, start_workers=False) as running:
-        await running.servers[0].close()
-    settings = {"colocate": True, "max_held_bytes": 1 << 20, "token": "t"}
-    async with aiokv.Scheduler(num_workers=1, num_servers=1, bind_port=0, token="t") as scheduler:
-        async with aiokv.connect(scheduler.address, **settings) as kv:
-            with pytest.raises(ServerLostError, match="max_held_bytes"):
-                await kv.init("big", np.zeros(1 << 20, np.float32))
+async def test_a_shard_in_the_worker_s_own_process_has_the_same_limit() -> None:
+    settings: dict[str, Any] = {"colocate": True, "max_held_bytes": 1 << 20, "token": "t"}
+    async with (
+        aiokv.Scheduler(num_workers=1, num_servers=1, bind_port=0, token="t") as scheduler,
+        aiokv.connect(scheduler.address, **settings) as kv,
+    ):
+        with pytest.raises(ServerLostError, match="max_held_bytes"):
+            await kv.init("big", np.zeros(1 << 20, np.float32))

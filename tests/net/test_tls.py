@@ -30,7 +30,6 @@ Certify = Callable[..., dict[str, Any]]
 SHORT = {"join_timeout": 1.0, "call_timeout": 0.9, "death_timeout": 0.8, "heartbeat": 0.3}
 
 
-
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
@@ -130,10 +129,12 @@ async def test_a_worker_without_a_certificate_is_refused_where_they_are_mutual(
         assert "peer did not return a certificate" in caplog.text
         async with running.client("worker-0") as kv:
             await kv.barrier()
-    async with cluster(workers=1, start_workers=False, **certify(), tls_mutual=False) as running:
-        async with running.client("worker-0", **nobody) as kv:
-            await kv.init("w", np.ones(3, np.float32))
-            np.testing.assert_array_equal(await kv.pull("w"), np.ones(3))
+    async with (
+        cluster(workers=1, start_workers=False, **certify(), tls_mutual=False) as running,
+        running.client("worker-0", **nobody) as kv,
+    ):
+        await kv.init("w", np.ones(3, np.float32))
+        np.testing.assert_array_equal(await kv.pull("w"), np.ones(3))
 
 
 async def test_a_worker_of_another_authority_is_refused_whatever_it_believes(

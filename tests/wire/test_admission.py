@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokv.errors import OverloadedError
 from aiokv.wire.admission import BURST_SECONDS, MAX_ADDRESSES, Admission
+
+if TYPE_CHECKING:
+    from aiokv.errors import OverloadedError
 
 
 def door(*, connections: int = 100, handshakes: int = 100, rate: float = 100.0) -> Admission:

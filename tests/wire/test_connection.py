@@ -383,14 +383,14 @@ def test_an_established_connection_has_no_time_out() -> None:
 
 
 def test_a_goodbye_raises_the_error_that_the_peer_closed_with() -> None:
-    first, second = established()
+    _, second = established()
     with pytest.raises(SchedulerLostError, match="the peer closed the connection: no heartbeat for 5 s"):
         feed(second, goodbye(SchedulerLostError("no heartbeat for 5 s", address="10.0.0.1:9000")))
 
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))
 def test_every_error_can_be_the_reason_of_a_goodbye(code: int) -> None:
-    first, second = established()
+    _, second = established()
     with pytest.raises(BY_CODE[code]) as caught:
         feed(second, goodbye(BY_CODE[code]("because")))
     assert type(caught.value) is BY_CODE[code]
@@ -418,7 +418,7 @@ def test_a_goodbye_larger_than_the_scratch_is_understood() -> None:
 
 
 def test_answers_in_front_of_a_goodbye_are_not_lost() -> None:
-    first, second = established()
+    first, _ = established()
     data = encode_frame(Done(4), 1) + encode_frame(Value(4), 2, 3) + b"abc" + goodbye(ClosedError("done"))
     with pytest.raises(ClosedError):
         feed(first, data)

@@ -26,12 +26,12 @@ def header(
 
 
 def test_a_good_header_is_accepted_at_any_offset() -> None:
-    assert decode_header(b"\xff" * 3 + header(frame_type=PUSH, payload=9), 3) == (PUSH, 7, 9, 1, False)
+    assert decode_header(b"\xff" * 3 + header(frame_type=PUSH, payload=9), 3) == (PUSH, 7, 9, 1, False, 0)
 
 
 def test_a_payload_by_reference_changes_nothing_but_the_flag() -> None:
     head = encode_frame(Value(1), 7, 70_000)
-    assert decode_header(by_reference(head)) == (*decode_header(head)[:4], True)
+    assert decode_header(by_reference(head)) == (*decode_header(head)[:4], True, 0)
     assert by_reference(head) == head[:6] + b"\x01\x00" + head[8:]
 
 
@@ -50,7 +50,6 @@ def test_a_payload_behind_a_message_that_has_none_is_a_bug_of_the_sender() -> No
         (header(frame_type=HEARTBEAT, flags=1, payload=9), "a Heartbeat frame cannot have a payload, got 9 bytes"),
         (header(frame_type=PUSH, flags=3, payload=9), "a Push frame has unknown flags 0x0003"),
         (header(flags=0x8000), "a Heartbeat frame has unknown flags 0x8000"),
-        (header(checksum=1), "a Heartbeat frame has checksum 0x00000001; checksums are not supported"),
     ],
 )
 def test_what_is_reserved_or_unknown_is_refused(bad: bytes, message: str) -> None:

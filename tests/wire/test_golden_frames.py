@@ -489,7 +489,7 @@ def test_a_frame_is_encoded_as_these_bytes(golden: Golden) -> None:
 
 @each_golden
 def test_these_bytes_are_decoded_as_this_frame(golden: Golden) -> None:
-    frame_type, request, payload_nbytes, control_nbytes, _ = decode_header(golden.data)
+    frame_type, request, payload_nbytes, control_nbytes, _, _ = decode_header(golden.data)
     assert (FRAME_TYPES[frame_type], request, payload_nbytes) == (
         type(golden.message),
         golden.request,
