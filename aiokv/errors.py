@@ -108,12 +108,6 @@ class LimitError(ProtocolError):
     code = 11
 
 
-class HandshakeError(ProtocolError):
-    """Protocol version, cluster id, token or certificate do not fit, or the handshake took too long."""
-
-    code = 12
-
-
 class OverloadedError(LimitError):
     """The node has as many connections as it may, or holds as many bytes; `details`: limit, expected, got, address."""
 
@@ -125,6 +119,12 @@ class ChecksumError(ProtocolError):
     """A frame is not what the peer has sent, or has no checksum; `details`: key, expected, got."""
 
     code = 14
+
+
+class HandshakeError(ProtocolError):
+    """Protocol version, cluster id, token or certificate do not fit, or the handshake took too long."""
+
+    code = 12
 
 
 class MembershipError(AiokvError):

@@ -9,7 +9,7 @@ import pytest
 from aiokv import errors
 from aiokv.errors import BY_CODE, AiokvError, from_code
 
-RETRIABLE = {"CallTimeoutError", "JoinTimeoutError", "BarrierTimeoutError"}
+RETRIABLE = {"CallTimeoutError", "JoinTimeoutError", "BarrierTimeoutError", "OverloadedError"}
 
 CODES = {
     "AiokvError": 1,
@@ -21,6 +21,8 @@ CODES = {
     "ProtocolError": 10,
     "LimitError": 11,
     "HandshakeError": 12,
+    "OverloadedError": 13,
+    "ChecksumError": 14,
     "MembershipError": 20,
     "ClusterFullError": 21,
     "WorkerLostError": 22,
