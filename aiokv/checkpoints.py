@@ -121,6 +121,7 @@ async def save(
     """Save; see `aiokv.operations.Operations.save`."""
     url, keys = os.fspath(url), _as_list(keys)
     aside: list[files.Aside] = []
+    folder = operations._checkpoint_folder
 
     async def announce() -> Said:
         encoded = msgspec.json.encode(dict(facts or {}))
@@ -135,10 +136,10 @@ async def save(
 
     async def write() -> Said:
         if operations.rank == 0:
-            aside.append(files.Aside(url))
+            aside.append(files.Aside(url, folder))
             await _write(operations, aside[-1], content, _wanted(operations, said, keys), seconds, weights=weights)
         if operations.rank in content.residuals:
-            aside.append(files.Aside(rank_url(url, operations.rank)))
+            aside.append(files.Aside(rank_url(url, operations.rank), folder))
             pieces = residual_file(await operations.compression_state(), operations.rank, content.id, keys)
             await operations._compute(lambda: aside[-1].write(pieces), LONG)
         for file in aside:
@@ -278,7 +279,8 @@ class Loading:
         operations = self._operations
         if operations.rank != 0:
             return {}
-        saved = await operations._compute(lambda: saving.decode(files.read(self._url), self._url), LONG)
+        folder = operations._checkpoint_folder
+        saved = await operations._compute(lambda: saving.decode(files.read(self._url, folder), self._url), LONG)
         self._select(saved)
         self._missing = snapshot.check(saved, operations._session, self._url, operations._most_bytes)
         self._saved = saved
@@ -311,7 +313,8 @@ class Loading:
         if not ranks:
             return
         urls = [rank_url(self._url, each) for each in ranks]
-        read = [await operations._compute(partial(files.read, url), LONG) for url in urls]
+        folder = operations._checkpoint_folder
+        read = [await operations._compute(partial(files.read, url, folder), LONG) for url in urls]
         self._residuals = merged(self._url, dict(zip(ranks, read, strict=True)), head["id"], self._keys)
 
     async def put(self) -> Said:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import threading
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,12 @@ class Aside:
 
     Args:
         url: a path, or an address that fsspec knows.
+        folder: where it has to be; see `find`.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: str = "") -> None:
         self._url = url
+        self._folder = folder
         self._lock = threading.Lock()
         self._over = False
         self._digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
@@ -127,14 +130,13 @@ class Aside:
             self._file.write(piece)
 
     def _open(self) -> None:
-        self._files, self._path = _find(self._url)
+        self._files, self._path = find(self._url, self._folder)
         self._aside = f"{self._path}.tmp-{secrets.token_hex(8)}"
         self._file = self._files.open(self._aside, "wb")
 
     @property
     def _is_local(self) -> bool:
-        protocol = self._files.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return "file" in _protocols(self._files)
 
 
 def write(url: str, pieces: Iterable[bytes | memoryview]) -> bytes:
@@ -153,14 +155,14 @@ def write(url: str, pieces: Iterable[bytes | memoryview]) -> bytes:
     return file.checksum
 
 
-def read(url: str) -> bytes:
-    """Return the content of a file.
+def read(url: str, folder: str = "") -> bytes:
+    """Return the content of a file, which has to be in a folder if one is given; see `find`.
 
     Raises:
         DataError: it can't be read.
     """
     try:
-        files, path = _find(url)
+        files, path = find(url, folder)
         with files.open(path, "rb") as file:
             return bytes(file.read())
     except (OSError, ValueError, ImportError) as error:
@@ -172,8 +174,39 @@ def checksum(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=CHECKSUM_BYTES).digest()
 
 
-def _find(url: str) -> tuple[Any, str]:
+def find(url: str, folder: str = "") -> tuple[Any, str]:
+    """Return the file system of a file, and the path there.
+
+    Args:
+        url: a path, or an address that fsspec knows.
+        folder: the file has to be in this folder, which may be an address too, and relative paths begin there; links
+            are followed before that is decided. Empty: it may be anywhere.
+
+    Raises:
+        DataError: it is not in the folder.
+    """
     import fsspec  # noqa: PLC0415 - importing it reads what all installed packages say of themselves
 
-    files, path = fsspec.url_to_fs(url)
+    if not folder:
+        files, path = fsspec.url_to_fs(url)
+        return files, path
+    is_relative = "::" not in url and "://" not in url and not os.path.isabs(url)
+    files, path = fsspec.url_to_fs(f"{folder.rstrip('/')}/{url}" if is_relative else url)
+    homes, home = fsspec.url_to_fs(folder)
+    if "file" in _protocols(files):
+        path, home = os.path.realpath(path), os.path.realpath(home)
+    if "::" in url or _protocols(files) != _protocols(homes) or not _is_below(path, home):
+        raise DataError(
+            f"{url}: is not in the folder {folder}, and files may be nowhere else", path=url, expected=folder
+        )
     return files, path
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    protocol = files.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    parts, start = (re.split(r"[/\\]", name.rstrip("/\\")) for name in (path, folder))
+    return ".." not in parts and parts[: len(start)] == start and len(parts) > len(start)

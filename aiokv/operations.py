@@ -83,6 +83,9 @@ class Operations(ABC):
     _most_bytes = sys.maxsize
     """How long a message can be."""
 
+    _checkpoint_folder = ""
+    """Where files have to be that are saved and loaded; empty: anywhere."""
+
     @abstractmethod
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
         """Give a call to the session, under a number, and return its result when it is over."""

@@ -143,3 +143,62 @@ def test_an_unknown_kind_of_url_is_refused() -> None:
         read("nosuch://bucket/state")
     with pytest.raises(DataError, match="nosuch"):
         Aside("nosuch://bucket/state").write([b"x"])
+
+
+# --- a folder that files have to be in ---
+
+
+def test_a_file_is_written_into_the_folder_and_relative_paths_begin_there(tmp_path: Path) -> None:
+    folder = tmp_path / "safe"
+    (folder / "deep").mkdir(parents=True)
+    for url in ("state", "deep/state", str(folder / "absolute"), (folder / "as-url").as_uri()):
+        file = Aside(url, str(folder))
+        file.write([b"abc"])
+        file.seal()
+        file.publish()
+        assert read(url, str(folder)).startswith(b"abc")
+    assert names(folder) == ["absolute", "as-url", "deep", "state"]
+    assert names(folder / "deep") == ["state"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "../outside",
+        "deep/../../outside",
+        "{tmp}/outside",
+        "{tmp}/safe-not/outside",
+        "{tmp}/safe/../outside",
+        "{tmp}/safe",
+        "link/outside",
+        "file://{tmp}/outside",
+        "memory://safe/outside",
+        "simplecache::file://{tmp}/safe/inside",
+    ],
+)
+def test_a_path_that_leaves_the_folder_is_refused_and_nothing_is_written(tmp_path: Path, url: str) -> None:
+    folder = tmp_path / "safe"
+    for name in ("safe", "safe-not", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (folder / "link").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "outside").write_bytes(b"old")
+    url = url.format(tmp=tmp_path)
+    with pytest.raises(DataError, match="is not in the folder") as caught:
+        Aside(url, str(folder)).write([b"new"])
+    assert caught.value.details == {"path": url, "expected": str(folder)}
+    with pytest.raises(DataError, match="is not in the folder"):
+        read(url, str(folder))
+    assert (tmp_path / "outside").read_bytes() == b"old"
+    assert [names(tmp_path / name) for name in ("safe", "safe-not", "elsewhere")] == [["link"], [], []]
+
+
+def test_a_folder_may_be_an_address_of_another_file_system() -> None:
+    folder = "memory://checkpoints/run-1"
+    file = Aside("first", folder)
+    file.write([b"abc"])
+    file.seal()
+    file.publish()
+    assert read("memory://checkpoints/run-1/first", folder).startswith(b"abc")
+    for url in ("../run-2/first", "memory://checkpoints/run-12/first", "memory://checkpoints/run-1/../run-2/first"):
+        with pytest.raises(DataError, match="is not in the folder"):
+            read(url, folder)

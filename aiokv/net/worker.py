@@ -69,6 +69,7 @@ class Client(Driver, Operations):
         """Held by the call whose arrays are made ready; the others wait in their order."""
 
         self._most_bytes = DEFAULT_LIMITS.max_payload_bytes
+        self._checkpoint_folder = config.checkpoint_folder
 
     # --- life ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -324,3 +325,18 @@ async def test_staleness_rate_is_in_the_file(cluster: MakeCluster, tmp_path: Pat
         assert await one.pull("w") == 8.0 + 8.0 / 2
         with pytest.raises(OptimizerError, match=r"at staleness rate 1/\(1\+tau\)"):
             await one.set_optimizer("accumulate")
+
+
+async def test_files_of_a_cluster_stay_in_the_folder_that_is_configured(cluster: MakeCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    async with cluster(workers=2, checkpoint_folder=str(folder), **SETTINGS) as running:
+        await init(running)
+        await running.each(lambda worker: worker.save("first"))
+        assert [path.name for path in folder.iterdir()] == ["first"]
+        await running.each(lambda worker: worker.load("first"))
+        for call in (aiokv.Client.save, aiokv.Client.load):
+            results = await asyncio.gather(*(call(kv, "../second") for kv in running.workers), return_exceptions=True)
+            assert [type(result) for result in results] == [DataError] * 2
+            assert "../second: is not in the folder" in str(results[1])
+    assert not (tmp_path / "second").exists()
