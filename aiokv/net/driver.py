@@ -231,6 +231,7 @@ class Driver:
             case ef.Disconnect(peer, reason):
                 link = self._links.pop(peer, None)
                 if link is not None:
+                    self.counters["disconnected"] += 1
                     logger.debug("closing connection %d: %s", peer, reason)
                     self._others[link] = None
                     link.refuse(ProtocolError(reason))

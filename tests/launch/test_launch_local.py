@@ -291,3 +291,21 @@ def test_nodes_share_the_token_and_the_cluster() -> None:
 async def test_launcher_runs_on_any_event_loop() -> None:
     outcome = await LocalLauncher(make_job("print(1)"), Recorder()).run()
     assert outcome == Outcome(0)
+
+
+def test_the_token_is_in_no_command_line_and_in_nothing_that_is_shown() -> None:
+    """Every user of a machine can see command lines; a process's environment only its own user."""
+    lines: list[str] = []
+
+    def look(event: str, _text: str) -> None:
+        if event == "started":
+            pid = output.notes[-1][1]["pid"]
+            lines.append(" ".join(psutil.Process(pid).cmdline()))
+
+    output = Recorder(look)
+    job = make_job("import os; print(len(os.environ['AIOKV_TOKEN']))")
+    outcome = asyncio.run(LocalLauncher(job, output).run())
+    assert outcome.exit_code == 0
+    assert len(lines) == len(job.names())
+    assert output.printed("worker-0") == [str(len(job.token))]
+    assert job.token not in "".join(lines) + repr(output.notes) + repr(output.lines) + repr(job) + repr(outcome)
