@@ -66,6 +66,10 @@ unit: $(STAMP) ## run the tests, and check what they cover
 	$(PY) -m pytest --cov $(PYTEST_FLAGS)
 	$(PY) -m coverage report --include='$(SANS_IO)' --fail-under=100
 
+.PHONY: fuzz
+fuzz: $(STAMP) ## look for bytes that break the wire, for ten minutes
+	$(PY) tests/wire/fuzz.py -max_total_time=600 tests/wire/corpus
+
 .PHONY: format
 format: $(STAMP) ## put imports and format right
 	$(BIN)/ruff check --fix
