@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -250,3 +252,30 @@ def test_a_file_that_is_no_certificate_is_named(certify: Certify, tmp_path: Path
 def test_without_settings_there_is_no_tls() -> None:
     assert tls.listener_context(Config()) is None
     assert tls.initiator_context(Config()) is None
+
+
+WORKER = """
+import numpy as np, aiokv
+with aiokv.blocking.connect() as kv:
+    kv.init("w", np.zeros(100_000, np.float32))
+    value = kv.pushpull("w", np.ones(100_000, np.float32))
+    print("sum", value[0], aiokv.load_config().uses_tls)
+"""
+
+
+def test_a_job_that_is_run_with_certificates_uses_them_everywhere(certify: Certify) -> None:
+    options = [part for name, path in certify().items() for part in (f"--{name.replace('_', '-')}", path)]
+    command = [sys.executable, "-m", "aiokv", "run", "-w", "2", "-s", "2", *options, "--", "python", "-c", WORKER]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("sum 2.0 True") == 2
+
+
+def test_options_of_a_node_are_its_settings(certify: Certify) -> None:
+    files = certify() | {"tls_key": "/nowhere/key.pem"}
+    options = [part for name, path in files.items() for part in (f"--{name.replace('_', '-')}", path)]
+    for node in ("scheduler", "server"):
+        command = [sys.executable, "-m", "aiokv", node, "--port", "0", *options]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+        assert run.returncode == 1
+        assert "error: tls_cert: can't use" in run.stderr
