@@ -108,7 +108,7 @@ async def test_all_workers_hear_that_a_file_can_not_be_written(cluster: MakeClus
 async def test_an_error_that_nobody_foresaw_reaches_all_too(
     cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(url: str) -> bytes:
+    def broken(url: str, _folder: str) -> bytes:
         raise ZeroDivisionError(url)
 
     monkeypatch.setattr(files, "read", broken)
