@@ -64,35 +64,50 @@ class Door(asyncio.Protocol):
             stream.set_protocol(link)
             link.connection_made(stream)
         else:
-            # TLS begins with a socket of its own: nothing of what this transport might read must be missing.
-            endpoint = stream.get_extra_info("socket")
-            own, spare = (socket.fromfd(endpoint.fileno(), endpoint.family, endpoint.type) for _ in range(2))
-            stream.abort()
-            keeper.hold(asyncio.create_task(self._secure(own, spare, keeper.listener_context, address)))
+            self._begin_tls(stream, keeper.listener_context, address)
 
-    async def _secure(self, own: socket.socket, spare: socket.socket, context: ssl.SSLContext, address: str) -> None:
+    def _begin_tls(self, stream: asyncio.Transport, context: ssl.SSLContext, address: str) -> None:
+        """Give TLS a socket of its own: nothing of what this transport might read must be missing."""
+        link = self._keeper.let_in()
+        endpoint = stream.get_extra_info("socket")
+        try:
+            own = socket.fromfd(endpoint.fileno(), endpoint.family, endpoint.type)
+        except OSError as error:
+            # No descriptors are left.
+            self._keeper.let_go(link, f"{address}: {error}")
+        else:
+            self._keeper.hold(asyncio.create_task(self._secure(link, own, context, address)))
+        stream.abort()
+
+    async def _secure(self, link: Link, own: socket.socket, context: ssl.SSLContext, address: str) -> None:
         """Do the handshake of TLS; our own protocol hears of the connection when that is done.
 
         Args:
+            link: our own protocol.
             own: the socket, which goes over to the transport.
-            spare: the same once more, for a last word when the transport has closed its own.
             context: this side of TLS.
             address: where the connection comes from.
         """
-        own.setblocking(False)
-        spare.setblocking(False)
-        link = self._keeper.let_in()
-        loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: link, own, ssl=context, **tls.TIMES)
+            await self._shake_hands(link, own, context)
         except OSError as error:
-            if tls.is_plain(error):
-                # A few bytes always fit into the buffer of a fresh connection, and it is no more than a courtesy.
-                with contextlib.suppress(OSError):
-                    spare.send(goodbye(HandshakeError(tls.PLAIN_HINT)))
             self._keeper.let_go(link, f"{address}: {tls.describe(error)}")
         except asyncio.CancelledError:
             self._keeper.let_go(link, "this node is closing")
             raise
-        finally:
-            spare.close()
+
+    @staticmethod
+    async def _shake_hands(link: Link, own: socket.socket, context: ssl.SSLContext) -> None:
+        own.setblocking(False)
+        # A failed handshake closes the socket without a word; through this one there is a last one.
+        with own.dup() as spare:
+            spare.setblocking(False)
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(lambda: link, own, ssl=context, **tls.TIMES)
+            except OSError as error:
+                if tls.is_plain(error):
+                    # A few bytes always fit into the buffer of a fresh connection, and it is no more than a courtesy.
+                    with contextlib.suppress(OSError):
+                        spare.send(goodbye(HandshakeError(tls.PLAIN_HINT)))
+                raise

@@ -233,6 +233,7 @@ class Peer:
             while (frames := await self.hear()) is not None:
                 names += [type(frame.message).__name__ for frame in frames]
         except AiokvError as error:
+            names += [type(frame.message).__name__ for frame in self._wire.undelivered]
             names.append(f"Goodbye {type(error).__name__}")
         except ConnectionError:
             names.append("reset")
@@ -262,6 +263,30 @@ async def test_a_peer_that_has_not_said_who_it_is_gets_nothing(role: Role) -> No
         while refusals(node) < refused:  # noqa: ASYNC110 - that a connection has ended is no event
             await asyncio.sleep(0)
         assert (refusals(node), node.counters["shared_memory.failed"]) == (refused, 1)
+
+
+async def test_a_member_that_speaks_for_another_role_is_refused_and_the_others_go_on() -> None:
+    """What only a scheduler or another server may say, or only a scheduler may hear, said by a worker to a server."""
+    async with training() as running:
+        server = running.servers[0]
+        view = running.workers[0]._session._joiner.view
+        assert view is not None
+        me = view.workers[1]
+        wrong = {*WRONG_FOR_A_WORKER}
+        for golden in GOLDEN:
+            if type(golden.message) not in wrong:
+                continue
+            async with Peer.at(server) as peer:
+                attach = encode_frame(m.Attach(me.rank, me.name, me.incarnation, view.epoch, 5.0), 1)
+                answers = await peer.outcome(attach + whole(golden))
+            assert answers[0] == "Done"
+            assert answers[1:] == ["Error"] or answers[1].startswith("Goodbye"), (golden.message, answers)
+
+
+WRONG_FOR_A_WORKER: tuple[type[m.Message], ...] = (
+    *(m.Register, m.View, m.Heartbeat, m.Barrier, m.Leave, m.Stop, m.Finish, m.Done, m.Value, m.Error, m.Bundled),
+    *(m.Sums, m.Totals, m.State, m.CommandResult, m.RulesState, m.Met, m.Arrived, m.Accepted, m.Verdict, m.Tally),
+)
 
 
 def refusals(node: Node) -> int:

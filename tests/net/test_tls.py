@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import errno
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -203,6 +206,26 @@ async def test_a_stranger_that_says_nothing_is_cut(
         await writer.wait_closed()
         assert running.scheduler.admission.handshakes == 0
         assert running.scheduler.counters["handshakes_failed"] == 1
+
+
+async def test_a_node_without_a_descriptor_left_refuses_and_goes_on(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with aiokv.Scheduler(num_workers=1, num_servers=1, bind_port=0, token="t", **certify()) as scheduler:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "fromfd", full)
+            reader, writer = await asyncio.open_connection(scheduler.host, scheduler.port)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        assert (scheduler.admission.open, scheduler.counters["handshakes_failed"]) == (0, 1)
+        with pytest.raises(HandshakeError, match="token"):
+            await aiokv.connect(scheduler.address, token="another", **certify()).start()
 
 
 async def test_a_node_that_closes_waits_for_no_handshake(certify: Certify, caplog: pytest.LogCaptureFixture) -> None:
