@@ -16,6 +16,7 @@ from aiokv.errors import (
     HandshakeError,
     JoinTimeoutError,
     MembershipError,
+    OverloadedError,
     SchedulerLostError,
     ServerLostError,
 )
@@ -123,6 +124,17 @@ def test_wrong_token_is_not_tried_again(outsider: Worker, peer: int) -> None:
         outsider.publish()
     outsider.handle(st.ConnectFailed(peer, "refused", HandshakeError("another token")))
     assert isinstance(call.outcome, HandshakeError)
+
+
+@pytest.mark.parametrize("peer", [SCHEDULER, 1])
+def test_a_node_that_has_no_room_now_is_tried_again(outsider: Worker, peer: int) -> None:
+    call = join(outsider)
+    if peer != SCHEDULER:
+        outsider.handle(st.Connected(SCHEDULER))
+        outsider.publish()
+    effects = outsider.handle(st.ConnectFailed(peer, "refused", OverloadedError("256 connections already")))
+    assert [effect.peer for effect in effects if isinstance(effect, ef.Connect)] == [peer]
+    assert call.outcome is None
 
 
 def test_server_that_refuses_the_worker_ends_the_join(outsider: Worker) -> None:
