@@ -105,6 +105,7 @@ class Link(asyncio.BufferedProtocol):
         self._error: AiokvError | None = None
         self._closed = False
         self._secured = False
+        self._seals = checksum is not None
         self._flushing = False
         self._unwanted: memoryview | None = None
         """Where what comes while the connection is closed is received into."""
@@ -275,7 +276,8 @@ class Link(asyncio.BufferedProtocol):
         while self._queue and self._written_bytes < WINDOW_BYTES and not self._must_wait(self._queue.peek()):
             outgoing = self._queue.take()
             self._queued_bytes -= outgoing.nbytes
-            outgoing.head = self._connection.seal(outgoing.head, outgoing.payload)
+            if self._seals:
+                outgoing.head = self._connection.seal(outgoing.head, outgoing.payload)
             self._sharing.leave(outgoing)
             self._written.append(outgoing)
             self._written_bytes += outgoing.nbytes
