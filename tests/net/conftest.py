@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import aiokv
+import aiokv.policy  # what packages bring is looked up when it is imported, which would hold up a test's event loop
 
 SETTINGS: dict[str, Any] = {
     "token": "a shared secret",
