@@ -4,6 +4,7 @@
     ├── ConfigError                 settings that cannot work, or contradict each other
     │   └── StoreNameError          a store's name is no text (also TypeError)
     ├── MissingExtraError           an optional package is not installed (also ImportError)
+    ├── DeviceMemoryError           a device has not enough memory (also MemoryError)
     ├── BindError                   the listening address is taken or not ours (also OSError)
     ├── ClosedError                 the client, server or scheduler is closed
     ├── ProtocolError               the peer does not speak this protocol
@@ -82,6 +83,12 @@ class MissingExtraError(AiokvError, ImportError):
     """An optional package is not installed; the message names the extra to install."""
 
     code = 3
+
+
+class DeviceMemoryError(AiokvError, MemoryError):
+    """A device has not enough memory; `details`: expected, the bytes that were wanted, got."""
+
+    code = 7
 
 
 class BindError(AiokvError, OSError):

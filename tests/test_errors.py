@@ -18,6 +18,7 @@ CODES = {
     "BindError": 4,
     "ClosedError": 5,
     "StoreNameError": 6,
+    "DeviceMemoryError": 7,
     "ProtocolError": 10,
     "LimitError": 11,
     "HandshakeError": 12,
@@ -115,6 +116,7 @@ def test_only_what_may_succeed_later_is_retriable() -> None:
         (errors.JoinTimeoutError, TimeoutError),
         (errors.BarrierTimeoutError, TimeoutError),
         (errors.BindError, OSError),
+        (errors.DeviceMemoryError, MemoryError),
         (errors.MissingExtraError, ImportError),
     ],
 )

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.kernels import reference
 from aiokv.kernels.backend import Backend
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from aiokv.kernels.backend import Kernels
 
-__all__ = ["Backend", "backend_for", "get_backend"]
+__all__ = ["Backend", "backend_for", "devices_for", "get_backend"]
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
@@ -52,7 +54,8 @@ def get_backend(name: str = "auto") -> Backend:
         case "cpu":
             return Backend(name, _import_cpu())
         case "cuda":
-            return Backend(name, _import_cuda())
+            kernels: Any = _import_cuda()
+            return Backend(name, kernels)
         case _:
             known = ", ".join(BACKENDS)
             raise ConfigError(f"unknown backend {name!r}; known: {known}", expected=known, got=name)
@@ -78,6 +81,16 @@ def backend_for(device: str) -> Backend:
     return get_backend(DEVICES[device])
 
 
+def devices_for(device: str) -> list[Any]:
+    """Return what sums on each device, none for "cpu"; see `aiokv.merging.Device`.
+
+    Raises:
+        ConfigError: this machine has no such device.
+        MissingExtraError: the device's packages are not installed.
+    """
+    return list(_import_cuda().all_devices()) if device == "cuda" else []
+
+
 def _import_cpu() -> Kernels:
     try:
         from aiokv.kernels import cpu  # noqa: PLC0415 - Numba is optional and slow to import
@@ -86,7 +99,7 @@ def _import_cpu() -> Kernels:
     return cpu
 
 
-def _import_cuda() -> Kernels:
+def _import_cuda() -> ModuleType:
     try:
         # Without this package `numba.cuda` would be what Numba itself brings, which is deprecated.
         importlib.import_module("numba_cuda")

@@ -54,9 +54,9 @@ def _intrinsic(describe: Callable[..., Any]) -> Any:
 def number(_context: Any, element: Any) -> Any:
     """Return an element as a number to compute with."""
     if element == types.uint16:
-        return types.float32(element), _widen_float16
+        return types.float32(element), widen_float16
     if element == types.int16:
-        return types.float32(element), _widen_bfloat16
+        return types.float32(element), widen_bfloat16
     return element(element), lambda _context, _builder, _signature, args: args[0]
 
 
@@ -64,28 +64,33 @@ def number(_context: Any, element: Any) -> Any:
 def element(_context: Any, number: Any, like: Any) -> Any:
     """Return a number as an element of the same type as `like`: the inverse of `number`, rounded to nearest even."""
     if like == types.uint16:
-        return like(number, like), _narrow_float16
+        return like(number, like), narrow_float16
     if like == types.int16:
-        return like(number, like), _narrow_bfloat16
+        return like(number, like), narrow_bfloat16
     return number(number, like), lambda _context, _builder, _signature, args: args[0]
 
 
-def _widen_float16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+def widen_float16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    """Emit what makes a float32 of a float16."""
     return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
 
-def _narrow_float16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+def narrow_float16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    """Emit what makes a float16 of a float32, rounded to nearest even."""
     return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
 
 
-def _widen_bfloat16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-    """A bfloat16 is the upper half of a float32."""
+def widen_bfloat16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    """Emit what makes a float32 of a bfloat16, which is its upper half."""
     wide = builder.zext(args[0], ir.IntType(32))
     return builder.bitcast(builder.shl(wide, ir.IntType(32)(16)), ir.FloatType())
 
 
-def _narrow_bfloat16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-    """Adding a half of the last digit, or a little less where that one is even, carries into it when it must."""
+def narrow_bfloat16(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    """Emit what makes a bfloat16 of a float32, rounded to nearest even.
+
+    Adding a half of the last digit, or a little less where that one is even, carries into it when it must.
+    """
     word = ir.IntType(32)
     bits = builder.bitcast(args[0], word)
     odd = builder.and_(builder.lshr(bits, word(16)), word(1))

@@ -36,6 +36,9 @@ Array = NDArray[Any]
 
 BACKENDS = os.environ.get("KERNEL_TESTS_BACKENDS", "reference cpu").split()
 
+# What is tested on CUDA alone.
+collect_ignore_glob = [] if "cuda" in BACKENDS else ["test_device_*.py"]
+
 # Every rule as it is by default, and in the forms that have an arithmetic of their own.
 FORMS: dict[str, Optimizer] = {
     **{name: rule() for name, rule in RULES.items()},
@@ -89,6 +92,26 @@ def bits() -> Callable[[Array], bytes]:
             return np.where(np.isnan(array), np.full_like(array, np.nan), array).tobytes()
 
     return bits
+
+
+@pytest.fixture(scope="session")
+def on_device() -> Callable[[Array], Any]:
+    """What copies an array to the device; a part of the copy is one again."""
+    from aiokv.kernels.cuda.tensors import Copy  # noqa: PLC0415 - it needs CUDA or the simulator
+
+    return Copy
+
+
+@pytest.fixture(scope="session")
+def read() -> Callable[[Any, Array], Array]:
+    """What copies an array back; the other argument says how it looks."""
+
+    def read(device: Any, like: Array) -> Array:
+        found = np.empty_like(like)
+        device.copy_to(found)
+        return found
+
+    return read
 
 
 Run = Callable[..., tuple[Array, dict[str, Array]]]

@@ -85,7 +85,8 @@ def test_auto_does_without_numba_and_says_why(
 def forget(monkeypatch: pytest.MonkeyPatch, module: str, package: str) -> None:
     """Make the package impossible to import, and the module not yet imported."""
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, module, raising=False)
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(aiokv.kernels, module.rpartition(".")[2], raising=False)
 
 

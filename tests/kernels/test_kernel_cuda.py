@@ -14,7 +14,8 @@ from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.kernels import get_backend
 
 MODULES = [
-    str(Path(__file__).with_name(f"test_kernel_{name}.py")) for name in ("arithmetic", "golden", "norms", "sums")
+    *[str(Path(__file__).with_name(f"test_kernel_{name}.py")) for name in ("arithmetic", "golden", "norms", "sums")],
+    *map(str, sorted(Path(__file__).parent.glob("test_device_*.py"))),
 ]
 
 

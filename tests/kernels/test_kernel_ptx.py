@@ -1,21 +1,27 @@
-"""The CUDA kernels compile for real devices, without one, and to code that rounds each operation."""
+"""The CUDA kernels compile for real devices, without one: to code that rounds each operation, spills nothing, and moves
+16 bytes at a time."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aiokv.kernels.plan import plan_norms, plan_update
 from aiokv.optim import LAMB, LANS, LARS, PRECISIONS, Assign, Optimizer
 from aiokv.types import ITEM_SIZES
 
-pytestmark = pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="the simulator compiles nothing")
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
-CAPABILITIES = [(8, 0), (9, 0)]
+pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator compiles nothing")
+
+TABLE = json.loads((Path(__file__).parents[2] / "docs" / "device-kernels.json").read_text())
+
+REMAKE = "if it has to be so, make the table again: python benchmarks/kernel_table.py"
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +29,7 @@ def kernels() -> Any:
     cuda = pytest.importorskip("aiokv.kernels.cuda", reason="numba-cuda is not installed", exc_type=ImportError)
     if error := cuda.missing_toolkit():
         pytest.skip(f"no CUDA toolkit: {error}")
-    return cuda
-
-
-def compiled(
-    cuda: Any, kernel: Any, arrays: list[str], scalars: list[str], capability: tuple[int, int], lanes: int = 0
-) -> str:
-    from numba import from_dtype, types  # noqa: PLC0415 - optional
-
-    arguments: list[Any] = [types.Array(from_dtype(np.dtype(dtype)), 1, "C") for dtype in arrays]
-    if scalars:
-        arguments.append(types.UniTuple(from_dtype(np.dtype(scalars[0])), len(scalars)))  # type: ignore[no-untyped-call]
-    if lanes:
-        arguments.append(types.UniTuple(types.Array(types.float64, 1, "C"), lanes))  # type: ignore[no-untyped-call]
-    ptx, _ = cuda.compile(kernel.py_func, tuple(arguments), device=False, abi="numba", cc=capability)
-    return str(ptx)
+    return pytest.importorskip("aiokv.kernels.cuda.listing"), pytest.importorskip("aiokv.kernels.cuda.compiling")
 
 
 def check(ptx: str, capability: tuple[int, int]) -> None:
@@ -46,11 +38,43 @@ def check(ptx: str, capability: tuple[int, int]) -> None:
     assert "fma." not in ptx
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("dtypes", ["float16 float16", "float32 float16", "float32 float32", "float64 float64"])
-def test_accumulate_compiles(kernels: Any, dtypes: str, capability: tuple[int, int]) -> None:
-    kernel = kernels.accumulate_half_kernel if "float16" in dtypes else kernels.accumulate_kernel
-    check(compiled(kernels.cuda, kernel, dtypes.split(), [], capability), capability)
+# --- every kernel ---
+
+
+def capabilities() -> list[Any]:
+    others = [pytest.param(capability, marks=pytest.mark.slow) for capability in ((8, 0), (10, 0))]
+    return [(9, 0), *others]
+
+
+@pytest.mark.parametrize("capability", capabilities(), ids=str)
+@pytest.mark.parametrize("name", TABLE["kernels"])
+def test_a_kernel_spills_nothing_and_loads_16_bytes_at_a_time(
+    kernels: Any, name: str, capability: tuple[int, int]
+) -> None:
+    listing, compiling = kernels
+    listed = next(each for each in listing.every_kernel() if each.name == name)
+    ptxas = compiling.find_ptxas()
+    row, ptx = compiling.describe(listed, capability, ptxas)
+    check(ptx, capability)
+    expected = TABLE["kernels"][name][".".join(map(str, capability))]
+    assert row["local"] == 0, "a thread keeps something in memory of its own"
+    assert bool(row["wide_loads"]) == bool(expected["wide_loads"]), f"16-byte loads; {REMAKE}"
+    assert bool(row["wide_stores"]) == bool(expected["wide_stores"]), f"16-byte stores; {REMAKE}"
+    if listed.spec is not None:
+        # Unrolled loops move some times as much.
+        assert row["moves"] % row["must_move"] == 0, "a loop reads or writes something twice, or not 16 bytes at a time"
+    if ptxas is not None:
+        assert (row["stack"], row["spills"]) == (0, 0)
+    if compiling.versions(ptxas, ptx) == TABLE["versions"]:
+        assert row == expected, REMAKE
+
+
+def test_the_table_has_every_kernel(kernels: Any) -> None:
+    listing, _ = kernels
+    assert [listed.name for listed in listing.every_kernel()] == list(TABLE["kernels"]), REMAKE
+
+
+# --- rounding ---
 
 
 def rounded_operations(ptx: str) -> set[str]:
@@ -58,31 +82,36 @@ def rounded_operations(ptx: str) -> set[str]:
     return set(re.findall(r"\b((?:mul|add|sub|div|sqrt|rcp|rsqrt|fma|mad)\.(?:\w+\.)*f\d+)", ptx))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def compiled(kernels: Any, spec: Any) -> str:
+    listing, compiling = kernels
+    return str(compiling.compile_to_ptx(listing.streaming("", spec), (8, 0)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_updates_compile_to_operations_that_are_rounded_one_by_one(kernels: Any, rule: Optimizer, dtype: str) -> None:
     """An operation without a rounding mode, as `mul.f32`, may be fused later, by the assembler."""
     if isinstance(rule, Assign):
         return
+    optimize = pytest.importorskip("aiokv.kernels.cuda.optimize")
     plan, precision = plan_update(rule), PRECISIONS[dtype]
-    arrays = [dtype] * 2 + [precision] * len(plan.state + plan.inputs)
-    kernel = kernels.update_kernel(plan, precision, in_place=True, master=False)
-    ptx = compiled(kernels.cuda, kernel, arrays, [precision] * len(plan.numbers), CAPABILITIES[0])
-    check(ptx, CAPABILITIES[0])
+    spec = optimize.update_spec(plan, precision, dtype, dtype, None, (precision,) * len(plan.inputs))
+    ptx = compiled(kernels, spec)
+    check(ptx, (8, 0))
     width = 8 * ITEM_SIZES[precision]
     assert {f"add.rn.f{width}", f"mul.rn.f{width}"} <= rounded_operations(ptx)
     assert rounded_operations(ptx) <= {f"{operation}.rn.f{width}" for operation in ("mul", "add", "div", "sqrt")}
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize(("rule", "phase"), [(LARS(), 0), (LAMB(), 0), (LANS(), 0), (LANS(), 1)], ids=str)
-def test_squares_are_added_in_float64_each_rounded(
-    kernels: Any, rule: Optimizer, phase: int, precision: str, capability: tuple[int, int]
-) -> None:
+def test_squares_are_added_in_float64_each_rounded(kernels: Any, rule: Optimizer, phase: int, precision: str) -> None:
+    listing, compiling = kernels
+    optimize = pytest.importorskip("aiokv.kernels.cuda.optimize")
     plan, counted = plan_norms(rule, phase), rule.norm_counts[phase]
-    kernel = kernels.norms_kernel(plan, precision, counted)
-    arrays, numbers = [precision] * (2 + len(plan.state)), [precision] * len(plan.numbers)
-    ptx = compiled(kernels.cuda, kernel, arrays, numbers, capability, lanes=counted)
-    check(ptx, capability)
+    arrays = optimize.norms_arrays(plan, precision, precision, precision)
+    arguments = (*listing.TABLE, f"{precision}[2]", "float64[2]")
+    listed = listing.Listed("", lambda: optimize.norms_kernel(plan, precision, arrays, counted), arguments)
+    ptx = compiling.compile_to_ptx(listed, (9, 0))
+    check(ptx, (9, 0))
     assert {"add.rn.f64", "mul.rn.f64"} <= rounded_operations(ptx)
     assert all(".rn." in operation for operation in rounded_operations(ptx))

@@ -1,0 +1,24 @@
+"""The arithmetic on a CUDA device, compiled by numba-cuda; runs in Numba's simulator too (NUMBA_ENABLE_CUDASIM=1).
+
+    memory      reading and writing by address, 16 bytes at a time
+    rounding    `arithmetic`, with every operation rounded
+    tensors     arrays on a device, whoever made them, and what they must be
+    launch      geometry, and the table of tensors that one launch goes over
+    streaming   every kernel that goes over memory once, made from what happens to one element
+    reduce      sums, norms, clipping
+    optimize    updates, and the squares for those that need norms
+    codec       compression with residuals; float8 and select have parts of it
+    devices     the devices of this machine, and the buffers that a worker sums in
+    sparse      rows: gathered, scattered, and added in the order of their duplicates
+
+What is imported from here works on arrays in the host's memory, which each call copies to the device, as the other
+backends' modules do. Every bit is as in `reference`, except in the payload of a NaN. Integers are added on the host.
+"""
+
+from __future__ import annotations
+
+from aiokv.kernels.cuda.devices import all_devices
+from aiokv.kernels.cuda.host import accumulate, add_integers, norms, update
+from aiokv.kernels.cuda.launch import missing, missing_toolkit
+
+__all__ = ["accumulate", "add_integers", "all_devices", "missing", "missing_toolkit", "norms", "update"]

@@ -1,0 +1,202 @@
+"""Compression on the device: what `aiokv.codec.reference` does, in one pass, with the same bits.
+
+A residual is brought up to date in the pass that reads it. Values must have been checked: no NaN and no infinity.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from aiokv.kernels.cuda import launch
+from aiokv.kernels.cuda.streaming import Launch, Streaming, make_kernel
+from aiokv.kernels.cuda.tensors import tensor_of
+
+WORD = "uint32"
+"""Payloads of a few bits for each value are made of these."""
+
+FLOAT8_MAX = np.float32(448)
+
+ENCODE_1BIT = """\
+def element_of(gradient, residual, threshold, one):
+    corrected = add(gradient, residual)
+    high = corrected > threshold
+    return where(high, 1, 0), add(corrected, where(high, -one, one))
+"""
+
+ENCODE_2BIT = """\
+def element_of(gradient, residual, threshold, one):
+    corrected = add(gradient, residual)
+    high, low = corrected >= threshold, corrected <= -threshold
+    code = where(high, 3, where(low, 2, 0))
+    return code, where(high, add(corrected, -threshold), where(low, add(corrected, threshold), corrected))
+"""
+
+VALUE_1BIT = "where(code == 1, one, -one)"
+VALUE_2BIT = "where(code == 3, threshold, where(code == 2, -threshold, to_precision(0)))"
+
+
+@functools.cache
+def encode_bits_spec(bits: int) -> Streaming:
+    """Return the kernel that makes 1 or 2 bits of each value: gradient, residual -> payload, residual."""
+    arrays = (("gradient", "float32"), ("residual", "float32"))
+    writes = (("payload", WORD), ("residual", "float32"))
+    source = ENCODE_2BIT if bits == 2 else ENCODE_1BIT  # noqa: PLR2004 - the codec's name says it
+    return Streaming(f"encode_{bits}bit", arrays, writes, source, ("threshold", "one"), packed="payload", bits=bits)
+
+
+@functools.cache
+def decode_bits_spec(bits: int, *, adds: bool) -> Streaming:
+    """Return the kernel that makes values of 1 or 2 bits each, or adds them to what is there."""
+    value = VALUE_2BIT if bits == 2 else VALUE_1BIT  # noqa: PLR2004 - the codec's name says it
+    reads = (("payload", WORD),) + (("out", "float32"),) * adds
+    taken = "code, out, threshold, one" if adds else "code, threshold, one"
+    result = f"add(out, {value})" if adds else value
+    source = f"def element_of({taken}):\n    return {result},"
+    name = f"{'accumulate' if adds else 'decode'}_{bits}bit"
+    writes = (("out", "float32"),)
+    return Streaming(name, reads, writes, source, ("threshold", "one"), packed="payload", bits=bits)
+
+
+def encode_bits(bits: int, gradient: Any, residual: Any, threshold: float, payload: Any, *, stream: Any = 0) -> None:
+    """Write a payload of 1 or 2 bits for each value, and the new residual.
+
+    Args:
+        bits: 1 or 2.
+        gradient: float32.
+        residual: float32, as long; written in place.
+        threshold: of the codec.
+        payload: uint32, one word for 32 or 16 values; what is left of the last one becomes 0.
+        stream: in whose order it happens.
+
+    Raises:
+        SpecMismatchError: an array does not fit.
+    """
+    Launch(encode_bits_spec(bits), [[gradient, residual, payload]], stream).run([[threshold, 1]], stream)
+
+
+def decode_bits(bits: int, payload: Any, threshold: float, out: Any, *, adds: bool = False, stream: Any = 0) -> None:
+    """Write the values of a payload of 1 or 2 bits each, or add them.
+
+    Raises:
+        SpecMismatchError: an array does not fit.
+    """
+    Launch(decode_bits_spec(bits, adds=adds), [[payload, out]], stream).run([[threshold, 1]], stream)
+
+
+# --- narrower floats ---
+
+
+@functools.cache
+def encode_half_spec(dtype: str, *, feeds_back: bool) -> Streaming:
+    """Return the kernel that rounds to float16 or bfloat16: gradient, residual -> codes, residual."""
+    reads = (("gradient", "float32"),) + (("residual", "float32"),) * feeds_back
+    corrected = "add(gradient, residual)" if feeds_back else "gradient"
+    lines = [f"def element_of({', '.join(name for name, _ in reads)}, most):", f"    corrected = {corrected}"]
+    lines.append("    limited = where(corrected > most, most, where(corrected < -most, -most, corrected))")
+    lines.append("    code = element(limited, like_codes)")
+    lines.append("    return number(code), add(corrected, -number(code))" if feeds_back else "    return number(code),")
+    writes = (("codes", dtype),) + (("residual", "float32"),) * feeds_back
+    return Streaming(f"encode_{dtype}", reads, writes, "\n".join(lines), ("most",))
+
+
+ENCODE_FLOAT8 = """\
+def element_of(gradient, residual, scale, most):
+    corrected = add(gradient, residual)
+    units = divide(corrected, scale)
+    code = to_float8(where(units > most, most, where(units < -most, -most, units)))
+    return code, add(corrected, -multiply(from_float8(code), scale))
+"""
+
+VALUE_FLOAT8 = "multiply(from_float8(codes), scale)"
+
+
+@functools.cache
+def encode_float8_spec() -> Streaming:
+    """Return the kernel that rounds to 8-bit floats in units of a scale: gradient, residual -> codes, residual."""
+    reads = (("gradient", "float32"), ("residual", "float32"))
+    writes = (("codes", "uint8"), ("residual", "float32"))
+    return Streaming("encode_float8", reads, writes, ENCODE_FLOAT8, ("scale", "most"))
+
+
+@functools.cache
+def decode_float8_spec(*, adds: bool) -> Streaming:
+    """Return the kernel that makes values of 8-bit floats, or adds them to what is there."""
+    reads = (("codes", "uint8"),) + (("out", "float32"),) * adds
+    taken, result = ("codes, out, scale", f"add(out, {VALUE_FLOAT8})") if adds else ("codes, scale", VALUE_FLOAT8)
+    source = f"def element_of({taken}):\n    return {result},"
+    name = "accumulate_float8" if adds else "decode_float8"
+    return Streaming(name, reads, (("out", "float32"),), source, ("scale",))
+
+
+@functools.cache
+def largest_spec() -> Streaming:
+    """Return the kernel that finds the largest magnitude of each part."""
+    reads = (("gradient", "float32"), ("residual", "float32"))
+    source = "def element_of(gradient, residual):\n    return wide(abs(add(gradient, residual))),"
+    return Streaming("largest", reads, (), source, reduction="largest")
+
+
+MOST = """\
+def kernel(results, largest):
+    if cuda.grid(1) == 0:
+        found = wide(0)
+        for i in range(results.size):
+            found = max(found, results[i])
+        largest[0] = found
+"""
+
+
+@functools.cache
+def most_kernel() -> Any:
+    """Return the kernel that finds the largest of the results of parts."""
+    return make_kernel(MOST, "float64", {})
+
+
+def largest(gradient: Any, residual: Any, *, stream: Any = 0) -> Any:
+    """Return the largest magnitude of a gradient with its residual, float64[1] on the device: it is a float32."""
+    results = Launch(largest_spec(), [[gradient, residual]], stream).run(stream=stream)
+    if results is None:
+        return launch.to_device(np.zeros(1), stream)
+    found = launch.new_on_device(1, np.float64, stream)
+    most_kernel()[(*launch.geometry(1), stream)](results, found)
+    return found
+
+
+def encode_half(gradient: Any, residual: Any, codes: Any, most: float, *, stream: Any = 0) -> None:
+    """Round values to float16 or bfloat16, and write what that left out to the residual.
+
+    Args:
+        gradient: float32.
+        residual: float32, written in place; None without error feedback.
+        codes: float16 or bfloat16.
+        most: the largest number that they can hold.
+        stream: in whose order it happens.
+
+    Raises:
+        SpecMismatchError: an array does not fit.
+    """
+    codes = tensor_of("codes", codes)
+    spec = encode_half_spec(codes.dtype.name, feeds_back=residual is not None)
+    named = {"gradient": gradient, "residual": residual, "codes": codes}
+    Launch(spec, [[named[name] for name in spec.arrays]], stream).run([[most]], stream)
+
+
+def encode_float8(gradient: Any, residual: Any, scale: float, codes: Any, *, stream: Any = 0) -> None:
+    """Round values to 8-bit floats in units of a scale that is not 0, and write what that left out to the residual.
+
+    Raises:
+        SpecMismatchError: an array does not fit.
+    """
+    Launch(encode_float8_spec(), [[gradient, residual, codes]], stream).run([[scale, FLOAT8_MAX]], stream)
+
+
+def decode_float8(scale: float, codes: Any, out: Any, *, adds: bool = False, stream: Any = 0) -> None:
+    """Write the values of 8-bit floats in units of a scale, or add them.
+
+    Raises:
+        SpecMismatchError: an array does not fit.
+    """
+    Launch(decode_float8_spec(adds=adds), [[codes, out]], stream).run([[scale]], stream)

@@ -1,0 +1,201 @@
+"""The largest magnitudes of a tensor on the device, for top-k compression; of equal ones the first.
+
+The bits of a magnitude, read as a whole number, are in the order of the magnitudes. So the smallest one that is sent is
+found digit by digit (a radix select, four passes over memory with 256 counters each), without sorting. Two more passes
+count what each part of the tensor sends, and write it, so places come out in their order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from aiokv.kernels.checks import mismatch
+from aiokv.kernels.cuda import launch
+from aiokv.kernels.cuda.memory import bits_of
+from aiokv.kernels.cuda.streaming import make_kernel
+from aiokv.kernels.cuda.tensors import tensor_of
+
+DIGITS = 256
+SHIFTS = (24, 16, 8, 0)
+GROUP = 4
+
+COUNT_DIGIT = (
+    "cuda.atomic.add(shared, int64(size_of({x}) >> shift) & 255, where(size_of({x}) >> above == prefix, 1, 0))"
+)
+
+HISTOGRAM = f"""\
+def kernel(addresses, parts, state, counts, shift):
+    shared = cuda.shared.array({DIGITS}, int32)
+    thread, threads = cuda.threadIdx.x, cuda.blockDim.x
+    for digit in range(thread, {DIGITS}, threads):
+        shared[digit] = 0
+    cuda.syncthreads()
+    above = shift + 8
+    prefix = state[0] >> above
+    for part in range(cuda.blockIdx.x, parts.shape[0], cuda.gridDim.x):
+        start, wide_end, end = parts[part, 1], parts[part, 2], parts[part, 3]
+        for i in range(start + {GROUP} * thread, wide_end, {GROUP} * threads):
+            x_0, x_1, x_2, x_3 = read_vector(addresses[0, 0], i, kind_x)
+            {COUNT_DIGIT.format(x="x_0")}
+            {COUNT_DIGIT.format(x="x_1")}
+            {COUNT_DIGIT.format(x="x_2")}
+            {COUNT_DIGIT.format(x="x_3")}
+        for i in range(wide_end + thread, end, threads):
+            x = read(addresses[0, 0], i, kind_x)
+            {COUNT_DIGIT.format(x="x")}
+    cuda.syncthreads()
+    for digit in range(thread, {DIGITS}, threads):
+        cuda.atomic.add(counts, digit, shared[digit])
+"""
+
+# `state` is the digits of the smallest magnitude that is sent, as far as they are known, and how many are still wanted.
+PICK = f"""\
+def kernel(counts, state, shift):
+    if cuda.grid(1) == 0:
+        digit, wanted = {DIGITS - 1}, state[1]
+        while digit > 0 and counts[digit] < wanted:
+            wanted -= counts[digit]
+            digit -= 1
+        state[0] += digit << shift
+        state[1] = wanted
+        for other in range({DIGITS}):
+            counts[other] = 0
+"""
+
+TALLY = """\
+def kernel(addresses, parts, state, tallies):
+    shared = cuda.shared.array(2, int32)
+    thread, threads = cuda.threadIdx.x, cuda.blockDim.x
+    least = state[0]
+    for part in range(cuda.blockIdx.x, parts.shape[0], cuda.gridDim.x):
+        if thread < 2:
+            shared[thread] = 0
+        cuda.syncthreads()
+        larger, equal = 0, 0
+        for i in range(parts[part, 1] + thread, parts[part, 3], threads):
+            size = size_of(read(addresses[0, 0], i, kind_x))
+            larger += where(size > least, 1, 0)
+            equal += where(size == least, 1, 0)
+        cuda.atomic.add(shared, 0, larger)
+        cuda.atomic.add(shared, 1, equal)
+        cuda.syncthreads()
+        if thread < 2:
+            tallies[part, thread] = shared[thread]
+        cuda.syncthreads()
+"""
+
+# Each thread adds a run of parts, then the runs before its own.
+SCAN = """\
+def kernel(tallies):
+    larger = cuda.shared.array(THREADS, int64)
+    equal = cuda.shared.array(THREADS, int64)
+    thread = cuda.threadIdx.x
+    if cuda.blockIdx.x == 0:
+        run = (tallies.shape[0] + THREADS - 1) // THREADS
+        first, last = thread * run, min((thread + 1) * run, tallies.shape[0])
+        larger[thread] = 0
+        equal[thread] = 0
+        for part in range(first, last):
+            larger[thread] += tallies[part, 0]
+            equal[thread] += tallies[part, 1]
+        cuda.syncthreads()
+        larger_before, equal_before = 0, 0
+        for other in range(thread):
+            larger_before += larger[other]
+            equal_before += equal[other]
+        for part in range(first, last):
+            larger_here, equal_here = tallies[part, 0], tallies[part, 1]
+            tallies[part, 0] = larger_before
+            tallies[part, 1] = equal_before
+            larger_before += larger_here
+            equal_before += equal_here
+"""
+
+# Each thread takes a run of a part, so that what it writes is in order; what threads before it found is added up in
+# steps that double.
+WRITE = """\
+def kernel(addresses, parts, state, tallies, places, values):
+    larger = cuda.shared.array(THREADS, int32)
+    equal = cuda.shared.array(THREADS, int32)
+    thread = cuda.threadIdx.x
+    least, wanted = state[0], state[1]
+    for part in range(cuda.blockIdx.x, parts.shape[0], cuda.gridDim.x):
+        start, end = parts[part, 1], parts[part, 3]
+        run = (end - start + THREADS - 1) // THREADS
+        first, last = start + thread * run, min(start + (thread + 1) * run, end)
+        larger[thread] = 0
+        equal[thread] = 0
+        for i in range(first, last):
+            size = size_of(read(addresses[0, 0], i, kind_x))
+            larger[thread] += where(size > least, 1, 0)
+            equal[thread] += where(size == least, 1, 0)
+        own_larger, own_equal = larger[thread], equal[thread]
+        distance = 1
+        while distance < THREADS:
+            cuda.syncthreads()
+            more_larger = larger[thread - distance] if thread >= distance else int32(0)
+            more_equal = equal[thread - distance] if thread >= distance else int32(0)
+            cuda.syncthreads()
+            larger[thread] += more_larger
+            equal[thread] += more_equal
+            distance *= 2
+        larger_before = tallies[part, 0] + larger[thread] - own_larger
+        equal_before = tallies[part, 1] + equal[thread] - own_equal
+        for i in range(first, last):
+            x = read(addresses[0, 0], i, kind_x)
+            size = size_of(x)
+            if size > least or (size == least and equal_before < wanted):
+                place = larger_before + min(equal_before, wanted)
+                places[place] = i
+                values[place] = x
+            larger_before += where(size > least, 1, 0)
+            equal_before += where(size == least, 1, 0)
+        cuda.syncthreads()
+"""
+
+SIZE_OF = "def size_of(x):\n    return int64(bits_of(x)) & int64(0x7FFFFFFF)"
+
+SOURCES = {"histogram": HISTOGRAM, "pick": PICK, "tally": TALLY, "scan": SCAN, "write": WRITE}
+
+
+@functools.cache
+def select_kernel(name: str) -> Any:
+    """Return one of the kernels, by name."""
+    more = {"THREADS": launch.THREADS, "int32": np.int32, "int64": np.int64, "bits_of": bits_of}
+    return make_kernel(SOURCES[name], "float32", {"x": "float32"}, [SIZE_OF], **more)
+
+
+def largest_places(array: Any, count: int, *, stream: Any = 0) -> tuple[Any, Any]:
+    """Return the places of the largest magnitudes, increasing, and the values there; of equal ones the first.
+
+    Args:
+        array: float32 without NaN.
+        count: how many, from 1 to the length of the array.
+        stream: in whose order it happens; the host waits for nothing.
+
+    Returns:
+        int64[count] and float32[count] on the device.
+
+    Raises:
+        SpecMismatchError: the array is not float32, or has too few elements.
+    """
+    tensor = tensor_of("array", array)
+    if tensor.dtype != np.float32 or not 1 <= count <= tensor.size:
+        raise mismatch("array", f"float32 with at least {max(count, 1)} elements", f"{tensor.dtype}[{tensor.size}]")
+    table = launch.Table([[tensor]], GROUP, stream)
+    blocks, one = (*launch.geometry(table.count), stream), (*launch.geometry(1), stream)
+    state = launch.to_device(np.array([0, count]), stream)
+    counts = launch.to_device(np.zeros(DIGITS, np.int64), stream)
+    for shift in SHIFTS:
+        select_kernel("histogram")[blocks](table.addresses, table.parts, state, counts, shift)
+        select_kernel("pick")[one](counts, state, shift)
+    tallies = launch.new_on_device((table.count, 2), np.int64, stream)
+    places = launch.new_on_device(count, np.int64, stream)
+    values = launch.new_on_device(count, np.float32, stream)
+    select_kernel("tally")[blocks](table.addresses, table.parts, state, tallies)
+    select_kernel("scan")[one](tallies)
+    select_kernel("write")[blocks](table.addresses, table.parts, state, tallies, places, values)
+    return places, values

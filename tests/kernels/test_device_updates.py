@@ -1,0 +1,94 @@
+"""Updates of many tensors in one launch, against the reference. Only collected where CUDA is, or the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from aiokv.kernels import get_backend, reference
+from aiokv.kernels.cuda import optimize
+from aiokv.kernels.cuda.memory import SIMULATED
+from aiokv.kernels.cuda.streaming import Launch
+from aiokv.kernels.cuda.tensors import tensor_of
+from aiokv.kernels.plan import plan_norms, plan_update, prepare
+from aiokv.optim import LAMB, NAG, SGD, Adam, AdamW, LearningRule
+
+Array = NDArray[Any]
+Bits = Callable[[Array], bytes]
+OnDevice = Callable[[Array], Any]
+Read = Callable[[Any, Array], Array]
+
+SIZES = [3, 257, 1, 64] if SIMULATED else [3, 257, 1, 64, 100_003]
+
+RULES = [
+    SGD(momentum=0.9, multi_precision=True),
+    NAG(momentum=0.9, multi_precision=True),
+    Adam(multi_precision=True),
+    AdamW(multi_precision=True),
+]
+
+
+def tensors(dtype: str) -> tuple[list[Array], list[Array]]:
+    """Return weights and gradients."""
+    rng = np.random.default_rng(4)
+    return (
+        [rng.standard_normal(size).astype(dtype) for size in SIZES],
+        [rng.standard_normal(size).astype(np.float32) for size in SIZES],
+    )
+
+
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
+def test_one_launch_updates_all_master_weights_and_their_copies(
+    bits: Bits, on_device: OnDevice, read: Read, rule: LearningRule, low: str
+) -> None:
+    """Each tensor has a learning rate of its own, and two steps are made with one table."""
+    reference_backend = get_backend("reference")
+    weights, gradients = tensors(low)
+    states = [reference_backend.new_state(rule, weight) for weight in weights]
+    plan = plan_update(rule)
+    prepared = prepare(rule, "update", np.dtype(np.float32))
+    spec = optimize.update_spec(plan, "float32", "float32", "float32", low, master=True)
+    outs = [np.empty_like(weight) for weight in weights]
+    rows = [
+        [state["master"].copy(), gradient, *(state[name].copy() for name in plan.state), out]
+        for state, gradient, out in zip(states, gradients, outs, strict=True)
+    ]
+    devices = [[on_device(array) for array in row] for row in rows]
+    launched = Launch(spec, devices)
+    for count in (1, 2):
+        step = rule.step_for("w", count=count, num_update=count)
+        steps = [msgspec.structs.replace(step, learning_rate=0.1 * n) for n in range(1, len(rows) + 1)]
+        launched.run([prepared.numbers(step, ()) for step in steps])
+        for weight, gradient, state, out, step in zip(weights, gradients, states, outs, steps, strict=True):
+            reference_backend.update(rule, weight, gradient, state, step, out=out)
+    for row, device, state, out in zip(rows, devices, states, outs, strict=True):
+        assert bits(read(device[-1], row[-1])) == bits(out)
+        assert bits(read(device[0], row[0])) == bits(state["master"])
+        for place, name in enumerate(plan.state, 2):
+            assert bits(read(device[place], row[place])) == bits(state[name])
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_the_squares_of_many_tensors_have_the_bits_of_the_reference(on_device: OnDevice, offset: int) -> None:
+    """More elements than lanes, tensors that start between two vectors, and a length that fills no vector."""
+    rule = LAMB()
+    plan, counted = plan_norms(rule, 0), rule.norm_counts[0]
+    numbers = prepare(rule, "0", np.dtype(np.float32)).numbers(rule.step_for("w", count=1, num_update=1), ())
+    rng = np.random.default_rng(5)
+    rows = [[rng.random(size + offset).astype(np.float32) for _ in range(4)] for size in (2051, 5, 1024)]
+    found = [[tensor_of("array", on_device(array)[offset:]) for array in row] for row in rows]
+    lanes, totals = optimize.add_squares(plan, "float32", found, [numbers] * len(rows), counted)
+    expected = []
+    for row in rows:
+        mine = [np.zeros(reference.LANES) for _ in range(counted)]
+        weight, total, *state = (array[offset:] for array in row)
+        reference.norms(plan, weight, total, state, (), numbers, mine)
+        expected += mine
+    np.testing.assert_array_equal(lanes.copy_to_host(), expected)
+    np.testing.assert_array_equal(totals.copy_to_host(), [np.add.accumulate(lane)[-1] for lane in expected])
