@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.errors import KeyUseError, NotFiniteError, SpecMismatchError, SumOverflowError
-from aiokv.optim import PRECISIONS
+from aiokv.kernels.foreign import OnDevice, is_on_device
 from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:
     from aiokv.core.stimuli import Rows
-    from aiokv.kernels import Backend
+    from aiokv.merging import Merger
 
 Array = NDArray[Any]
 
@@ -49,7 +49,7 @@ class Arguments:
     """Shape and dtype of each tensor, where the arrays do not say it."""
     rows: list[Rows] = field(default_factory=list)
     """Which rows the last arrays have: those of row-sparse keys; see `aiokv.sparse`."""
-    lists: dict[int, list[Array]] = field(default_factory=dict)
+    lists: dict[int, list[Any]] = field(default_factory=dict)
     row_values: list[Array] = field(default_factory=list)
     """The values of the rows that are sent; their sources are bytes."""
     buffers: dict[int, memoryview] = field(default_factory=dict)
@@ -73,15 +73,16 @@ class Arguments:
         """How many bytes `merge` has to add."""
         return sum(array.nbytes for arrays in self.lists.values() for array in arrays)
 
-    def merge(self, backend: Backend) -> None:
+    def merge(self, merger: Merger) -> None:
         """Put the sum of each list in the place of its first array, which stays as it is.
 
         Raises:
+            SpecMismatchError: an array lies where it can't be summed.
             SumOverflowError: a sum of whole numbers is out of range.
         """
         for index, arrays in self.lists.items():
             try:
-                self.sources[index] = _sum_of(arrays, backend)
+                self.sources[index] = merger.sum(self.keys[index], arrays)
             except SumOverflowError as error:
                 key = self.keys[index]
                 raise SumOverflowError(f"key {key!r}: {error.message}", key=key) from None
@@ -171,9 +172,18 @@ def sending(key: Keys, value: Any, *, lists: bool = True) -> Arguments:
         arguments.sources = [_source(array) for array in values]
         return arguments
     for index, array in enumerate(values):
-        if not _is_list(keys[index], array):
+        if lists and (parts := _on_device(array)):
+            _check_alike(keys[index], parts)
+            # The sum takes its place.
+            arguments.sources.append(np.empty(parts[0].shape, parts[0].dtype))
+            arguments.lists[index] = parts
+        elif not _is_list(keys[index], array):
             if array is None:
                 raise KeyUseError(f"key {keys[index]!r}: a value is missing", key=keys[index])
+            if is_on_device(array):
+                got = f"{type(array).__name__} on a device"
+                text = f"key {keys[index]!r}: expected an array in the host's memory, got {got}: copy it first"
+                raise SpecMismatchError(text, key=keys[index], got=got)
             arguments.sources.append(_source(array))
         elif not lists:
             text = f"key {keys[index]!r}: expected one array, got a list of {len(array)}"
@@ -262,6 +272,14 @@ def _one_each(keys: list[Key], values: Any) -> list[Any]:
     return list(values)
 
 
+def _on_device(value: object) -> list[Any]:
+    """Return the arrays of a key that has some on a device, as one of them or in a list; none if it has not."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    if not any(is_on_device(part) for part in parts):
+        return []
+    return [OnDevice(part) if is_on_device(part) else _source(part) for part in parts]
+
+
 def _is_list(key: Key, value: object) -> bool:
     """Say whether this is a list of arrays. A list of numbers is an array, as everywhere in NumPy."""
     if not isinstance(value, list | tuple):
@@ -273,25 +291,13 @@ def _is_list(key: Key, value: object) -> bool:
     return arrays > 0
 
 
-def _check_alike(key: Key, arrays: Sequence[Array]) -> None:
+def _check_alike(key: Key, arrays: Sequence[Any]) -> None:
     expected = spec_of(arrays[0])
     for number, array in enumerate(arrays):
         got = spec_of(array)
         if got != expected:
             text = f"key {key!r}: the first array of its list is {expected}, number {number} is {got}"
             raise SpecMismatchError(text, key=key, expected=str(expected), got=str(got))
-
-
-def _sum_of(arrays: Sequence[Array], backend: Backend) -> Array:
-    """Add arrays in their order, low precisions in float32, and round once, at the end."""
-    first = arrays[0]
-    total = first.astype(PRECISIONS.get(first.dtype.name, first.dtype))
-    flat = total.reshape(-1)
-    for array in arrays[1:]:
-        backend.accumulate(flat, array.reshape(-1))
-    # A sum that is too large for the dtype shows it in its values.
-    with np.errstate(over="ignore"):
-        return total.astype(first.dtype, copy=False)
 
 
 def _source(value: object) -> Array:

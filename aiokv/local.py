@@ -23,8 +23,9 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import ClosedError, NotFiniteError, OptimizerError
 from aiokv.guard import Guard
-from aiokv.kernels import get_backend
+from aiokv.kernels import devices_for, get_backend
 from aiokv.kvstore import KVStore, Updater
+from aiokv.merging import Merger
 from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span, state_bytes
@@ -107,8 +108,9 @@ class _LocalWorker(Operations):
 
     def __init__(self, backend: str) -> None:
         self.closed = False
-        self._adder = get_backend(backend)
-        self._store = ParameterStore(self._adder)
+        adder = get_backend(backend)
+        self._merger = Merger(adder, devices_for(backend))
+        self._store = ParameterStore(adder)
         self._updater: Updater | None = None
         self._has_rule = False
         self._counters = Counters()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from aiokv.compressing import Compressor
     from aiokv.core.session import Session
-    from aiokv.kernels import Backend
+    from aiokv.merging import Merger
     from aiokv.types import Key
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Operations(ABC):
     _session: Session
     _guard: Guard = Guard()
     """Refuses to push what must not be."""
-    _adder: Backend
+    _merger: Merger
     """Sums the arrays that a call gives for one key."""
     _compressor: Compressor
 
@@ -721,7 +721,7 @@ class Operations(ABC):
     async def _ready(self, operation: st.Operation, arguments: Arguments) -> None:
         """Put together what a call sends, and refuse what must not be pushed."""
         if arguments.lists:
-            await self._prepare(lambda: arguments.merge(self._adder), arguments.listed_nbytes)
+            await self._prepare(lambda: arguments.merge(self._merger), arguments.listed_nbytes)
         if self._guard.looks and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
             nbytes = sum(source.nbytes for source in arguments.sources)
             norm = await self._prepare(lambda: self._guard.measure(arguments), nbytes)

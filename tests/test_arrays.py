@@ -10,6 +10,7 @@ import pytest
 from aiokv.arrays import exchanging, receiving, sending
 from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
 from aiokv.kernels import get_backend
+from aiokv.merging import Merger
 from aiokv.types import Key, TensorSpec
 
 
@@ -95,7 +96,7 @@ def test_an_out_in_which_something_lies_that_is_still_to_be_sent_is_received_asi
 def merged(key: Any, value: Any) -> list[Any]:
     """Return what is sent."""
     arguments = sending(key, value)
-    arguments.merge(get_backend("reference"))
+    arguments.merge(Merger(get_backend("reference")))
     return arguments.sources
 
 

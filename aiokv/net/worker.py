@@ -19,7 +19,8 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError, ProtocolError
 from aiokv.guard import Guard
-from aiokv.kernels import backend_for
+from aiokv.kernels import backend_for, devices_for
+from aiokv.merging import Merger
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
@@ -43,7 +44,7 @@ class Client(Driver, Operations):
 
     def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
         super().__init__(config, log)
-        self._adder = backend_for(device)
+        self._merger = Merger(backend_for(device), devices_for(device))
         self._guard = Guard(
             check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
         )

@@ -1,0 +1,111 @@
+"""Where the sums of lists are made, and that their bits are the same wherever that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from aiokv.arrays import sending
+from aiokv.errors import SpecMismatchError
+from aiokv.kernels import get_backend
+from aiokv.merging import Merger, least_loaded, sum_in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Array = NDArray[Any]
+
+
+class Simulated:
+    """A device that sums as the reference does, and says what it was given."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[Any, int] = {}
+
+    def sum_arrays(self, key: Any, arrays: Sequence[Any], /) -> Array:
+        self.buffers[key] = len(arrays)
+        return sum_in_order([np.asarray(array) for array in arrays], get_backend("reference"))
+
+
+class OnGPU:
+    """An array as libraries have it whose memory is on a device."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return self._array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return dict(self._array.__array_interface__)
+
+
+def merger(count: int) -> tuple[Merger, list[Simulated]]:
+    devices = [Simulated() for _ in range(count)]
+    return Merger(get_backend("reference"), devices), devices
+
+
+def test_scenario_73_each_new_key_goes_to_the_device_with_the_fewest_bytes() -> None:
+    """40 goes to the first, 20 and 10 to the second, which has fewer then, and so on."""
+    merging, devices = merger(2)
+    for key, size in (("a", 10), ("b", 5), ("c", 2), ("d", 4), ("e", 1)):
+        merging.sum(key, [np.ones(size, np.float32)] * 2)
+    assert merging.places == {"a": 0, "b": 1, "c": 1, "d": 1, "e": 0}
+    assert merging.loads == [44, 44]
+    merging.sum("a", [np.ones(10, np.float32)] * 2)
+    assert [sorted(device.buffers) for device in devices] == [["a", "e"], ["b", "c", "d"]]
+    assert merging.loads == [44, 44]
+
+
+@given(sizes=st.lists(st.integers(1, 1000), max_size=40), count=st.integers(1, 8))
+def test_scenario_73_no_device_has_more_than_one_buffer_too_many(sizes: list[int], count: int) -> None:
+    loads = [0] * count
+    for size in sizes:
+        loads[least_loaded(loads)] += size
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_scenario_73_sums_on_devices_have_the_bits_of_the_host(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal((3, 7)).astype(dtype) for _ in range(2)]
+    on_host = Merger(get_backend("reference")).sum("w", arrays)
+    merging, _ = merger(2)
+    assert merging.sum("w", arrays).tobytes() == on_host.tobytes()
+
+
+def test_low_precisions_take_as_much_room_as_their_sums() -> None:
+    merging, _ = merger(1)
+    merging.sum("w", [np.ones(10, np.float16)] * 2)
+    assert merging.loads == [40]
+
+
+def test_whole_numbers_are_summed_in_the_hosts_memory() -> None:
+    merging, devices = merger(1)
+    assert merging.sum("w", [np.array([1, 2]), np.array([3, 4])]).tolist() == [4, 6]
+    assert not devices[0].buffers
+
+
+def test_arrays_on_a_device_are_read_where_the_sum_is_made() -> None:
+    """A single one, too: it is copied to the host's memory when it is sent."""
+    merging, devices = merger(2)
+    first, second = (np.full((2, 2), n, np.float32) for n in (1, 2))
+    arguments = sending({"one": OnGPU(first), "two": [OnGPU(first), second], "host": second}, None)
+    arguments.merge(merging)
+    assert [source.tolist() for source in arguments.sources] == [[[1, 1]] * 2, [[3, 3]] * 2, [[2, 2]] * 2]
+    assert [list(device.buffers) for device in devices] == [["one"], ["two"]]
+
+
+def test_arrays_on_a_device_need_a_store_that_sums_there() -> None:
+    arguments = sending("w", OnGPU(np.ones(2, np.float32)))
+    with pytest.raises(SpecMismatchError, match="key 'w': expected arrays in host memory, got OnGPU of float32"):
+        arguments.merge(Merger(get_backend("reference")))
+    with pytest.raises(SpecMismatchError, match="expected an array in the host's memory, got OnGPU on a device: copy"):
+        sending("w", OnGPU(np.ones(2, np.float32)), lists=False)
