@@ -12,6 +12,7 @@ imported only when a backend needs it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from typing import TYPE_CHECKING, Any
@@ -45,10 +46,12 @@ def get_backend(name: str = "auto") -> Backend:
     match name:
         case "auto":
             try:
-                return get_backend("cpu")
+                found = get_backend("cpu")
             except MissingExtraError as error:
-                _logger.info("backend 'auto' is 'reference' here: %s", error)
+                _say_once(f"backend 'auto' is 'reference' here: {error}")
                 return get_backend("reference")
+            _say_once("backend 'auto' is 'cpu'; say 'cuda' to use a device")
+            return found
         case "reference":
             return Backend(name, reference)
         case "cpu":
@@ -59,6 +62,11 @@ def get_backend(name: str = "auto") -> Backend:
         case _:
             known = ", ".join(BACKENDS)
             raise ConfigError(f"unknown backend {name!r}; known: {known}", expected=known, got=name)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    _logger.info("%s", text)
 
 
 DEVICES = {"cpu": "reference", "cuda": "cuda"}

@@ -16,9 +16,17 @@ def is_on_device(array: Any) -> bool:
     if isinstance(array, np.ndarray):
         return False
     if hasattr(array, "__dlpack_device__"):
-        return array.__dlpack_device__()[0] in {CUDA_DEVICE, MANAGED_DEVICE}
+        return dlpack_device(array) in {CUDA_DEVICE, MANAGED_DEVICE}
     # PyTorch has the attribute, but it is an error to ask for it where the tensor lies elsewhere.
     return hasattr(type(array), "__cuda_array_interface__")
+
+
+def dlpack_device(array: Any) -> int | None:
+    """Return DLPack's number of the kind of device that an array lies on; None where DLPack has none."""
+    try:
+        return int(array.__dlpack_device__()[0])
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return None
 
 
 class OnDevice:

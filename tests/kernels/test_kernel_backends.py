@@ -73,10 +73,18 @@ def test_missing_packages_name_their_extra(
         get_backend(extra)
 
 
+def test_auto_is_the_cpu_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    aiokv.kernels._say_once.cache_clear()
+    with caplog.at_level(logging.INFO, "aiokv"):
+        assert [get_backend().name for _ in range(3)] == ["cpu"] * 3
+    assert caplog.messages == ["backend 'auto' is 'cpu'; say 'cuda' to use a device"]
+
+
 def test_auto_does_without_numba_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     forget(monkeypatch, "aiokv.kernels.cpu", "numba")
+    aiokv.kernels._say_once.cache_clear()
     with caplog.at_level(logging.INFO, "aiokv"):
         assert get_backend().name == "reference"
     assert "numba" in caplog.text

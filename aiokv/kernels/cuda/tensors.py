@@ -16,7 +16,7 @@ from numba import cuda
 
 from aiokv.kernels.checks import mismatch
 from aiokv.kernels.cuda.memory import SIMULATED
-from aiokv.kernels.foreign import CUDA_DEVICE, MANAGED_DEVICE
+from aiokv.kernels.foreign import CUDA_DEVICE, MANAGED_DEVICE, dlpack_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -178,10 +178,10 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 def _from_dlpack(name: str, array: Any) -> Tensor:
     # PyTorch does not export what it differentiates.
     source = array.detach() if hasattr(array, "detach") else array
-    device, _ = source.__dlpack_device__()
+    device = dlpack_device(source)
     here = (CPU_DEVICE,) if SIMULATED else (CUDA_DEVICE, MANAGED_DEVICE)
     if device not in here:
-        raise mismatch(name, "on a CUDA device", f"an array on DLPack's device {int(device)}")
+        raise mismatch(name, "on a CUDA device", f"an array on DLPack's device {device}")
     try:
         capsule = source.__dlpack__() if SIMULATED else source.__dlpack__(stream=OWN_STREAM)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
