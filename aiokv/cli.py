@@ -380,24 +380,28 @@ def bench(*, workload: str, as_json: bool, rounds: int | None, **options: Any) -
       small          1,000 arrays of 1 KiB
       latency:BYTES  one array of that size; 4 is a good one
       limits[:MIB]   no cluster: what the machine's memory and sockets can do
+      kernels[:MIB]  no cluster: what the CUDA kernels do on a device
 
     \b
     Example:
       aiokv bench resnet50 --servers 1 --workers 2
     """
     from aiokv.bench import show
+    from aiokv.bench.kernels import parse_kernels
     from aiokv.bench.limits import parse_limits
     from aiokv.bench.plan import make_plan
     from aiokv.config import load_config
 
-    mib = parse_limits(workload)
-    if mib is not None:
+    for mib, run in ((parse_limits(workload), show.run_limits), (parse_kernels(workload), show.run_kernel_bench)):
+        if mib is None:
+            continue
         given = [
             f"--{name.removeprefix('num_').replace('_', '-')}" for name, value in options.items() if value is not None
         ]
         if given:
-            raise click.UsageError(f"limits starts no cluster, so these options mean nothing to it: {', '.join(given)}")
-        outcome = show.run_limits(mib=mib, rounds=rounds, as_json=as_json)
+            name = workload.partition(":")[0]
+            raise click.UsageError(f"{name} starts no cluster, so these options mean nothing to it: {', '.join(given)}")
+        outcome = run(mib=mib, rounds=rounds, as_json=as_json)
         _finish(outcome.exit_code, outcome.reason)
     chunk_kib, timeout, profile = options.pop("chunk_kib"), options.pop("timeout"), options.pop("profile")
     measured = {name: options.pop(name) for name in ("warmup", "store", "optimizer")}

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from aiokv.bench import kernels
 from aiokv.bench.cluster import measure
+from aiokv.bench.kernels import kernels_json, kernels_table, run_kernels
 from aiokv.bench.limits import DEFAULT_ROUNDS, LABELS, Limits, measure_limits
 from aiokv.bench.report import make_report, make_summary, make_table
 from aiokv.errors import ConfigError
@@ -92,6 +94,20 @@ def run_limits(*, mib: float, rounds: int | None, as_json: bool) -> Outcome:
         _write(limits.to_json())
     else:
         _print_table(_limits_table(limits))
+    return Outcome(0)
+
+
+def run_kernel_bench(*, mib: float, rounds: int | None, as_json: bool) -> Outcome:
+    """Measure the CUDA kernels and show the figures. See `run_kernels`."""
+    try:
+        with _Bar(0, "compiling") as bar:
+            figures = run_kernels(mib=mib, rounds=rounds or kernels.DEFAULT_ROUNDS, on_figure=bar.next)
+    except KeyboardInterrupt:
+        return Outcome(EXIT_SIGNAL_BASE + signal.SIGINT, "interrupted")
+    if as_json:
+        _write(kernels_json(figures, mib))
+    else:
+        _print_table(kernels_table(figures, mib))
     return Outcome(0)
 
 

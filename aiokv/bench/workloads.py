@@ -15,7 +15,7 @@ MIB = 1 << 20
 ITEM_BYTES = 4
 """Everything is float32."""
 
-KNOWN = "large:MIB, resnet50, small, latency:BYTES, limits[:MIB]"
+KNOWN = "large:MIB, resnet50, small, latency:BYTES, limits[:MIB], kernels[:MIB]"
 """What a user can ask for; the last is measured by `limits`, without tensors."""
 
 _SMALL_KEYS, _SMALL_BYTES = 1000, 1024

@@ -22,11 +22,12 @@ from aiokv.kernels import reference
 from aiokv.kernels.backend import Backend
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from aiokv.kernels.backend import Kernels
 
-__all__ = ["Backend", "backend_for", "devices_for", "get_backend"]
+__all__ = ["Backend", "backend_for", "devices_for", "get_backend", "measure_kernels"]
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
@@ -97,6 +98,24 @@ def devices_for(device: str) -> list[Any]:
         MissingExtraError: the device's packages are not installed.
     """
     return list(_import_cuda().all_devices()) if device == "cuda" else []
+
+
+def measure_kernels(elements: int, tensors: Sequence[int], rounds: int) -> Iterator[tuple[str, float, float]]:
+    """Yield name, GB/s and microseconds of a copy on the device, and of each CUDA kernel that goes over memory once.
+
+    Args:
+        elements: of each array.
+        tensors: elements of a model's tensors, which some kernels take in one launch.
+        rounds: how often each is timed.
+
+    Raises:
+        ConfigError: this machine has no device.
+        MissingExtraError: numba-cuda is not installed.
+    """
+    _import_cuda()
+    from aiokv.kernels.cuda.measure import measure  # noqa: PLC0415 - numba-cuda is optional and slow to import
+
+    yield from measure(elements, tensors, rounds)
 
 
 def _import_cpu() -> Kernels:

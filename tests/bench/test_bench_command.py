@@ -148,6 +148,8 @@ def test_profile_needs_a_folder(bench: Callable[[str], Ran], tmp_path: Path) -> 
         ("large:1 --rounds 0", 2, "Invalid value for '--rounds'"),
         ("large:1 --workers 0", 2, "Invalid value for '-w' / '--workers'"),
         ("limits:x", 1, "error: 'limits:x' needs a number of MiB"),
+        ("kernels:x", 1, "error: 'kernels:x' needs a number of MiB"),
+        ("kernels --workers 2", 2, "kernels starts no cluster, so these options mean nothing to it: --workers"),
     ],
 )
 def test_mistake_is_reported_before_anything_starts(
@@ -160,6 +162,6 @@ def test_mistake_is_reported_before_anything_starts(
 
 def test_help_names_the_workloads_and_fits_a_terminal(bench: Callable[[str], Ran]) -> None:
     text = bench("--help").out
-    for name in ("large:MIB", "resnet50", "small", "latency:BYTES", "limits"):
+    for name in ("large:MIB", "resnet50", "small", "latency:BYTES", "limits", "kernels"):
         assert f"    {name}" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -73,7 +73,7 @@ def test_what_another_device_has_is_refused() -> None:
 def test_an_array_with_the_interface_is_used_where_it_lies() -> None:
     array = np.ones((2, 3), np.float16)
     found = tensor_of("x", OnGPU(array))
-    assert (found.address, found.size, found.dtype, found.shape) == (array.ctypes.data, 6, np.float16, (2, 3))
+    assert (found.address, found.size, found.dtype, found.shape) == (array.ctypes.data, 6, array.dtype, (2, 3))
 
 
 def test_memory_that_a_kernel_cannot_use_is_refused() -> None:
