@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aiokv.kernels.cuda import compiling, listing
-
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 BANDWIDTH = 4.8e12
@@ -21,12 +19,17 @@ BANDWIDTH = 4.8e12
 
 SHOWN = "9.0"
 
+NOT_UNROLLED = "10.0"
+"""For this one the compiler leaves nearly all loops as they are."""
+
 MILLION = 1_000_000
 """Elements whose time is predicted."""
 
 
 def main(folder: Path) -> None:
     """Write both files."""
+    from aiokv.kernels.cuda import compiling, listing  # noqa: PLC0415 - to show a table needs no compiler
+
     ptxas = compiling.find_ptxas()
     if ptxas is None:
         sys.exit("there is no ptxas on the PATH; it comes with the CUDA toolkit")
@@ -38,11 +41,15 @@ def main(folder: Path) -> None:
             row, ptx = compiling.describe(listed, capability, ptxas)
             kernels.setdefault(listed.name, {})[".".join(map(str, capability))] = row
     found = {"versions": compiling.versions(ptxas, ptx), "kernels": kernels}
-    (folder / "device-kernels.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "device-kernels.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     page = folder / "device.md"
-    text = page.read_text()
+    page.write_text(with_table(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+def with_table(text: str, found: dict[str, Any]) -> str:
+    """Return the page with its table made again."""
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    page.write_text(f"{before}\n{as_markdown(found)}{after}")
+    return f"{before}\n{as_markdown(found)}{after}"
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -50,22 +57,24 @@ def as_markdown(found: dict[str, Any]) -> str:
     columns = ["kernel", "must move", "moves", "µs", "registers", "shared", "spills", "wide"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, rows in found["kernels"].items():
-        row, registers = rows[SHOWN], ", ".join(str(each["registers"]) for each in rows.values())
-        must = row.get("must_move")
-        # Only for this one the compiler leaves the loop as it is.
-        moves = rows["10.0"].get("moves")
-        time = f"{must * MILLION / BANDWIDTH * 1e6:.2f}" if must else ""
-        if must and moves != must:
-            moves = f"{must:g} (unrolled)" if moves % must == 0 else moves
-        cells = [
-            name,
-            f"{must:g}" if must else "",
-            moves if isinstance(moves, str) else f"{moves:g}" if moves else "",
-            time,
-        ]
-        cells += [registers, row["shared"], row["spills"], f"{row['wide_loads']}, {row['wide_stores']}"]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        row = rows[SHOWN]
+        cells = [name, "", "", ""]
+        if must := row.get("must_move"):
+            cells[1:] = (
+                f"{must:g}",
+                _moved(must, rows[NOT_UNROLLED]["moves"]),
+                f"{must * MILLION / BANDWIDTH * 1e6:.2f}",
+            )
+        cells += [", ".join(str(each["registers"]) for each in rows.values()), str(row["shared"]), str(row["spills"])]
+        cells.append(f"{row['wide_loads']}, {row['wide_stores']}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _moved(must: float, moves: float) -> str:
+    """Return the bytes for each element; a loop that is unrolled moves those of several."""
+    times = moves / must
+    return f"{moves:g}" if times == 1 or times % 1 else f"{must:g} ({times:g} times in the loop)"
 
 
 if __name__ == "__main__":

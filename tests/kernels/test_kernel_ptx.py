@@ -19,7 +19,7 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator compiles nothing")
 
-TABLE = json.loads((Path(__file__).parents[2] / "docs" / "device-kernels.json").read_text())
+TABLE = json.loads((Path(__file__).parents[2] / "docs" / "device-kernels.json").read_text(encoding="utf-8"))
 
 REMAKE = "if it has to be so, make the table again: python benchmarks/kernel_table.py"
 
