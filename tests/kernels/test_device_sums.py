@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numba import cuda
 from numpy.typing import NDArray
 
@@ -89,6 +91,23 @@ def test_sums_of_all_dtypes(
 def test_one_launch_sums_a_table_of_tensors(bits: Bits, on_device: OnDevice, read: Read) -> None:
     sizes = [5, 0, 257, 1, 130]
     rows = [[some("float32", size, n) for n in range(3)] for size in sizes]
+    outs = [np.empty(size, np.float32) for size in sizes]
+    devices = [on_device(out) for out in outs]
+    reduce.sum_into(devices, [[on_device(array) for array in row] for row in rows])
+    for device, out, row in zip(devices, outs, rows, strict=True):
+        assert bits(read(device, out)) == bits(one_after_the_other("float32", row))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=4),
+    dtypes=st.lists(st.sampled_from(["float16", "bfloat16", "float32"]), min_size=1, max_size=10),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=15, deadline=None)
+def test_tables_of_any_shape(
+    bits: Bits, on_device: OnDevice, read: Read, sizes: list[int], dtypes: list[str], seed: int
+) -> None:
+    rows = [[some(dtype, size, seed + n) for n, dtype in enumerate(dtypes)] for size in sizes]
     outs = [np.empty(size, np.float32) for size in sizes]
     devices = [on_device(out) for out in outs]
     reduce.sum_into(devices, [[on_device(array) for array in row] for row in rows])

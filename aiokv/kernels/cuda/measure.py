@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,19 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import cuda
 
-from aiokv.kernels.cuda import optimize, reduce
+from aiokv.kernels.cuda import optimize, reduce, select, sparse
 from aiokv.kernels.cuda.listing import Listed, every_kernel
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.streaming import Launch, Streaming
 from aiokv.kernels.cuda.tensors import Copy
-from aiokv.kernels.plan import plan_update
-from aiokv.optim import Adam
+from aiokv.kernels.plan import plan_norms, plan_update
+from aiokv.optim import LAMB, Adam
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LAUNCHES = 1 if SIMULATED else 10
 """Between two looks at the clock, so that starting them does not count."""
+
+ROW = 4 if SIMULATED else 64
+"""Elements of a row."""
 
 COPY = "copy on the device"
 
@@ -71,6 +75,8 @@ def measure(
         if listed.spec is not None:
             launch, numbers = _launch(listed.spec, [elements])
             yield timed(listed.name, listed.nbytes * elements, lambda: launch.run(numbers), rounds)  # noqa: B023 - called at once
+    if kernels is None:
+        yield from _measure_others(elements, tensors, rounds)
     total = sum(tensors)
     adds = reduce.sum_spec("float32", ("float32",), adds=True)
     adam = optimize.update_spec(plan_update(Adam()), "float32", "float32", "float32", None)
@@ -82,6 +88,25 @@ def measure(
 def _measure_copy(elements: int, rounds: int) -> Measured:
     source, target = (cuda.to_device(np.zeros(elements, np.float32)) for _ in range(2))
     return timed(COPY, source.nbytes + target.nbytes, lambda: target.copy_to_device(source), rounds)
+
+
+def _measure_others(elements: int, tensors: Sequence[int], rounds: int) -> Iterator[Measured]:
+    """Measure what goes over memory several times, or not in order."""
+    array = Copy(np.random.default_rng(0).standard_normal(elements).astype(np.float32))
+    count = elements // 100 + 1
+    # Four passes for the digits, one that counts, and one that writes.
+    yield timed("top-k of 1 %", 6 * 4 * elements, lambda: select.largest_places(array, count), rounds)
+    rows = elements // ROW
+    table, values = (Copy(np.zeros(rows * ROW, np.float32)) for _ in range(2))
+    ids = np.random.default_rng(0).permutation(rows)
+    nbytes = table.nbytes
+    yield timed("gather rows", 2 * nbytes, lambda: sparse.gather(table, ids, values, ROW), rounds)
+    yield timed("add rows", 3 * nbytes, lambda: sparse.scatter_add(table, ids, values, ROW), rounds)
+    plan = plan_norms(LAMB(), 0)
+    arrays = [[Copy(np.zeros(size, np.float32)).tensor for _ in range(4)] for size in tensors]
+    numbers = np.ones((len(tensors), len(plan.numbers)), np.float32)
+    work = functools.partial(optimize.add_squares, plan, "float32", arrays, numbers, 2)
+    yield timed("squares for lamb, a model", 16 * sum(tensors), work, rounds)
 
 
 def _launch(spec: Streaming, sizes: Sequence[int]) -> tuple[Launch, Any]:

@@ -82,6 +82,11 @@ class Copy:
         return found
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return int(self._memory.nbytes)
+
+    @property
     def tensor(self) -> Tensor:
         """What a kernel is told of it."""
         return tensor_of("array", self._memory, self.dtype)
