@@ -179,12 +179,16 @@ def test_squares_do_not_depend_on_how_many_blocks_there_are(
     assert len(found) == 1
 
 
-@pytest.mark.parametrize(("limit", "factor"), [(1.0, 0.2), (5.0, 1.0), (7.0, 1.0)])
-def test_tensors_are_clipped_to_the_norm_of_all(on_device: OnDevice, read: Read, limit: float, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("limit", "square", "factor"), [(1.0, 25, 0.2), (5.0, 25, 1), (7.0, 25, 1), (1.0, np.inf, 1), (1.0, np.nan, 1)]
+)
+def test_tensors_are_clipped_to_the_norm_of_all(
+    on_device: OnDevice, read: Read, limit: float, square: float, factor: float
+) -> None:
     """3 and 4 have the norm 5."""
     arrays = [np.array([3.0], np.float32), np.array([0.0, 4.0], np.float32)]
     devices = [on_device(array) for array in arrays]
-    squares = cuda.to_device(np.array([25.0]))
+    squares = cuda.to_device(np.array([square]))
     reduce.clip(devices, squares, limit)
     for device, array in zip(devices, arrays, strict=True):
         np.testing.assert_array_equal(read(device, array), array * np.float32(factor))

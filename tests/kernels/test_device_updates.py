@@ -16,7 +16,7 @@ from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.streaming import Launch
 from aiokv.kernels.cuda.tensors import tensor_of
 from aiokv.kernels.plan import plan_norms, plan_update, prepare
-from aiokv.optim import LAMB, NAG, SGD, Adam, AdamW, LearningRule
+from aiokv.optim import LAMB, LARS, NAG, SGD, Adam, AdamW, LearningRule
 
 Array = NDArray[Any]
 Bits = Callable[[Array], bytes]
@@ -92,3 +92,37 @@ def test_the_squares_of_many_tensors_have_the_bits_of_the_reference(on_device: O
         expected += mine
     np.testing.assert_array_equal(lanes.copy_to_host(), expected)
     np.testing.assert_array_equal(totals.copy_to_host(), [np.add.accumulate(lane)[-1] for lane in expected])
+
+
+@pytest.mark.parametrize("rule", [LAMB(), LARS(momentum=0.9)], ids=lambda rule: str(rule.name))
+def test_norms_of_all_tensors_and_then_their_updates(
+    bits: Bits, on_device: OnDevice, read: Read, rule: LearningRule
+) -> None:
+    """Two launches for each phase of a step, whatever the number of tensors."""
+    reference_backend = get_backend("reference")
+    weights, gradients = tensors("float32")
+    states = [reference_backend.new_state(rule, weight) for weight in weights]
+    plan, plan_before, counted = plan_update(rule), plan_norms(rule, 0), rule.norm_counts[0]
+    rows = [
+        [weight, gradient, *(state[name] for name in plan.state)]
+        for weight, gradient, state in zip(weights, gradients, states, strict=True)
+    ]
+    devices = [[on_device(array) for array in row] for row in rows]
+    step = rule.step_for("w", count=1, num_update=1)
+    before = prepare(rule, "0", np.dtype(np.float32)).numbers(step, ())
+    found = [[device.tensor for device in row[: 2 + len(plan_before.state)]] for row in devices]
+    _, totals = optimize.add_squares(plan_before, "float32", found, [before] * len(rows), counted)
+    norms = [tuple(map(float, sums)) for sums in totals.copy_to_host().reshape(len(rows), counted)]
+
+    prepared = prepare(rule, "update", np.dtype(np.float32))
+    spec = optimize.update_spec(plan, "float32", "float32", "float32", None)
+    Launch(spec, devices).run([prepared.numbers(step, (sums,)) for sums in norms])
+
+    for weight, gradient, state, device, sums in zip(weights, gradients, states, devices, norms, strict=True):
+        expected = reference_backend.norms(rule, 0, weight, gradient, state, step)
+        assert sums == expected
+        total = gradient.copy()
+        reference_backend.update(rule, weight, total, state, step, norms=[expected])
+        assert bits(read(device[1], total)) == bits(total)
+        for place, name in enumerate(plan.state, 2):
+            assert bits(read(device[place], state[name])) == bits(state[name])

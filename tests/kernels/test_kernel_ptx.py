@@ -57,6 +57,7 @@ def test_a_kernel_spills_nothing_and_loads_16_bytes_at_a_time(
     row, ptx = compiling.describe(listed, capability, ptxas)
     check(ptx, capability)
     expected = TABLE["kernels"][name][".".join(map(str, capability))]
+    assert all(".rn." in operation for operation in rounded_operations(ptx)), "the assembler may fuse operations"
     assert row["local"] == 0, "a thread keeps something in memory of its own"
     assert bool(row["wide_loads"]) == bool(expected["wide_loads"]), f"16-byte loads; {REMAKE}"
     assert bool(row["wide_stores"]) == bool(expected["wide_stores"]), f"16-byte stores; {REMAKE}"

@@ -148,7 +148,8 @@ def scale_spec(dtype: str) -> Streaming:
     """Return the kernel that multiplies by a number which another kernel has left on the device."""
     precision = "float64" if dtype == "float64" else "float32"
     element = "def element_of(out, factor):\n    return multiply(factor, out),"
-    return Streaming("scale", (("out", dtype),), (("out", dtype),), element, ("factor",), precision)
+    arrays = (("out", dtype),)
+    return Streaming("scale", arrays, arrays, element, ("factor",), precision, skips="factor == 1")
 
 
 TOTAL = """\
@@ -173,7 +174,7 @@ def kernel(results, total):
 FACTOR = """\
 def kernel(squares, limit, factors):
     norm = sqrt(squares[0])
-    factor = divide(limit[0], norm) if norm > limit[0] else wide(1)
+    factor = divide(limit[0], norm) if limit[0] < norm < infinity else wide(1)
     for row in range(cuda.grid(1), factors.shape[0], cuda.gridsize(1)):
         factors[row, 0] = factor
 """
@@ -188,7 +189,7 @@ def total_kernel() -> Any:
 @functools.cache
 def factor_kernel() -> Any:
     """Return the kernel that makes a factor of a norm."""
-    return make_kernel(FACTOR, "float64", {})
+    return make_kernel(FACTOR, "float64", {}, infinity=np.inf)
 
 
 def total_of(results: Any, stream: Any = 0) -> Any:
@@ -202,6 +203,8 @@ def total_of(results: Any, stream: Any = 0) -> Any:
 
 def clip(targets: Sequence[Any], squares: Any, limit: float, *, stream: Any = 0) -> None:
     """Scale tensors down so that the norm of all is at most a limit; the host waits for nothing.
+
+    Where the norm is within the limit, or not finite, they stay as they are, and are not even read.
 
     Args:
         targets: tensors of one dtype, float32 or less.

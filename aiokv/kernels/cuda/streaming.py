@@ -42,6 +42,7 @@ class Streaming(NamedTuple):
         reduction: "", or how one result of each element is made one of each part, in float64: "add" or "largest".
         packed: name of the array whose elements are words of several codes, if there is one.
         bits: of a code.
+        skips: what a tensor's numbers say, if there is nothing to do with it: then nothing of it is read.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Streaming(NamedTuple):
     reduction: str = ""
     packed: str = ""
     bits: int = 0
+    skips: str = ""
 
     @property
     def arrays(self) -> dict[str, str]:
@@ -126,6 +128,7 @@ def kernel_source(spec: Streaming) -> str:
     prologue = [f"shared = cuda.shared.array({WARP}, wide)"] if spec.reduction else []
     setup = [f"at_{name} = addresses[row, {place}]" for place, name in enumerate(spec.arrays)]
     setup += [f"{name} = numbers[row, {place}]" for place, name in enumerate(spec.numbers)]
+    setup += [f"if {spec.skips}:", "    continue"] * bool(spec.skips)
     setup += ["found = wide(0)"] * bool(spec.reduction)
     group = spec.group
     epilogue = (THROUGH_MEMORY if SIMULATED else SHUFFLE) if spec.reduction else ""
