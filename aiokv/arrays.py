@@ -19,7 +19,7 @@ from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:
     from aiokv.core.stimuli import Rows
-    from aiokv.merging import Merger
+    from aiokv.list_sums import Merger
 
 Array = NDArray[Any]
 

@@ -25,7 +25,7 @@ from aiokv.errors import ClosedError, NotFiniteError, OptimizerError
 from aiokv.guard import Guard
 from aiokv.kernels import devices_for, get_backend
 from aiokv.kvstore import KVStore, Updater
-from aiokv.merging import Merger
+from aiokv.list_sums import Merger
 from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span, state_bytes

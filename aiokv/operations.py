@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from aiokv.compressing import Compressor
     from aiokv.core.session import Session
-    from aiokv.merging import Merger
+    from aiokv.list_sums import Merger
     from aiokv.types import Key
 
 T = TypeVar("T")

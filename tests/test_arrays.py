@@ -10,7 +10,7 @@ import pytest
 from aiokv.arrays import exchanging, receiving, sending
 from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
 from aiokv.kernels import get_backend
-from aiokv.merging import Merger
+from aiokv.list_sums import Merger
 from aiokv.types import Key, TensorSpec
 
 

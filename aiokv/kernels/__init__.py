@@ -91,7 +91,7 @@ def backend_for(device: str) -> Backend:
 
 
 def devices_for(device: str) -> list[Any]:
-    """Return what sums on each device, none for "cpu"; see `aiokv.merging.Device`.
+    """Return what sums on each device, none for "cpu"; see `aiokv.list_sums.Device`.
 
     Raises:
         ConfigError: this machine has no such device.

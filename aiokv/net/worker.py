@@ -20,7 +20,7 @@ from aiokv.core.session import Session
 from aiokv.errors import AiokvError, ClosedError, ProtocolError
 from aiokv.guard import Guard
 from aiokv.kernels import backend_for, devices_for
-from aiokv.merging import Merger
+from aiokv.list_sums import Merger
 from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server

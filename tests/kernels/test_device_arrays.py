@@ -15,7 +15,7 @@ from aiokv.kernels import devices_for, get_backend
 from aiokv.kernels.cuda import reduce
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.tensors import tensor_of
-from aiokv.merging import Merger
+from aiokv.list_sums import Merger
 
 Array = NDArray[Any]
 

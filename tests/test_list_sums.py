@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aiokv.arrays import sending
 from aiokv.errors import SpecMismatchError
 from aiokv.kernels import get_backend
-from aiokv.merging import Merger, least_loaded, sum_in_order
+from aiokv.list_sums import Merger, least_loaded, sum_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
