@@ -14,7 +14,7 @@ from aiokv.core.session import Session
 from aiokv.policy import get_policy
 from aiokv.types import Role
 from sim.checks import Checks
-from sim.clock import after
+from sim.clock import Clock, after
 from sim.compute import step_times
 from sim.drops import Drops, Expiry, lifetime
 from sim.network import Network
@@ -80,7 +80,7 @@ class _Cluster:
         self._policy = policy
         self._seed = seed
         self._on_step = on_step
-        self._env = simpy.Environment()
+        self._env = Clock()
         self._trace = Trace()
         self._timeline = timeline = draw_timeline(scenario, seed)
         self._run = Run(scenario, policy, seed, poisoned=timeline.poisoned)

@@ -70,7 +70,7 @@ class World:
 
 
 _PUSHES: Final = (m.Push, m.PushBundle)
-_LANDING: Final = (*_PUSHES, m.Init, m.InitBundle)
+_LANDING: Final = frozenset((*_PUSHES, m.Init, m.InitBundle))
 """Messages whose payload gets a slot."""
 
 
@@ -217,7 +217,7 @@ class Node:
         if not self.alive or self._pipes.get(peer) is not pipe:
             return
         checks = self._world.checks
-        if isinstance(item, Closing):
+        if type(item) is Closing:
             del self._pipes[peer]
             if checks is not None:
                 checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now)
@@ -231,7 +231,7 @@ class Node:
         if checks is not None:
             checks.dialogue.arrived(self.name, peer, pipe.target.name, item.request, message, self._env.now)
         slot = None
-        if item.nbytes and isinstance(message, _LANDING):
+        if item.nbytes and type(message) in _LANDING:
             sequence = message.sequence if isinstance(message, _PUSHES) else 0
             slot = self.ledger.land((pipe.target.name, sequence))
             if self._works:
@@ -248,18 +248,22 @@ class Node:
             self._inbox.append(stimulus)
             return
         self._handling = True
-        now, name, trace, machine = self._env.now, self.name, self._world.trace, self._machine
+        now, name, trace, machine, inbox = self._env.now, self.name, self._world.trace, self._machine, self._inbox
         validates = self._world.validates
-        following: Stimulus | None = stimulus
-        while following is not None:
-            for effect in machine.handle(following, now=now):
+        while True:
+            for effect in machine.handle(stimulus, now=now):
                 trace.add(now, name, effect)
                 self._perform(effect)
             if validates:
                 machine.validate()
-            following = self._inbox.popleft() if self._inbox else None
+            if not inbox:
+                break
+            stimulus = inbox.popleft()
         self._handling = False
-        self._set_timer(now)
+        wanted, timer = machine.deadline(), self._timer
+        # Mostly there is an earlier one.
+        if wanted is not None and (timer is None or wanted < timer):
+            self._set_timer(now)
 
     def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each effect, none of them decides
         match effect:

@@ -85,7 +85,11 @@ class Trace:
     def add(self, time: float, node: str, effect: Effect) -> None:
         """Count an effect in."""
         entries = self._entries
-        entries.append(_entry(time, node, effect, self._digest_of))
+        if type(effect) is Send and type(effect.message) is not View:
+            # Most are; it is what `_entry` returns.
+            entries.append((time, node, _SENDS[type(effect.message)], effect))
+        else:
+            entries.append(_entry(time, node, effect, self._digest_of))
         if len(entries) == BATCH:
             self._take_in()
 

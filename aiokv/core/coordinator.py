@@ -121,10 +121,10 @@ class Coordinator:
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
-            case Received() | PeerLost() if self._decoding.hold(stimulus):
-                return []
             case Received():
-                return self._received(stimulus, now)
+                return [] if self._decoding.hold(stimulus) else self._received(stimulus, now)
+            case PeerLost() if self._decoding.hold(stimulus):
+                return []
             case Applied() | Normed() | Restored():
                 return self._stored(stimulus, now)
             case Decoded():

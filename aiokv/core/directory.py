@@ -284,7 +284,9 @@ class Directory:
         if self._earlier:
             keys = keys + [key for bundle, _ in plan.bundles for key in bundle.keys[1:]]
         for key in keys:
-            self.clock = max(self.clock, 1 + self.counted(key))
+            count = self.counted(key)
+            if count >= self.clock:
+                self.clock = count + 1
         if not self._has_steps:
             return
         known = [self._known[key] for key in keys if key in self._known and self._known[key].has_steps]
@@ -302,7 +304,8 @@ class Directory:
 
     def counted(self, key: Key) -> int:
         """Return how often a key was pushed, what was before a load included."""
-        return self.pushed(key) + (self._earlier.get(key, 0) if self._earlier else 0)
+        pushed = self.pushed(key)
+        return pushed + self._earlier.get(key, 0) if self._earlier else pushed
 
     def resume(self, clock: int, updates: Mapping[Key, int]) -> None:
         """Let pushes go on from the clock of the key with the most updates; the others are as far behind as there."""
