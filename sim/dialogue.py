@@ -5,11 +5,13 @@ This sees what goes into the network and what comes out of it, and nothing of th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.effects import StoredChunk, StoredChunks
+from aiokv.core.records import Record
 from aiokv.core.session import MAX_OPEN_PUSHES
 from aiokv.errors import CallTimeoutError, ProtocolError, from_code
 from aiokv.policy import get_policy
@@ -36,6 +38,8 @@ Meeting = tuple[str, tuple[int, ...]]
 
 Push = m.Push | m.PushBundle
 Pull = m.Pull | m.PullBundle
+_PUSHES: Final = (m.Push, m.PushBundle)
+_EXCHANGES: Final = (*_PUSHES, m.Pull, m.PullBundle)
 ASKED = (m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle, m.Barrier, m.Finish, m.Leave)
 """Messages that are to be answered."""
 
@@ -45,8 +49,7 @@ COUNTED: Final = ("alive", "lost")
 """States of workers for which rounds and barriers wait."""
 
 
-@dataclass(slots=True)
-class Question:
+class Question(Record, eq=False):
     """A message that has arrived and is not answered yet."""
 
     asker: str
@@ -94,7 +97,7 @@ class Dialogue:
             for node in scenario.select(fault.node) if isinstance(fault, Pause) else ():
                 assert isinstance(fault, Pause)
                 self._stops[node] = self._stops.get(node, 0.0) + fault.duration
-        self._open: dict[str, dict[Peer, dict[int, Question]]] = {}
+        self._open: defaultdict[str, defaultdict[Peer, dict[int, Question]]] = defaultdict(_by_peer)
         """What a node has been asked, by who it is there and request."""
         self._policy = get_policy(run.policy)
         self._rule = rule_of(run.policy)
@@ -121,7 +124,7 @@ class Dialogue:
         """What a worker wants values of, by worker, server and request."""
         self._known: dict[tuple[str, Place], Version] = {}
         """The newest version that has arrived at a worker."""
-        self._computed: dict[tuple[str, Place], dict[int, Version]] = {}
+        self._computed: defaultdict[tuple[str, Place], dict[int, Version]] = defaultdict(dict)
         """The version that a worker had when it sent a push, for its newest ones."""
         self._calls: dict[str, dict[int, tuple[str, float]]] = {}
 
@@ -163,14 +166,14 @@ class Dialogue:
         """A node sends a message to another, which it knows as `peer`."""
         if isinstance(message, m.View):
             self._view_sent(message, now)
-        elif isinstance(message, Push | Pull):
+        elif isinstance(message, _EXCHANGES):
             self._exchange_sent(node, to, request, message)
         elif isinstance(message, ANSWERS):
             question = self._open.get(node, {}).get(peer, {}).pop(request, None)
             found = []
             if question is not None:
                 found = self._answer(node, question, request, message, payload, now)
-            elif isinstance(message, m.Done | m.Value) and not to.startswith("server"):
+            elif isinstance(message, (m.Done, m.Value)) and not to.startswith("server"):
                 found = [f"{type(message).__name__} answers nothing that is open"]
             if found:
                 self._report([f"{node} to {to}: {text}" for text in found])
@@ -179,17 +182,16 @@ class Dialogue:
         places = self._places(server, message)
         self._asked[worker, server, request] = places
         for place in places:
-            if isinstance(message, Push):
+            if isinstance(message, _PUSHES):
                 self._sent[worker, place] = message.sequence
-                newest = self._computed.setdefault((worker, place), {})
+                newest = self._computed[worker, place]
                 newest[message.sequence] = self._known.get((worker, place), 0)
-                if len(newest) > MAX_OPEN_PUSHES:
-                    del newest[next(iter(newest))]
+                newest.pop(message.sequence - MAX_OPEN_PUSHES, None)
             else:
                 self._pushes[worker, server, request, place] = self._sent.get((worker, place), 0)
 
     def _places(self, server: str, message: m.Message) -> list[Place]:
-        if isinstance(message, m.Push | m.Pull):
+        if isinstance(message, (m.Push, m.Pull)):
             return [(message.key, message.start)]
         assert isinstance(message, m.PushBundle | m.PullBundle), "nothing else is about chunks"
         keys = self._bundles.get((server, message.bundle), ())
@@ -312,18 +314,18 @@ class Dialogue:
                 # With thousands of workers, looking at all of their views would take longer than the run.
                 return
             self._lost[node] = _lost(message)
-        elif isinstance(message, m.Value | m.Done | m.Error):
+        elif isinstance(message, (m.Value, m.Done, m.Error)):
             for place in self._asked.pop((node, source, request), ()):
                 if isinstance(message, m.Value):
                     self._known[node, place] = max(message.version, self._known.get((node, place), 0))
         elif isinstance(message, ASKED):
             timeout = getattr(message, "timeout", 0.0)
-            lost = isinstance(message, Push) and self._is_lost(node, source)
+            lost = isinstance(message, _PUSHES) and self._is_lost(node, source)
             if lost:
-                assert isinstance(message, Push)
+                assert isinstance(message, _PUSHES)
                 self._late.update((place, (source, message.sequence)) for place in self._places(node, message))
             due = now + timeout + self._stops.get(node, 0.0)
-            self._open.setdefault(node, {}).setdefault(peer, {})[request] = Question(source, message, due, lost)
+            self._open[node][peer][request] = Question(source, message, due, lost)
             if isinstance(message, m.Barrier):
                 self._meeting.setdefault((message.name, message.group), {})[source] = None
 
@@ -351,6 +353,10 @@ class Dialogue:
         """The run is over: nothing may be open whose time has passed."""
         for node in list(dict.fromkeys((*self._open, *self._calls))):
             self.ended(node, now)
+
+
+def _by_peer() -> defaultdict[Peer, dict[int, Question]]:
+    return defaultdict(dict)
 
 
 def _lost(view: m.View) -> list[str]:

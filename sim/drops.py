@@ -47,7 +47,7 @@ class Drops:
     def sent(self, peer: Peer, request: int, message: m.Message, now: float) -> DropRecord | None:
         """Take note of a message from the server; return what it has dropped."""
         asked = self._asked.pop((peer, request), None)
-        if asked is None or not isinstance(message, m.Done | m.Value) or not message.dropped:
+        if asked is None or not isinstance(message, (m.Done, m.Value)) or not message.dropped:
             return None
         token, push = asked
         drop = DropRecord(now, push.key, push.start, token, message.dropped, push.read_version, self._node)

@@ -74,7 +74,7 @@ class Way:
         if self.fixed is not None:
             return self.fixed
         net, stream = self._net, self._stream
-        base = net.latency if isinstance(net.latency, int | float) else net.latency.sample(stream)
+        base = net.latency if isinstance(net.latency, (int, float)) else net.latency.sample(stream)
         if net.jitter:
             base += stream.expovariate(1.0 / net.jitter)
         active = self._active(now) if self._disturbances else []

@@ -424,5 +424,5 @@ class Coordinator:
             assert address == (chunk.key, chunk.start)
         named = self._rounds.validate(self._catalog.chunks.values())
         self._norms.validate()
-        named |= set(self._creation) | set(self._exchanges) | set(self._changes) | set(self._attaching)
+        named.update(self._creation, self._exchanges, self._changes, self._attaching)
         assert named == set(self._deadlines)

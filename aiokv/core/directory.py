@@ -104,6 +104,10 @@ class Directory:
             KeyUseError: a key can't be, or str and int are mixed.
             SpecMismatchError: a spec can't be, or shape, dtype or storage is not the key's.
         """
+        # Mostly the same tensors are named again.
+        plan = self._planned
+        if plan is not None and plan.tensors == tensors:
+            return plan.tensors
         plan = self._plans.get(tuple([key for key, _ in tensors]))
         if plan is not None and plan.tensors == tensors:
             return plan.tensors
@@ -350,10 +354,11 @@ class Directory:
             return ()
         keys = (part.key,) if part.bundle is None else part.bundle.keys
         for key in keys if part.bundle is None or self._is_apart(part) else keys[:1]:
-            self._open[key] -= 1
-            if not self._open[key]:
+            left = self._open.pop(key) - 1
+            if left:
+                self._open[key] = left
+            else:
                 # Nothing of the key is under way, so there is nothing to overtake.
-                del self._open[key]
                 self._floors.pop(key, None)
         return keys
 

@@ -78,9 +78,10 @@ class Making:
         if not chunk.policy.in_step:
             self._tallies.applied(ranks, behind)
         clock = max([contribution.clock for contribution in update.contributions.values()])
-        rule: Optimizer = Assign()
-        divisor = 1
-        if not chunk.policy.keeps_sum:
+        if chunk.policy.keeps_sum:
+            rule: Optimizer = Assign()
+            divisor = 1
+        else:
             rule = self._rules.for_update(clock)
             divisor = self._rules.merging.divisor(len(ranks), len(chunk.group) or roster.world)
         apply = Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)

@@ -525,7 +525,7 @@ class Session:
         if not isinstance(message, ANSWERS):
             return self._cut(peer, f"unexpected {type(message).__name__}")
         try:
-            if peer in self._servers and peer not in self._attached:
+            if not self._joiner.joined and peer in self._servers and peer not in self._attached:
                 self._calls.take(peer, request)
                 return self._attach_answered(peer, message)
             effects = self._calls.answered(peer, request, message, nbytes)
