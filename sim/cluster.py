@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Final
 
-import simpy
-
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.membership import ClusterPlan, Membership
@@ -28,6 +26,8 @@ from sim.workload import Worker, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import simpy
 
     from aiokv.core.tallies import Tallies
     from sim.network import Flights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import simpy
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from sim.record import Run, WorkerRecord
     from sim.scenario import Scenario
     from sim.sections import TensorSection
+
+_NO_OPTIONS: Final = KeyOptions()
+"""Only those of an init count."""
 
 Waiting = Generator[simpy.Event, Any, None]
 """Part of a SimPy process."""
@@ -259,7 +262,7 @@ class Worker:
             return node.env.process(_both(*calls))
         parts = self._parts if tensors is self._tensors else [(tensor.key, tensor.spec) for tensor in tensors]
         timeout = self.scenario.cluster.call_timeout
-        return node.call(Transfer(node.new_call(), operation, parts, timeout, priority))
+        return node.call(Transfer(node.new_call(), operation, parts, timeout, priority, _NO_OPTIONS))
 
 
 def _both(first: simpy.Event, second: simpy.Event) -> Generator[simpy.Event, Any, AiokvError | None]:

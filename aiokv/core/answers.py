@@ -249,7 +249,10 @@ class Answers:
             for update in waiter.updates:
                 waits += waiter in update.waiters
             for chunk in waiter.chunks:
-                waits += (waiter in chunk.pulls.get(waiter.rank, ())) + (waiter in chunk.gated)
+                if chunk.pulls:
+                    waits += waiter in chunk.pulls.get(waiter.rank, ())
+                if chunk.gated:
+                    waits += waiter in chunk.gated
                 if chunk.rounds is not None:
                     waits += sum(one.waiter is waiter for one in chunk.rounds.undecided.values())
                     waits += sum(one.waiter is waiter for one in chunk.rounds.dropped)

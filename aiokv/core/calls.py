@@ -546,7 +546,6 @@ class Calls:
         """
         for number, call in self._calls.items():
             assert number == call.number
-            assert number in self._deadlines
             assert bool(call.open) == (call.held is None), "a call without open requests is held, or complete"
             for request in call.open:
                 assert self._requests[request].call == number
@@ -557,7 +556,7 @@ class Calls:
             assert all(known[call.number] is call for call in waiting)
             assert all(call.held is not None or call.number in self._changing for call in waiting)
             assert all(call.number not in self._encoding for call in list(waiting)[1:])
-        assert len(self._calls) == len(self._deadlines)
+        assert self._deadlines.holds(self._calls.keys())
         assert max(self._requests, default=0) < self._next_request
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Set
 from typing import Generic, TypeVar
 
 from aiokv.errors import ConfigError
@@ -30,6 +30,10 @@ class Deadlines(Generic[K]):
 
     def __contains__(self, entry: K) -> bool:
         return entry in self._times
+
+    def holds(self, entries: Set[K]) -> bool:
+        """Tell whether these entries are in it, and no others."""
+        return self._times.keys() == entries
 
     def add(self, entry: K, time: float) -> None:
         """Put an entry in, or give it another time."""

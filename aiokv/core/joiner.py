@@ -15,6 +15,9 @@ FIRST_DELAY = 0.05
 LAST_DELAY = 1.0
 LOG_EVERY = 5.0
 
+MARGIN = 0.5
+"""Seconds that an answer has to get here, at most."""
+
 
 def retry_delay(attempt: int) -> float:
     """Return the seconds to wait before attempt number `attempt` (from 1): doubling, at most a second."""
@@ -23,8 +26,8 @@ def retry_delay(attempt: int) -> float:
 
 def answer_time(timeout: float) -> float:
     """Return the seconds that the other side gets to answer, so that its reasons are here before our own deadline."""
-    # Written out: it is asked for with every call.
-    return timeout - 0.5 if timeout > 5.0 else timeout - 0.1 * timeout
+    # Without `min`, since it is asked for with every call.
+    return timeout - MARGIN if timeout > 10.0 * MARGIN else timeout - 0.1 * timeout
 
 
 class Joiner:

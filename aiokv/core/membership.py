@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from aiokv.core.barriers import Barriers
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
-from aiokv.core.roster import Roster
+from aiokv.core.roster import Roster, natural_order
 from aiokv.core.stimuli import PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
@@ -56,15 +55,6 @@ class Member:
     def is_here(self) -> bool:
         """Whether the node is still connected."""
         return self.state in {"alive", "finished"}
-
-
-def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key under which worker-2 comes before worker-10, and no two names are equal."""
-    parts = re.split(r"([0-9]+)", name)
-    order = [(1, 0, part) for part in parts]
-    # Numbers are compared as text without zeros in front, the longer one being larger: a peer may send any digits.
-    order[1::2] = [(0, len(digits), digits) for digits in (part.lstrip("0") for part in parts[1::2])]
-    return [*order, (0, 0, name)]
 
 
 class Membership:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
 
 COUNTED = ("alive", "lost")
 """States of workers for which rounds and barriers wait."""
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key under which worker-2 comes before worker-10, and no two names are equal."""
+    parts = re.split(r"([0-9]+)", name)
+    order = [(1, 0, part) for part in parts]
+    # Numbers are compared as text without zeros in front, the longer one being larger: a peer may send any digits.
+    order[1::2] = [(0, len(digits), digits) for digits in (part.lstrip("0") for part in parts[1::2])]
+    return [*order, (0, 0, name)]
 
 
 class Roster:
@@ -44,6 +55,12 @@ class Roster:
     def lost(self) -> list[Rank]:
         """Ranks of the members that are lost."""
         return sorted(entry.rank for entry in self._entries if entry.state == "lost")
+
+    def rank_of(self, name: str) -> Rank:
+        """Return the rank of a worker that is in the view. Ranks are given out by name, so few names are looked at."""
+        order = natural_order(name)
+        place = bisect_left(self._entries, order, key=lambda entry: natural_order(entry.name))
+        return self._entries[place].rank
 
     def entry(self, rank: Rank) -> WorkerEntry | None:
         """Return a worker's entry."""

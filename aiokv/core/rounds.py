@@ -302,6 +302,7 @@ class Rounds:
                 assert all(map(self._answers.is_parked, update.waiters))
             if chunk.policy.decides:
                 self._steps.validate(chunk)
+            pushed = chunk.pushed
             for rank, reflected in chunk.reflected.items():
-                assert reflected <= chunk.pushed[rank]
+                assert reflected <= pushed[rank]
         return self._answers.validate()

@@ -261,7 +261,7 @@ class Session:
         self._joiner.on_view(view, now)
         self._roster = Roster(view)
         if first:
-            self._rank = next(entry.rank for entry in view.workers if entry.name == self._joiner.name)
+            self._rank = self._roster.rank_of(self._joiner.name)
             self._servers = {entry.index: entry for entry in view.servers}
             self._directory.settle(view)
             return [Connect(entry.index, entry.host, entry.port) for entry in view.servers]

@@ -9,7 +9,7 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.membership import natural_order
+from aiokv.core.roster import natural_order
 from aiokv.errors import ClusterFullError, ConfigError, JoinTimeoutError, MembershipError
 from aiokv.types import Role
 from aiokv.wire import messages as m
