@@ -70,6 +70,10 @@ unit: $(STAMP) ## run the tests, and check what they cover
 fuzz: $(STAMP) ## look for bytes that break the wire, for ten minutes
 	$(PY) tests/wire/fuzz.py -max_total_time=600 tests/wire/corpus
 
+.PHONY: fuzz-sim
+fuzz-sim: $(STAMP) ## run 2,000 random scenarios of the simulator with all checks
+	$(BIN)/aiokv sim fuzz --seeds 0..1999
+
 .PHONY: format
 format: $(STAMP) ## put imports and format right
 	$(BIN)/ruff check --fix

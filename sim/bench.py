@@ -12,6 +12,7 @@ import psutil
 from sim.cluster import simulate
 from sim.compute import Exponential
 from sim.faults import Bursts, Link, Pause
+from sim.fuzz import try_seeds
 from sim.scenario import Scenario
 from sim.sections import ClusterSection, NetworkSection, StopSection
 
@@ -22,13 +23,17 @@ LARGE: Final = 10_000
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What was measured. `large` is the number of workers of the large run, and `rounds` that of its steps."""
+    """What was measured. `large` is the number of workers of the large run, and `rounds` that of its steps.
+
+    Replays and seeds of the fuzz are those of one process.
+    """
 
     gradients_per_s_16: float
     gradients_per_s_10000: float
     seconds_10000x100: float
     peak_rss_mib: float
     replays_per_s: float
+    fuzz_seeds_per_s: float
     large: int
     rounds: int
 
@@ -74,6 +79,14 @@ def _replays(count: int) -> float:
     return count / (time.perf_counter() - begin)
 
 
+def _seeds(count: int) -> float:
+    """Return how many random scenarios of the fuzz are done in a second, with all checks."""
+    begin = time.perf_counter()
+    found = try_seeds(range(count))
+    assert not found, f"the fuzz found something: {found[0].what}"
+    return count / (time.perf_counter() - begin)
+
+
 def _apart(function: Callable[..., object], *arguments: int) -> object:
     """Call a function in a process of its own, whose memory is its own."""
     with ProcessPoolExecutor(1) as executor:
@@ -90,15 +103,18 @@ def bench(large: int, rounds: int) -> Speed:
     small = _apart(_timed, 16, 2000)
     big = _apart(_timed, large, rounds)
     replays = _apart(_replays, 40)
+    seeds = _apart(_seeds, 200)
     assert isinstance(small, tuple)
     assert isinstance(big, tuple)
     assert isinstance(replays, float)
+    assert isinstance(seeds, float)
     return Speed(
         gradients_per_s_16=small[0],
         gradients_per_s_10000=big[0],
         seconds_10000x100=big[1],
         peak_rss_mib=big[2],
         replays_per_s=replays,
+        fuzz_seeds_per_s=seeds,
         large=large,
         rounds=rounds,
     )

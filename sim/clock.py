@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from simpy.core import EmptySchedule, Environment, StopSimulation
-from simpy.events import NORMAL, URGENT, Event
+from simpy.events import NORMAL, URGENT, Event, EventPriority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class Clock(Environment):
         super().__init__()
         self._at_once: deque[tuple[float, int, int, Event]] = deque()
 
-    def schedule(self, event: Event, priority: int = NORMAL, delay: float = 0) -> None:
+    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         """Let an event happen; of those at the same time, lower priorities come first, and then earlier calls of this.
 
         Args:
@@ -65,7 +65,7 @@ class Clock(Environment):
         except StopSimulation:
             # The others are called when time goes on.
             event.callbacks = callbacks[callbacks.index(callback) + 1 :]
-            self.schedule(event, URGENT - 1)
+            self.schedule(event, EventPriority(URGENT - 1))
             raise
         if not event._ok and not event.defused:
             raise event._value

@@ -169,7 +169,7 @@ class Dialogue:
         elif isinstance(message, _EXCHANGES):
             self._exchange_sent(node, to, request, message)
         elif isinstance(message, ANSWERS):
-            question = self._open.get(node, {}).get(peer, {}).pop(request, None)
+            question = self._open[node][peer].pop(request, None)
             found = []
             if question is not None:
                 found = self._answer(node, question, request, message, payload, now)
@@ -333,7 +333,7 @@ class Dialogue:
         """A connection of a node is over: nothing that came over it is to be answered any longer."""
         if node == SCHEDULER and not by_itself:
             self._closed.add(source)
-        self._forget(node, self._open.get(node, {}).pop(peer, {}), now)
+        self._forget(node, self._open[node].pop(peer, {}), now)
 
     def ended(self, node: str, now: float) -> None:
         """A node is no more."""

@@ -217,7 +217,7 @@ class Node:
         if not self.alive or self._pipes.get(peer) is not pipe:
             return
         checks = self._world.checks
-        if type(item) is Closing:
+        if isinstance(item, Closing):
             del self._pipes[peer]
             if checks is not None:
                 checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now)

@@ -33,7 +33,7 @@ def early_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_wrong_with_the_first_scenarios() -> None:
     with ThreadPoolExecutor(1) as executor:
-        assert fuzz(range(150), executor) == []
+        assert fuzz(range(200), executor) == []
 
 
 def test_a_seed_gives_the_same_scenario_and_the_same_run_everywhere() -> None:

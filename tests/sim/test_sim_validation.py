@@ -85,5 +85,6 @@ def test_the_schema_of_scenario_files_names_every_section() -> None:
 def test_the_benchmark_measures_all() -> None:
     result = CliRunner().invoke(cli.sim, ["bench", "--json", "--workers", "20", "--rounds", "3"])
     document = json.loads(result.stdout)
-    assert {"gradients_per_s_16", "gradients_per_s_10000", "peak_rss_mib", "replays_per_s"} <= set(document)
+    speeds = {"gradients_per_s_16", "gradients_per_s_10000", "replays_per_s", "fuzz_seeds_per_s"}
+    assert speeds | {"peak_rss_mib"} <= set(document)
     assert min(document.values()) > 0
