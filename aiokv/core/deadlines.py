@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Hashable, Set
 from typing import Generic, TypeVar
 
 from aiokv.errors import ConfigError
@@ -24,9 +24,6 @@ class Deadlines(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._times)
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._times)
 
     def __contains__(self, entry: K) -> bool:
         return entry in self._times
