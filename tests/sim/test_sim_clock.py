@@ -1,0 +1,65 @@
+"""Simulated time: everything happens in the order in which it happens in SimPy's own environment."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as some
+
+from sim.clock import Clock, after
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+DELAYS = some.sampled_from([0.0, 0.0, 0.5, 1.0])
+PLANS = some.lists(some.lists(DELAYS, max_size=4), min_size=1, max_size=6)
+
+
+def _history(env: simpy.Environment, plans: list[list[float]]) -> list[tuple[Any, ...]]:
+    """Return what happens when, in a program that waits, calls later, triggers, interrupts and stops in the middle."""
+    seen: list[tuple[Any, ...]] = []
+
+    def call(name: int, place: int, _: simpy.Event) -> None:
+        seen.append(("called", env.now, name, place))
+
+    def trigger(event: simpy.Event, name: int, _: simpy.Event) -> None:
+        event.succeed(name)
+
+    def interrupt(_: simpy.Event) -> None:
+        for each in processes:
+            if each.is_alive:
+                each.interrupt()
+
+    def process(name: int, delays: list[float]) -> Generator[simpy.Event, Any, None]:
+        for place, delay in enumerate(delays):
+            after(env, delay, partial(call, name, place))
+            done = env.event()
+            try:
+                yield env.timeout(delay)
+                after(env, delay, partial(trigger, done, name))
+                seen.append(("waited", env.now, name, (yield done), env.peek()))
+            except simpy.Interrupt:
+                seen.append(("interrupted", env.now, name, place))
+
+    processes = [env.process(process(name, delays)) for name, delays in enumerate(plans)]
+    after(env, 0.5, interrupt)
+    env.run(until=processes[0])
+    seen.append(("stopped", env.now))
+    env.run()
+    return [*seen, ("over", env.now, env.peek())]
+
+
+@given(PLANS)
+def test_all_happens_in_the_order_of_simpy(plans: list[list[float]]) -> None:
+    assert _history(Clock(), plans) == _history(simpy.Environment(), plans)
+
+
+def test_an_error_that_nobody_handles_ends_the_run() -> None:
+    clock = Clock()
+    clock.event().fail(ValueError("nobody waits"))
+    with pytest.raises(ValueError, match="nobody waits"):
+        clock.run()
