@@ -32,8 +32,14 @@ METRICS: Final[dict[str, Callable[[Summary], float]]] = {
     "held": lambda s: s.held,
     "elapsed": lambda s: s.elapsed_s,
     "failed_workers": lambda s: s.failed_workers,
+    "loss": lambda s: s.learning.loss,
+    "time_to_target": lambda s: s.learning.time_to_target_s,
+    "updates_to_target": lambda s: s.learning.updates_to_target,
 }
 """What can be asserted, by name: times in seconds, shares from 0 to 1, rates a second."""
+
+LEARNED: Final = ("loss", "time_to_target", "updates_to_target")
+"""Those that need a workload."""
 
 UNITS: Final = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "%": 0.01}
 

@@ -75,10 +75,15 @@ def _run(scenario: Scenario, seed: int, replications: int, as_json: bool, out: P
     # They need what is checked for in the line above.
     from sim.cluster import simulate  # noqa: PLC0415
     from sim.files import write_files  # noqa: PLC0415
+    from sim.learning import learns  # noqa: PLC0415
     from sim.page import page  # noqa: PLC0415
     from sim.picture import draw  # noqa: PLC0415
+    from sim.problems import make_problem  # noqa: PLC0415
     from sim.report import notes, table, to_json  # noqa: PLC0415
 
+    if learns(scenario):
+        # What is wrong with it is said before anything runs.
+        make_problem(scenario.learning, seed=seed, workers=scenario.cluster.workers)
     folder = out or Path()
     picture = folder / f"{scenario.name}.png"
     _make_directory(folder)

@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from sim.fates import staleness_rows
+from sim.learning import loss_rows
 from sim.perfetto import trace
 from sim.report import to_json, worker_rows
 
@@ -38,8 +39,9 @@ def write_files(results: Mapping[str, Sequence[Run]], out: Path, picture: Path, 
         "workers": _workers,
         "staleness": staleness_rows,
         "links": _links,
+        "losses": loss_rows,
     }
-    # Where nothing was dropped there is no table of it.
+    # Where nothing was dropped or learned there is no table of it.
     contents = {f"{name}-{table}.csv": text for table, rows in tables.items() if (text := _csv(first, rows))}
     # No colons: not every file system takes them.
     contents |= {f"{name}-{policy.replace(':', '-')}.trace.json": trace(run) for policy, run in first.items()}

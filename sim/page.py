@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 from typing import TYPE_CHECKING, Final
 
 from sim import picture
-from sim.report import ROWS, mean, notes, summarise, worker_rows
+from sim.learning import learns
+from sim.report import cell, mean, notes, rows_for, summarise, worker_rows
 from sim.report import half_widths as widths
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def page(results: Mapping[str, Sequence[Run]]) -> str:
         (picture.gradients(runs), "What became of each worker's gradients."),
         (picture.progress(runs), "Gradients applied over time."),
     ]
+    if learns(scenario):
+        pictures.append((picture.losses(runs), "Loss against time and against updates."))
     body = [
         f"<h1>{title}</h1>",
         *(f"<p>{html.escape(line)}</p>" for line in notes(results)),
@@ -61,15 +63,10 @@ def page(results: Mapping[str, Sequence[Run]]) -> str:
 
 def _results(results: Mapping[str, Sequence[Run]]) -> str:
     summaries = {policy: [summarise(run) for run in runs] for policy, runs in results.items()}
+    shown = rows_for(next(iter(results.values()))[0].scenario)
     columns = [(mean(each), widths(each)) for each in summaries.values()]
-    rows = [[label, *(_cell(value(middle), value(width)) for middle, width in columns)] for label, value in ROWS]
+    rows = [[label, *(cell(value(middle), value(width)) for middle, width in columns)] for label, value in shown]
     return _table(["", *results], rows) + "<p>± is the half width of the 95 % confidence interval.</p>"
-
-
-def _cell(value: float, width: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.4g}" if math.isnan(width) else f"{value:.4g} ± {width:.2g}"
 
 
 def _workers(run: Run) -> str:

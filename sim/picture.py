@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from sim.fates import fates
+from sim.learning import curve_of
 from sim.report import window
 from sim.split import counted, shares
 
@@ -289,6 +291,39 @@ def progress(runs: Sequence[Run]) -> Figure:
     axes.set_xlim(left=0.0)
     axes.set_ylim(bottom=0.0)
     _finish(figure, axes)
+    return figure
+
+
+WIDE_RANGE: Final = 30.0
+"""Losses whose largest is so many times the smallest are shown on a logarithmic scale."""
+
+
+def losses(runs: Sequence[Run]) -> Figure:
+    """Return the loss against simulated time and against updates, one curve a policy, and the target."""
+    figure = _figure(10, 4.0 + 0.2 * (len(runs) // LEGEND_COLUMNS))
+    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    shown: list[float] = []
+    for (line, colour), run in zip(STYLES, runs, strict=False):
+        curve = curve_of(run)
+        shown += [loss for loss in curve.losses if math.isfinite(loss)]
+        for axes, places in zip(panels, (curve.times, list(map(float, curve.updates))), strict=True):
+            axes.step(places, curve.losses, where="post", color=colour, linestyle=line, label=run.policy, linewidth=1.2)
+    target = runs[0].scenario.learning.target_loss
+    for axes, label in zip(panels, ("simulated time (s)", "updates"), strict=True):
+        if target is not None:
+            axes.axhline(target, color="#777777", linestyle="-.", linewidth=1.0, label=f"target {target:g}")
+        axes.set_xlabel(label)
+        axes.set_xlim(left=0.0)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        _clean(axes)
+    if min(shown) > 0.0 and max(shown) > WIDE_RANGE * min(shown):
+        panels[0].set_yscale("log")
+    elif min(shown) >= 0.0:
+        panels[0].set_ylim(bottom=0.0)
+    panels[0].set_ylabel("loss")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=LEGEND_COLUMNS + 1, frameon=False
+    )
     return figure
 
 

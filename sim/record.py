@@ -10,6 +10,7 @@ from aiokv.core.records import Record
 if TYPE_CHECKING:
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Rank, Version
+    from sim.learning import Curve
     from sim.scenario import Scenario
 
 Token = tuple[str, int]
@@ -146,6 +147,8 @@ class Run:
     """When the last node that stopped did so."""
     digest: str = ""
     """SHA-256 of the trace of effects."""
+    curve: Curve | None = None
+    """What came of its workload; `sim.learning.curve_of` fills it in."""
     _applied: set[Token] = field(default_factory=set, repr=False)
     _by_name: dict[str, WorkerRecord] = field(default_factory=dict, repr=False)
 

@@ -13,12 +13,14 @@ from rich.table import Table
 
 from sim.fates import CANCELLED, fates
 from sim.intervals import batch_half_width, student
+from sim.learning import Learning, curve_of, learned, learns
 from sim.split import Split, end_of, shares, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sim.record import Run, Step, UpdateRecord
+    from sim.scenario import Scenario
 
 NOTHING: Final = math.nan
 
@@ -64,8 +66,9 @@ class Dropped(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a run, or their means over several runs; NaN where there is nothing to count.
 
-    All but `dropped`, `held`, `split` and `elapsed_s` count what ended in the window: from the moment at which the
-    first worker completes its warm-up to that at which the first worker ends its loop, so all workers are at work.
+    All but `dropped`, `held`, `split`, `learning` and `elapsed_s` count what ended in the window: from the moment at
+    which the first worker completes its warm-up to that at which the first worker ends its loop, so all workers are at
+    work.
     """
 
     step_time_s: StepTime
@@ -88,6 +91,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     bytes_sent: float
     failed_workers: float
     """How many did not come to the end of their loop."""
+    learning: Learning
     window_s: float
     elapsed_s: float
     """From the start of the first node to the end of the last."""
@@ -136,6 +140,7 @@ def summarise(run: Run) -> Summary:
         goodput=parts.busy,
         bytes_sent=float(sum(link.sent + link.lost + link.duplicate for link in run.links)),
         failed_workers=float(len(failures(run))),
+        learning=learned(run),
         window_s=length,
         elapsed_s=run.elapsed,
     )
@@ -216,10 +221,12 @@ def mean(summaries: Sequence[Summary]) -> Summary:
 
 
 def standard_error(summaries: Sequence[Summary]) -> Summary:
-    """Return the standard errors of the means over replications; NaN for fewer than two."""
+    """Return the standard errors of the means over replications; NaN for fewer than two, or where one is infinite."""
 
     def error(numbers: list[float]) -> float:
-        return statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else NOTHING
+        if len(numbers) < 2 or not all(map(math.isfinite, numbers)):  # noqa: PLR2004 - what a deviation takes
+            return NOTHING
+        return statistics.stdev(numbers) / math.sqrt(len(numbers))
 
     return combine(summaries, error)
 
@@ -277,6 +284,7 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
                 name: dict(sorted(fate.staleness.items())) for name, fate in fates(runs[0]).items()
             },
             "links": [msgspec.to_builtins(link) for link in runs[0].links],
+            "losses": _losses(runs[0]),
             "poisoned_updates": sum(len(poisoned_updates(run)) for run in runs),
             "failures": [failure for run in runs for failure in failures(run)],
             "unstopped": list(dict.fromkeys(name for run in runs for name in run.unstopped)),
@@ -297,6 +305,13 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
     }
     # msgspec writes NaN as null.
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
+
+
+def _losses(run: Run) -> dict[str, Any] | None:
+    if not learns(run.scenario):
+        return None
+    curve = curve_of(run)
+    return {"time_s": curve.times, "updates": curve.updates, "loss": curve.losses}
 
 
 # --- for people ---
@@ -325,6 +340,17 @@ ROWS: Final[list[tuple[str, Callable[[Summary], float]]]] = [
 ]
 """What the tables show: a label and the number."""
 
+LEARNING_ROWS: Final[list[tuple[str, Callable[[Summary], float]]]] = [
+    ("loss at the end", lambda s: s.learning.loss),
+    ("time to the target loss (s)", lambda s: s.learning.time_to_target_s),
+    ("updates to the target loss", lambda s: s.learning.updates_to_target),
+]
+
+
+def rows_for(scenario: Scenario) -> list[tuple[str, Callable[[Summary], float]]]:
+    """Return what the tables of a scenario show."""
+    return ROWS + LEARNING_ROWS if learns(scenario) else ROWS
+
 
 def table(results: Mapping[str, Sequence[Run]]) -> Table:
     """Return a table of the numbers, one column a policy; with replications, means and their standard errors."""
@@ -337,14 +363,17 @@ def table(results: Mapping[str, Sequence[Run]]) -> Table:
         made.add_column(policy, justify="right")
         summaries = [summarise(run) for run in runs]
         columns.append((mean(summaries), standard_error(summaries)))
-    for label, value in ROWS:
-        made.add_row(label, *(_cell(value(middle), value(error)) for middle, error in columns))
+    for label, value in rows_for(next(iter(results.values()))[0].scenario):
+        made.add_row(label, *(cell(value(middle), value(error)) for middle, error in columns))
     return made
 
 
-def _cell(value: float, error: float) -> str:
+def cell(value: float, error: float) -> str:
+    """Return a number and how far it may be off as they stand in a table."""
     if math.isnan(value):
         return "-"
+    if math.isinf(value):
+        return "never"
     return f"{value:.4g}" if math.isnan(error) else f"{value:.4g} ± {error:.2g}"
 
 

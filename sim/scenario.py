@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,18 +11,22 @@ import msgspec
 from msgspec import Meta
 
 from aiokv.core.keys import check_key, check_kind, check_spec
+from aiokv.core.merging import Merging
 from aiokv.errors import AiokvError, ConfigError
+from aiokv.optim import make_optimizer
 from aiokv.policy import get_policy
-from sim.assertions import parse_assertion
+from sim.assertions import LEARNED, parse_assertion
 from sim.compute import Law, Recorded, read_trace
 from sim.decoding import closest, decode, mistake
 from sim.faults import AnyFault, Link, Nodes, Poison
 from sim.models import MODELS
+from sim.problems import WORKLOADS
 from sim.sections import (
     SCHEDULER,
     ClusterSection,
     Count,
     JobSection,
+    LearningSection,
     NetworkSection,
     Positive,
     Section,
@@ -29,6 +34,7 @@ from sim.sections import (
     StopSection,
     TensorSection,
 )
+from sim.updating import check_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +67,7 @@ class Scenario(Section, frozen=True, kw_only=True):
     """In the order in which a step needs them."""
     fault: tuple[AnyFault, ...] = ()
     stop: StopSection = StopSection()
+    learning: LearningSection = LearningSection()
     assertions: tuple[str, ...] = ()
     """What must be true of the results, as in "p95_step < 80 ms" or "asp.staleness_mean <= 7"."""
 
@@ -179,7 +186,15 @@ def parse_scenario(content: bytes, file: str, changes: Sequence[tuple[str, Any]]
     if isinstance(scenario.compute, Recorded):
         path = str(Path(file).parent / scenario.compute.file)
         scenario = msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, file=path))
-    for check in (_check_policies, _check_times, _check_names, _check_tensors, _check_trace, _check_assertions):
+    for check in (
+        _check_policies,
+        _check_times,
+        _check_names,
+        _check_tensors,
+        _check_trace,
+        _check_learning,
+        _check_assertions,
+    ):
         found = check(scenario)
         if found is not None:
             raise mistake(file, text, *found)
@@ -275,10 +290,29 @@ def _check_trace(scenario: Scenario) -> Found:
     return None
 
 
+def _check_learning(scenario: Scenario) -> Found:
+    learning = scenario.learning
+    if learning.workload not in WORKLOADS and not re.fullmatch(r"[\w.]+:\w+", learning.workload):
+        hint = closest(learning.workload, WORKLOADS)
+        expected = f"{', '.join(WORKLOADS)} or module:function"
+        return "learning.workload", f"expected {expected}, got {learning.workload!r}{hint}"
+    try:
+        rule = make_optimizer(learning.optimizer, learning.params)
+        Merging(learning.reduction, learning.staleness_rate).check(rule)
+        check_rule(rule)
+    except AiokvError as error:
+        return "learning.optimizer", str(error)
+    return None
+
+
 def _check_assertions(scenario: Scenario) -> Found:
     for number, text in enumerate(scenario.assertions):
         try:
-            parse_assertion(text, scenario.policies)
+            metric = parse_assertion(text, scenario.policies).metric
         except ConfigError as error:
             return f"assertions[{number}]", str(error)
+        if metric in LEARNED and scenario.learning.workload == "none":
+            return f"assertions[{number}]", f"{metric!r} needs a workload: set learning.workload"
+        if metric.endswith("_to_target") and scenario.learning.target_loss is None:
+            return f"assertions[{number}]", f"{metric!r} needs a target: set learning.target_loss"
     return None

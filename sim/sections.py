@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -109,6 +109,36 @@ class StopSection(Section, frozen=True, kw_only=True):
     """When so many updates of chunks are made; 0: no limit."""
     departures: bool = True
     """Whether workers leave in good order at the end. With thousands of them, that takes longer than the training."""
+
+
+class LearningSection(Section, frozen=True, kw_only=True):
+    """What the workers optimise. It takes no simulated time, and when steps end does not depend on it.
+
+    Gradients are computed at the version that their worker had read, and updates are made in the simulated order: those
+    of the first chunk of the first tensor.
+    """
+
+    workload: str = "none"
+    """"quadratic": x^2 / 2 from x = 1. "digits": softmax regression on handwritten digits. "module:function": what the
+    function returns, called with the seed and the number of workers: the parameters to start from,
+    gradient(parameters, worker, push), which uses the same data for the same worker and push, and loss(parameters).
+    """
+    noise: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Standard deviation of what is added to each gradient of the quadratic."""
+    batch: Count = 32
+    """Images that a gradient of the digits is the mean over."""
+    optimizer: str = "sgd"
+    """The update rule, by its name in `aiokv.optim`: sgd, nag or adam."""
+    params: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Its parameters, such as learning_rate and momentum."""
+    reduction: Literal["sum", "mean", "mean_of_world"] = "mean"
+    """What becomes of the gradients of an update."""
+    staleness_rate: Literal["1", "1/max(1,tau)", "1/(1+tau)"] = "1"
+    """What each gradient is multiplied by before that; tau is its staleness."""
+    target_loss: float | None = None
+    """The loss that `time_to_target` waits for."""
+    loss_every: Count = 1
+    """The loss is computed after so many updates each time, and at the end."""
 
 
 class TensorSection(Section, frozen=True, kw_only=True):
