@@ -217,7 +217,9 @@ def _comparison_table(comparisons: Sequence[Comparison], replications: int) -> T
 
 
 def _estimate(value: float, width: float, sign: str = "") -> str:
-    if math.isnan(value):
+    if math.isinf(value) and not sign:
+        return "never"
+    if not math.isfinite(value):
         return "-"
     return f"{value:{sign}.4g}" if math.isnan(width) else f"{value:{sign}.4g} ± {width:.2g}"
 

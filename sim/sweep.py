@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from aiokv.errors import ConfigError
-from sim.assertions import METRICS
+from sim.assertions import LEARNED, METRICS
 from sim.cluster import simulate
 from sim.intervals import half_width
 from sim.report import Summary, summarise
@@ -102,7 +102,7 @@ def run_task(task: Task) -> Row:
     """Carry out one run."""
     scenario = scenario_of(task.content, task.file, task.changes)
     run = simulate(scenario, scenario.policies[0], task.seed)
-    return Row(task.key, task.seed, msgspec.to_builtins(summarise(run)), run.digest)
+    return Row(task.key, task.seed, _for_json(msgspec.to_builtins(summarise(run))), run.digest)
 
 
 def sweep(
@@ -149,6 +149,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 COMPARED: Final = ("mean_step", "p95_step", "gradients_per_s", "staleness_mean", "utilisation", "goodput")
+"""Results that are shown; those of learning too, where there is some."""
 
 
 def compare(settings: Sequence[tuple[Change, ...]], rows: Sequence[Sequence[Row]]) -> list[Comparison]:
@@ -160,9 +161,11 @@ def compare(settings: Sequence[tuple[Change, ...]], rows: Sequence[Sequence[Row]
     """
     found = []
     results = [[_metrics(row) for row in each] for each in rows]
+    every = [result for each in results for result in each]
+    learned = [metric for metric in LEARNED if any(not math.isnan(result[metric]) for result in every)]
     for setting, own, each in zip(settings, results, rows, strict=True):
         values, differences = {}, {}
-        for metric in COMPARED:
+        for metric in (*COMPARED, *learned):
             values[metric] = _estimate([result[metric] for result in own])
             # The same seed has the same step times and faults everywhere, so pairs differ less than means.
             pairs = [result[metric] - base[metric] for result, base in zip(own, results[0], strict=True)]
@@ -172,16 +175,24 @@ def compare(settings: Sequence[tuple[Change, ...]], rows: Sequence[Sequence[Row]
 
 
 def _metrics(row: Row) -> dict[str, float]:
-    # NaN has become null in the file.
-    summary = msgspec.convert(_with_nan(row.summary), Summary)
-    return {metric: METRICS[metric](summary) for metric in COMPARED}
+    summary = msgspec.convert(_from_json(row.summary), Summary)
+    return {metric: METRICS[metric](summary) for metric in (*COMPARED, *LEARNED)}
 
 
-def _with_nan(value: Any) -> Any:
+def _for_json(value: Any) -> Any:
+    """Return what JSON has a place for: null for NaN, and a text for the time until what never was."""
     if isinstance(value, dict):
-        return {name: _with_nan(part) for name, part in value.items()}
-    return math.nan if value is None else value
+        return {name: _for_json(part) for name, part in value.items()}
+    return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _from_json(part) for name, part in value.items()}
+    return math.nan if value is None else float(value)
 
 
 def _estimate(values: Sequence[float]) -> tuple[float, float]:
+    if not all(map(math.isfinite, values)):
+        return sum(values) / len(values), math.nan
     return statistics.fmean(values), half_width(values)

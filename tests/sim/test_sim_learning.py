@@ -288,6 +288,20 @@ def test_the_command_shows_that_the_target_was_never_reached(tmp_path: Path) -> 
     assert re.search(r"time to the target loss \(s\).*never", result.stdout)
 
 
+def test_a_sweep_compares_what_was_learned(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace("1e-9", "0.01"))
+    arguments = ["sweep", str(path), "--set", "learning.params.learning_rate=0.5,0.01", "--replications", "2"]
+    result = CliRunner().invoke(cli.sim, [*arguments, "--json", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    fast, slow = json.loads(result.stdout)
+    # Four updates, each of which takes half or a hundredth of x away.
+    assert [each["values"]["loss"][0] for each in (fast, slow)] == pytest.approx([0.5 * 0.25**4, 0.5 * 0.99**8])
+    assert fast["values"]["updates_to_target"] == [3.0, 0.0]
+    again = CliRunner().invoke(cli.sim, [*arguments, "--out", str(tmp_path)])
+    assert "never" in again.stdout
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
