@@ -180,9 +180,16 @@ def _reducer(merging: Merging, workers: int) -> Callable[[list[Floats], list[int
     return reduce
 
 
+def loss_columns(run: Run) -> dict[str, list[Any]]:
+    """Return the losses that were computed, when, and after how many updates; nothing without a workload."""
+    if not learns(run.scenario):
+        return {}
+    curve = curve_of(run)
+    return {"time_s": curve.times, "updates": curve.updates, "loss": curve.losses}
+
+
 def loss_rows(run: Run) -> Iterator[dict[str, Any]]:
     """Yield one entry for each loss that was computed."""
-    if learns(run.scenario):
-        curve = curve_of(run)
-        for time, updates, loss in zip(curve.times, curve.updates, curve.losses, strict=True):
-            yield {"time_s": time, "updates": updates, "loss": loss}
+    columns = loss_columns(run)
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sim.fates import CANCELLED, fates
 from sim.intervals import batch_half_width, student
-from sim.learning import Learning, curve_of, learned, learns
+from sim.learning import Learning, learned, learns, loss_columns
 from sim.split import Split, end_of, shares, split
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
                 name: dict(sorted(fate.staleness.items())) for name, fate in fates(runs[0]).items()
             },
             "links": [msgspec.to_builtins(link) for link in runs[0].links],
-            "losses": _losses(runs[0]),
+            "losses": loss_columns(runs[0]),
             "poisoned_updates": sum(len(poisoned_updates(run)) for run in runs),
             "failures": [failure for run in runs for failure in failures(run)],
             "unstopped": list(dict.fromkeys(name for run in runs for name in run.unstopped)),
@@ -305,13 +305,6 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
     }
     # msgspec writes NaN as null.
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
-
-
-def _losses(run: Run) -> dict[str, Any] | None:
-    if not learns(run.scenario):
-        return None
-    curve = curve_of(run)
-    return {"time_s": curve.times, "updates": curve.updates, "loss": curve.losses}
 
 
 # --- for people ---
