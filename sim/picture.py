@@ -316,9 +316,10 @@ def losses(runs: Sequence[Run]) -> Figure:
         axes.set_xlim(left=0.0)
         axes.grid(color="#dddddd", linewidth=0.6)
         _clean(axes)
-    if min(shown) > 0.0 and max(shown) > WIDE_RANGE * min(shown):
+    smallest = min(shown, default=0.0)
+    if smallest > 0.0 and max(shown) > WIDE_RANGE * smallest:
         panels[0].set_yscale("log")
-    elif min(shown) >= 0.0:
+    elif smallest >= 0.0:
         panels[0].set_ylim(bottom=0.0)
     panels[0].set_ylabel("loss")
     figure.legend(
