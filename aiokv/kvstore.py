@@ -92,6 +92,11 @@ class KVStore(ABC):
         """How many contributions of this worker to a key count nowhere, by reason: "late" or "stale"."""
         return self._operations.dropped
 
+    @property
+    def torn_reads(self) -> int:
+        """How many calls of this worker have got values of several rounds; see `docs/policies.md`."""
+        return self._operations.torn_reads
+
     def group(self, ranks: Iterable[int]) -> Group:
         """Return some of the workers, to give them keys and barriers of their own.
 
@@ -127,6 +132,7 @@ class KVStore(ABC):
     pushpull = _waiting(Operations.pushpull)
     init_rows = _waiting(Operations.init_rows)
     row_sparse_pull = _waiting(Operations.row_sparse_pull)
+    wait_for_round = _waiting(Operations.wait_for_round)
     broadcast = _waiting(Operations.broadcast)
     delete = _waiting(Operations.delete)
     barrier = _waiting(Operations.barrier)

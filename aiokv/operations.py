@@ -125,6 +125,11 @@ class Operations(ABC):
         """How many contributions of this worker to a key count nowhere, by reason: "late" or "stale"."""
         return self._session.dropped
 
+    @property
+    def torn_reads(self) -> int:
+        """How many calls of this worker have got values of several rounds; see `docs/policies.md`."""
+        return self._session.torn_reads
+
     def group(self, ranks: Iterable[int]) -> Group:
         """Return some of the workers, to give them keys and barriers of their own.
 
@@ -316,6 +321,28 @@ class Operations(ABC):
         arguments = receiving(key, out, self._dense_spec)
         await self._transfer(st.Operation.PULL, arguments, timeout, priority)
         return arguments.finish()
+
+    async def wait_for_round(self, key: Key, newer_than: int | None = None, *, timeout: float | None = None) -> int:
+        """Wait until a newer round of a key is closed, and its value made, than the one that this worker has read.
+
+        A gradient that is computed at an older one may be one that nobody waits for any longer; see `docs/policies.md`.
+        A wait that is cancelled costs nothing.
+
+        Args:
+            key: a key that this worker has initialised; of a tensor that is cut, its first part counts.
+            newer_than: another round than the one that was read last, such as what this method has returned.
+            timeout: seconds.
+
+        Returns:
+            The round. Where a policy does not decide rounds for all keys at once, it is the version of the value.
+
+        Raises:
+            UnknownKeyError: this worker has not initialised the key.
+            RoundTimeoutError: there was none within `timeout`.
+        """
+        seconds = self._seconds(timeout)
+        number: int = await self._call(lambda call: st.AwaitRound(call, key, newer_than, seconds))
+        return number
 
     def _dense_spec(self, key: Key) -> TensorSpec | None:
         check_sparse(key, is_sparse=self._session.is_sparse(key), wanted=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Received
     from aiokv.core.tallies import Tallies
     from aiokv.errors import AiokvError
-    from aiokv.types import Peer, Rank, Version
+    from aiokv.types import Peer, Rank, Round, Version
 
 AnyPush = m.Push | m.PushBundle | m.PushRows
 AnyPull = m.Pull | m.PullBundle | m.PullRows
@@ -66,6 +66,8 @@ class Answers:
         self._codecs = codecs
         self._tallies = tallies
         self._waiters: dict[RequestName, Waiter] = {}
+        self._awaiting: dict[Chunk, None] = {}
+        """Chunks of decided rounds that somebody waits for a round of, or has waited."""
 
     def __contains__(self, name: RequestName) -> bool:
         return name in self._waiters
@@ -112,6 +114,7 @@ class Answers:
         for chunk in waiter.chunks:
             chunk.forget_read(waiter)
             chunk.gated.pop(waiter, None)
+            chunk.awaiting.pop(waiter, None)
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
         """Nobody is there any longer to answer; what was pushed stays counted."""
@@ -128,6 +131,57 @@ class Answers:
                     chunk.forget_read(pull)
                     effects += self.advance(pull, now)
         return effects
+
+    # --- reads that wait for a round ---
+
+    def _stage(self, chunk: Chunk, rank: Rank) -> Round | Version:
+        """Return the last round in the value of a chunk, or its version where the chunk decides its own rounds."""
+        if chunk.rounds is None:
+            return chunk.version
+        return chunk.rounds.stage(rank, self.roster, applying=chunk.applying)
+
+    def await_round(
+        self, received: Received, message: m.AwaitRound, rank: Rank, chunk: Chunk, now: float
+    ) -> list[Effect]:
+        """Tell a worker when the value is newer than a round."""
+        name = (received.peer, received.request)
+        waiter = self._waiters[name] = Waiter(*name, rank, message.timeout, [chunk], 0, want_value=False)
+        waiter.key, waiter.at_least_round = message.key, message.newer_than + 1
+        self._deadlines.add(name, now + message.timeout)
+        return self.finish(waiter, now)
+
+    def _is_early(self, waiter: Waiter) -> bool:
+        return self._stage(waiter.chunks[0], waiter.rank) < waiter.at_least_round
+
+    def reached(self, chunk: Chunk, now: float) -> list[Effect]:
+        """Let those go on whose round is in the value of a chunk now."""
+        effects: list[Effect] = []
+        for waiter in list(chunk.awaiting):
+            if not self._is_early(waiter):
+                del chunk.awaiting[waiter]
+                effects += self.advance(waiter, now)
+        return effects
+
+    def awaited(self) -> list[Chunk]:
+        """Return the chunks of decided rounds that somebody waits for a round of."""
+        if self._awaiting:
+            self._awaiting = {chunk: None for chunk in self._awaiting if chunk.awaiting}
+        return list(self._awaiting)
+
+    def let_go(self, chunk: Chunk, now: float) -> list[Effect]:
+        """Answer all who wait for a round of a policy that the chunk leaves: with what is there."""
+        effects: list[Effect] = []
+        for waiter in list(chunk.awaiting):
+            self._forget(waiter)
+            effects.append(self._answer(waiter, now))
+        return effects
+
+    def give_up(self, waiter: Waiter, error: AiokvError, now: float) -> Effect:
+        """Answer a request that waits for a round in vain: who wants the value gets what is there."""
+        if not waiter.want_value:
+            return self.refuse(waiter, error)
+        self._forget(waiter)
+        return self._answer(waiter, now)
 
     # --- reads that a policy holds back ---
 
@@ -200,6 +254,12 @@ class Answers:
 
     def finish(self, waiter: Waiter, now: float) -> list[Effect]:
         """Answer a request that waits for no update any longer, as soon as it may read."""
+        if waiter.at_least_round and self._is_early(waiter):
+            chunk = waiter.chunks[0]
+            waiter.left, chunk.awaiting[waiter] = 1, None
+            if chunk.rounds is not None:
+                self._awaiting[chunk] = None
+            return []
         held = self._hold(waiter, now) if waiter.want_value else None
         return [self._answer(waiter, now)] if held is None else held
 
@@ -211,6 +271,8 @@ class Answers:
             named = waiter.peer, waiter.request, waiter.rank
             asker = Asker(*named, waiter.priority, waiter.rows, waiter.value_codec, waiter.dropped)
             return self.value(asker, waiter.chunks)
+        if waiter.key is not None:
+            return Send(waiter.peer, waiter.request, m.Reached(self._stage(waiter.chunks[0], waiter.rank)))
         done = m.Done(_common_version(waiter.chunks), waiter.dropped)
         return Send(waiter.peer, waiter.request, done)
 
@@ -225,7 +287,10 @@ class Answers:
                 chunk.reads.answered(asker.rank, named, chunk.version)
         if asker.codec and len(chunks) == 1 and is_compressible(chunks[0].spec.dtype, chunks[0].size):
             return self._difference(asker, chunks[0])
-        return Send(asker.peer, asker.request, m.Value(named, dropped=asker.dropped), payload, asker.priority)
+        message = m.Value(named, dropped=asker.dropped)
+        if chunks[0].rounds is not None:
+            message.round = self._stage(chunks[0], asker.rank)
+        return Send(asker.peer, asker.request, message, payload, asker.priority)
 
     def _difference(self, asker: Asker, chunk: Chunk) -> Effect:
         """Answer with what the value differs by from the peer's replica; the first time with the value itself."""
@@ -233,6 +298,8 @@ class Answers:
         codec = self._codecs.find(asker.codec) if known else None
         payload = StoredDifference(chunk.key, chunk.start, chunk.version, chunk.nbytes, asker.peer, codec)
         message = m.Value(chunk.version, asker.codec if known else 0, asker.dropped)
+        if chunk.rounds is not None:
+            message.round = self._stage(chunk, asker.rank)
         # All at one priority: they are to be added up in the order in which they were made.
         return Send(asker.peer, asker.request, message, payload, DIFFERENCE_PRIORITY)
 
@@ -253,6 +320,7 @@ class Answers:
                     waits += waiter in chunk.pulls.get(waiter.rank, ())
                 if chunk.gated:
                     waits += waiter in chunk.gated
+                waits += waiter in chunk.awaiting
                 if chunk.rounds is not None:
                     waits += sum(one.waiter is waiter for one in chunk.rounds.undecided.values())
                     waits += sum(one.waiter is waiter for one in chunk.rounds.dropped)

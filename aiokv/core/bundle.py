@@ -71,6 +71,11 @@ def divide(bundle: Bundle, new_slot: NewSlot) -> tuple[list[Chunk], list[Effect]
         waiter.chunks, waiter.left = chunks, len(chunks)
         for chunk in chunks:
             chunk.read_later(waiter)
+    of_key = {chunk.key: chunk for chunk in chunks}
+    for waiter in whole.awaiting:
+        assert waiter.key is not None, "bundles are read without regard to rounds"
+        waiter.chunks = [of_key[waiter.key]]
+        of_key[waiter.key].awaiting[waiter] = None
     bundle.chunk = None
     return chunks, effects
 

@@ -29,6 +29,7 @@ from aiokv.core.encoding import Encodings, ask_compressed, refer_to_encoded
 from aiokv.core.joiner import REGISTER_REQUEST, answer_time
 from aiokv.core.records import Record, field
 from aiokv.core.stimuli import Operation, Transfer
+from aiokv.core.whole_reads import PATIENCE, WholeReads
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
@@ -44,7 +45,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from aiokv.core.directory import Directory
     from aiokv.core.parts import Leaving, Part, Tensors
-    from aiokv.types import Key, Peer, Rank
+    from aiokv.types import Key, Peer, Rank, Round
 
 ErrorOf = Callable[[str], AiokvError]
 
@@ -74,7 +75,8 @@ class Call(Record, eq=False):
 
     `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
     the key that it names. `encode` is set once its turn has come, if it is to be encoded first. `last` goes to the
-    scheduler when the servers have answered. A `change` lets later calls of its keys wait until it is over.
+    scheduler when the servers have answered. A `change` lets later calls of its keys wait until it is over. `reads` are
+    of values that are to be of one round.
     """
 
     number: int
@@ -89,6 +91,7 @@ class Call(Record, eq=False):
     encode: Encode | None = None
     last: m.Message | None = None
     change: Change | None = None
+    reads: WholeReads | None = None
 
     @property
     def what(self) -> str:
@@ -120,6 +123,8 @@ class Calls:
         self._most = max_open_pushes
         self.dropped: dict[str, int] = {}
         """How many contributions to a key count nowhere, by reason."""
+        self.torn_reads = 0
+        """How many calls have got values that are not of one round."""
         self._next_request = REGISTER_REQUEST + 1
         self._calls: dict[int, Call] = {}
         self._requests: dict[int, Request] = {}
@@ -433,9 +438,28 @@ class Calls:
             return self.fail(call, ProtocolError(text))
         if isinstance(message, m.Value) and part is not None:
             self._directory.received(part, message.version)
+            if self._directory.has_steps:
+                self._read(call, part, message.round)
         elif not isinstance(message, m.Done):
             self._keep(call, peer, part, message)
-        return [] if call.open else self._complete(call)
+        if call.open:
+            return []
+        return self._complete(call) if call.reads is None else self._read_again(call, call.reads)
+
+    def _read(self, call: Call, part: Part, number: Round) -> None:
+        lane = self._directory.read(part, number)
+        if lane is not None:
+            call.reads = call.reads or WholeReads()
+            call.reads.add(lane, part, number)
+
+    def _read_again(self, call: Call, reads: WholeReads) -> list[Effect]:
+        """Complete a call whose values are of one round, or ask again for the older ones."""
+        if reads.is_whole:
+            return self._complete(call)
+        if reads.is_hopeless:
+            self.torn_reads += 1
+            return self._complete(call)
+        return self._send(call, reads.again(min(PATIENCE, answer_time(call.timeout))))
 
     def _keep(self, call: Call, peer: Peer, part: Part | None, message: m.Message) -> None:
         """Take what an answer says into the result of a call."""
@@ -446,6 +470,8 @@ class Calls:
                 call.result[peer] = result
             case m.Met(said):
                 call.result = dict(said)
+            case m.Reached(number):
+                call.result = number
             case m.State(version) if part is not None and isinstance(part.receives, CallBuffer):
                 call.result = {} if call.result is None else call.result
                 call.result[part.receives.number] = version

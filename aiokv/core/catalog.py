@@ -217,6 +217,21 @@ class Catalog:
         check_sparse(key, is_sparse=self.is_sparse(key), wanted=isinstance(message, (PushRows, PullRows)))
         return self._chunk_at(key, message.start, message.stop)
 
+    def first(self, key: Key) -> Chunk:
+        """Return the first chunk of a key; that of a bundle if the key is in one.
+
+        Raises:
+            KeyUseError, UnknownKeyError: no such key here.
+            ProtocolError: its first chunk is on another server.
+        """
+        if key not in self._keys:
+            self.check_key(key)
+        bundle = self._bundle_of.get(key)
+        chunk = self.chunks.get((key, 0)) if bundle is None else bundle.chunk
+        if chunk is None:
+            raise ProtocolError(f"key {key!r}: its first chunk is on another server")
+        return chunk
+
     def _chunk_at(self, key: Key, start: int, stop: int) -> Chunk:
         chunk = self.chunks.get((key, start))
         if chunk is None and key in self._bundle_of and (start, stop) == (0, self._keys[key].spec.size):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiokv.core.roster import Roster
     from aiokv.core.stimuli import Received
     from aiokv.policy import ChunkPolicy, Gate, Policy
-    from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
+    from aiokv.types import Key, Peer, Rank, Round, Slot, TensorSpec, Version
     from aiokv.wire import messages as m
 
 
@@ -28,6 +28,9 @@ class Waiter(Record, eq=False):
     A push waits until its `updates` are applied, one for each chunk; a pull until push `at_least` of `rank` is in each.
     `rows` are the row ids that a pull of a row-sparse chunk wants. `dropped` says why a push is in no update. After all
     that, the chunks' gates may hold a read back: `held_since` is set while they do.
+
+    Unless `at_least_round` is 0 it also waits for that round, or version, of its only chunk. Who wants to know no more
+    than that there is one has named `key`.
     """
 
     peer: Peer
@@ -38,6 +41,8 @@ class Waiter(Record, eq=False):
     left: int
     priority: int = 0
     at_least: int = 0
+    at_least_round: Round = 0
+    key: Key | None = None
     want_value: bool = True
     rows: bytes = b""
     value_codec: int = 0
@@ -124,7 +129,7 @@ class Chunk(Record, eq=False):
 
     `pending` is the update that is prepared by computing norms, `gathering` says that it waits for those of other
     chunks. `reads` is there when the rule looks at what a worker had read, `rounds` when rounds are decided for all
-    keys at once. `gate` holds reads back, those of `gated`.
+    keys at once. `gate` holds reads back, those of `gated`; those of `awaiting` wait for a round.
 
     `since` is the version and `before` each rank's pushes at which its policy began; `leaving` are the ranks that have
     asked for another one, so that this one waits for them no longer.
@@ -157,6 +162,7 @@ class Chunk(Record, eq=False):
     since: Version = 0
     before: dict[Rank, int] = field(default_factory=dict)
     leaving: dict[Rank, None] = field(default_factory=dict)
+    awaiting: dict[Waiter, None] = field(default_factory=dict)
     nbytes: int = 0
     """Bytes of the elements."""
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 PARKABLE = (
     *(m.Push, m.PushBundle, m.Pull, m.PullBundle, m.PushRows, m.PullRows),
-    *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer, m.SetPolicy),
+    *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer, m.SetPolicy, m.AwaitRound),
 )
 """Requests that may have to wait."""
 
@@ -210,7 +210,7 @@ class Coordinator:
                 return self._attach(peer, request, message, now)
             case m.Sums():
                 return self._go_on(self._norms.asked(peer, request, message), now)
-            case m.Arrived() if self._norms.is_server(peer):
+            case m.Arrived() | m.GetRounds() if self._norms.is_server(peer):
                 return self._steps.decided(self._deciding.asked(peer, request, message, self._roster, now), now)
             case m.SetPolicy():
                 return self._changes.asked(received, message, self._rank_of(peer), now)
@@ -399,7 +399,7 @@ class Coordinator:
         effects += self._steps.decided(self._deciding.due(self._roster, now), now)
         for name in self._deadlines.due(now):
             if name in self._answers:
-                effects.append(self._rounds.expire(name))
+                effects.append(self._rounds.expire(name, now))
             elif name in self._creation:
                 effects.append(self._creation.expire(name, self._roster))
             elif name in self._exchanges:

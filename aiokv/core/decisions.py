@@ -45,10 +45,10 @@ Group = tuple[str, tuple["Rank", ...]]
 
 
 class Question(Record, eq=False):
-    """A step that another server was asked about."""
+    """A step that another server was asked about; without a `token` only what rounds were closed."""
 
     decisions: Decisions
-    token: Token
+    token: Token | None
     read: Round
 
 
@@ -87,6 +87,8 @@ class Decisions(Record, eq=False):
         rounds: the steps of the newest closed rounds.
         verdicts: what was decided about the newest steps.
         seen: the last step of each rank of which something has come to this server.
+        before: the one before that.
+        counts: how many steps of each rank are decided.
         blocked: chunks whose next round waits for more of a rank.
         settled: the last round that was closed when a rank's last step was decided.
         accepted: the steps that will be in a round.
@@ -103,6 +105,8 @@ class Decisions(Record, eq=False):
     rounds: dict[Round, list[Token]] = field(default_factory=dict)
     verdicts: OrderedDict[Token, Verdict] = field(default_factory=OrderedDict)
     seen: dict[Rank, int] = field(default_factory=dict)
+    before: dict[Rank, int] = field(default_factory=dict)
+    counts: dict[Rank, int] = field(default_factory=dict)
     blocked: dict[Rank, dict[Chunk, None]] = field(default_factory=dict)
     settled: dict[Rank, Round] = field(default_factory=dict)
     accepted: dict[Token, None] = field(default_factory=dict)
@@ -116,14 +120,21 @@ class Decisions(Record, eq=False):
         """Take note that something of a step has come; return the chunks that no longer wait for earlier ones."""
         if token.clock <= self.seen.get(token.rank, 0):
             return ()
+        self.before[token.rank] = self.seen.get(token.rank, 0)
         self.seen[token.rank] = token.clock
         return self.blocked.pop(token.rank, ())
+
+    def step_before(self, token: Token) -> int:
+        """Return the last step of a rank before this one of which something has come to this server; 0: none."""
+        seen = self.seen.get(token.rank, 0)
+        return self.before.get(token.rank, 0) if seen == token.clock else seen
 
     def settle(self, token: Token, verdict: Verdict) -> None:
         """Remember what was decided about a step; the oldest is forgotten, and the round that it is in."""
         self.accepted.pop(token, None)
         self.unasked.pop(token, None)
         self.settled[token.rank] = self.newest
+        self.counts[token.rank] = self.counts.get(token.rank, 0) + 1
         self.verdicts[token] = verdict
         if len(self.verdicts) > REMEMBERED:
             _, oldest = self.verdicts.popitem(last=False)
@@ -226,16 +237,28 @@ class Deciding:
             decided.effects += self._neighbours.ask(LEADER, message, Question(decisions, token, read), now)
         return decided
 
-    def asked(self, peer: Peer, request: int, message: m.Arrived, roster: Roster, now: float) -> Decided:
-        """Take in that another server has seen a step.
+    def inquire(self, decisions: Decisions, now: float) -> list[Effect]:
+        """Ask the deciding server which rounds are closed that this one has not heard of."""
+        if decisions.decider is not None or self._neighbours.first_lost([LEADER]) is not None:
+            return []
+        message = m.GetRounds(*decisions.group, decisions.newest)
+        return self._neighbours.ask(LEADER, message, Question(decisions, None, 0), now)
+
+    def asked(
+        self, peer: Peer, request: int, message: m.Arrived | m.GetRounds, roster: Roster, now: float
+    ) -> Decided:
+        """Take in that another server has seen a step, or wants to know which rounds are closed.
 
         Raises:
             PolicyError, ProtocolError: there is no such policy, or this server does not decide.
         """
-        decisions, token = self.of((message.policy, message.group)), Token(message.rank, message.clock)
+        decisions = self.of((message.policy, message.group))
         if decisions.decider is None:
             raise ProtocolError(f"server {self._neighbours.index} does not decide rounds; server {LEADER} does")
-        read = message.read
+        if isinstance(message, m.GetRounds):
+            decisions.told.setdefault(peer, message.known)
+            return Decided([decisions.answer((peer, request), "")])
+        token, read = Token(message.rank, message.clock), message.read
         if read == message.known >= decisions.told.setdefault(peer, message.known):
             # It has the newest value there, and no step of a later round has been seen there; see `OpenRounds.read`.
             read = max(read, decisions.settled.get(token.rank, 0))
@@ -321,7 +344,7 @@ class Deciding:
         """Take in what was decided about a step."""
         decisions, token = question.decisions, question.token
         match message:
-            case m.Accepted():
+            case m.Accepted() if token is not None:
                 decisions.accepted[token] = None
                 return Decided(held=[decisions.hold(token)])
             case m.Verdict():
@@ -331,14 +354,14 @@ class Deciding:
             case _:
                 return self.refused(question, ProtocolError(f"unexpected {type(message).__name__}"))
 
-    def _told(self, decisions: Decisions, token: Token, message: m.Verdict) -> Decided:
+    def _told(self, decisions: Decisions, token: Token | None, message: m.Verdict) -> Decided:
         decided = Decided()
         for number, steps in message.rounds:
             tokens = [Token(rank, clock) for rank, clock in steps]
             decisions.close(number, tokens)
             for one in tokens:
                 decided.held += decisions.release(one, number)
-        if token not in decisions.verdicts:
+        if token is not None and token not in decisions.verdicts:
             verdict: Verdict = message.reason or message.round
             decisions.settle(token, verdict)
             decided.held += decisions.release(token, verdict)
@@ -347,7 +370,7 @@ class Deciding:
     def refused(self, question: Question, error: AiokvError) -> Decided:
         """Take in that the deciding server can't be asked, or does not answer; it is asked again with the next step."""
         decisions, token = question.decisions, question.token
-        if token in decisions.verdicts:
+        if token is None or token in decisions.verdicts:
             return Decided()
         decisions.accepted.pop(token, None)
         decisions.unasked[token] = question.read

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from aiokv.core.merging import Merging
-    from aiokv.core.parts import Tensors
+    from aiokv.core.parts import Lane, Tensors
     from aiokv.core.stimuli import ReadState, Rows, StatePart, WriteState
     from aiokv.optim import Optimizer
-    from aiokv.types import Key, Peer, Rank, TensorSpec, Version
+    from aiokv.types import Key, Peer, Rank, Round, TensorSpec, Version
 
 BUNDLED_BYTES = 16 * 1024
 """Tensors up to this size are initialised in bundles: their bytes cost less than their messages."""
@@ -45,7 +45,7 @@ class Directory:
         """The most pushes of any key."""
         self._earlier: dict[Key, int] = {}
         """How many pushes of a key were made before those of this worker, and elsewhere: those of what was loaded."""
-        self._has_steps = False
+        self.has_steps = False
         """Whether rounds of a key are decided for all keys at once."""
         self._kind: type | None = None
         self._known: dict[Key, Known] = {}
@@ -291,9 +291,9 @@ class Directory:
             count = self.counted(key)
             if count >= self.clock:
                 self.clock = count + 1
-        if not self._has_steps:
+        if not self.has_steps:
             return
-        known = [self._known[key] for key in keys if key in self._known and self._known[key].has_steps]
+        known = [self._known[key] for key in keys if key in self._known and self._known[key].lane]
         # A step has one push of a key, also of one that was made late and so has been pushed less often.
         self.clock = max([self.clock, *(1 + one.clock for one in known)])
         for one in known:
@@ -530,6 +530,7 @@ class Directory:
             if key in self._known:
                 known = self._known[key]
                 known.options = structs.replace(known.options, policy=policy)
+                self._find_lane(known)
 
     # --- answers ---
 
@@ -549,9 +550,13 @@ class Directory:
         for number, (key, spec) in enumerate(tensors, sparse - len(tensors)):
             known = self._known.setdefault(key, Known())
             known.spec, known.is_sparse, known.options = spec, number >= 0, options
-            known.has_steps = get_policy(self._policy_of(options)).decides
-            self._has_steps = self._has_steps or known.has_steps
+            self._find_lane(known)
         self._forget_plans()
+
+    def _find_lane(self, known: Known) -> None:
+        policy, known.round = get_policy(self._policy_of(known.options)), 0
+        known.lane = (str(policy), tuple(known.options.group)) if policy.decides else None
+        self.has_steps = self.has_steps or policy.decides
 
     def bundled(self, bundle: KnownBundle, number: int) -> None:
         """Use the server's number for keys that are initialised together, unless one of them has been used alone."""
@@ -574,6 +579,29 @@ class Directory:
             for key in part.bundle.keys:
                 if key in self._known:
                     self._known[key].versions[0] = version
+
+    def read(self, part: Part, number: Round) -> Lane | None:
+        """Remember the last round in a value; return with which keys its rounds are decided, None: with none."""
+        known = self._known.get(part.key)
+        if known is None or known.lane is None:
+            return None
+        if part.start == 0:
+            known.round = max(known.round, number)
+        return known.lane
+
+    def newest(self, key: Key) -> tuple[Peer, Round | Version]:
+        """Return where the first chunk of a key is, and what was read of it last: a round, or else a version.
+
+        Raises:
+            UnknownKeyError: this worker has not initialised the key.
+        """
+        known = self._known.get(key)
+        if known is None or known.spec is None:
+            raise UnknownKeyError(f"key {key!r} is not initialized by this worker", key=key)
+        server = (self.place_rows if known.is_sparse else self._place)(key, known.spec)[0].server
+        if known.lane is not None:
+            return server, known.round
+        return server, known.versions.get(0, 0) if known.bundle is None else known.bundle.version
 
     def take_back(self, part: Part) -> None:
         """Do not count a push that the server did not take: the next one has its number.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Requested = (
     *(m.Push, m.Pull, m.PushBundle, m.PullBundle, m.PushRows, m.PullRows, m.Init, m.InitBundle, m.InitRows),
-    *(m.GetState, m.PutState),
+    *(m.AwaitRound, m.GetState, m.PutState),
 )
 """The requests that `Exchanges` carries out, besides `Delete`, which concerns others too."""
 
@@ -95,6 +95,8 @@ class Exchanges:
                 return self._init(received, message, rank, roster, now)
             case m.InitRows() | m.PushRows() | m.PullRows():
                 return self._exchange_rows(received, message, rank, roster, now)
+            case m.AwaitRound(key):
+                return self._rounds.await_round(received, message, rank, self._catalog.first(key), now)
             case m.Delete():
                 return self._delete(received, message)
             case _:

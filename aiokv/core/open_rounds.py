@@ -80,6 +80,37 @@ class OpenRounds(Record, eq=False):
         made = self.first - 1 if self.until else 0
         return made if self.updates else max(made, self.decisions.settled.get(rank, 0))
 
+    def stage(self, rank: Rank, roster: Roster, *, applying: bool) -> Round:
+        """Return the last round in the value, as far as a rank that reads it can tell.
+
+        All rounds up to that are made here, or nothing has come for them and nothing is expected to.
+        """
+        if applying:
+            # The update that is under way is that of the last round before `first`.
+            return self.first - 2
+        number = self.first
+        while number <= self.decisions.newest and not self._is_open(number, rank, roster):
+            number += 1
+        return number - 1
+
+    def _is_open(self, number: Round, rank: Rank, roster: Roster) -> bool:
+        if number in self.updates:
+            return True
+        return any(self._expects(token, rank, roster) for token in self.decisions.rounds.get(number, ()))
+
+    def _expects(self, token: Token, rank: Rank, roster: Roster) -> bool:
+        """Tell whether a reader has to wait for a step.
+
+        What the reader itself pushed has come before it asks. Another worker is thought to push this key in a step if
+        it has done so in the step before. So nobody waits for keys that are left out of steps.
+        """
+        if token.rank == rank or not self._waits_for(token, roster):
+            return False
+        before = self.decisions.step_before(token)
+        if not before:
+            return self.decisions.counts.get(token.rank, 0) <= 1
+        return self.clocks.get(token.rank, 0) >= before
+
     def add(self, number: Round, contribution: Contribution) -> Update:
         """Enter a contribution to a closed round, or to the next one if that is made already."""
         if number < self.first and not self.until:

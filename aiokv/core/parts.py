@@ -9,10 +9,13 @@ from aiokv.core.records import Record, field
 from aiokv.core.stimuli import KeyOptions
 
 if TYPE_CHECKING:
-    from aiokv.types import Key, Peer, Rank, TensorSpec, Version
+    from aiokv.types import Key, Peer, Rank, Round, TensorSpec, Version
     from aiokv.wire import messages as m
 
 Tensors = list[tuple["Key", "TensorSpec"]]
+
+Lane = tuple[str, tuple["Rank", ...]]
+"""A policy's text and a group: keys with the same have their rounds decided together."""
 
 
 class KnownBundle(Record, eq=False):
@@ -31,14 +34,15 @@ class Known(Record, eq=False):
     bundle.
 
     `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
-    by first row of a key that `is_sparse`. Where rounds are decided for all keys at once (`has_steps`), `clock` is that
-    of the last push.
+    by first row of a key that `is_sparse`. Where rounds are decided for all keys at once (`lane` is set), `clock` is that
+    of the last push, and `round` the last round that was read of the first chunk.
     """
 
     spec: TensorSpec | None = None
     is_sparse: bool = False
     options: KeyOptions = field(default_factory=KeyOptions)
-    has_steps: bool = False
+    lane: Lane | None = None
+    round: Round = 0
     clock: int = 0
     bundle: KnownBundle | None = None
     pushed: int = 0

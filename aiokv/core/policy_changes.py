@@ -249,6 +249,7 @@ class PolicyChanges:
         effects: list[Effect] = []
         for chunk in change.chunks:
             effects += self._making.forget_reads(chunk)
+            effects += self._answers.let_go(chunk, now)
             # It is idle, so nobody waits and nothing is to be freed.
             self._steps.remove(chunk)
             chunk.follow(get_policy(change.policy))

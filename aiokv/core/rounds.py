@@ -130,21 +130,39 @@ class Rounds:
             CodecError: the value is wanted in an unknown codec.
         """
         self._answers.check_codec(message)
+        decides = chunks[0].rounds is not None
+        effects = self._steps.skip_rounds(chunks[0], now) if decides else []
         behind = [chunk for chunk in chunks if chunk.policy.waits and chunk.reflected.get(rank, 0) < message.at_least]
         rows = message.rows if isinstance(message, m.PullRows) else b""
-        if not behind and not any(chunk.gate is not None for chunk in chunks):
+        # The rounds of a key that has gone over to another policy are over.
+        at_least_round = message.at_least_round if decides else 0
+        is_free = not behind and not at_least_round
+        if is_free and not any(chunk.gate is not None for chunk in chunks):
             asker = Asker(received.peer, received.request, rank, message.priority, rows, message.value_codec)
-            return [self._answers.value(asker, chunks)]
+            return [*effects, self._answers.value(asker, chunks)]
         waiter = self._answers.park(received, rank, message, chunks, now)
         waiter.at_least, waiter.left, waiter.rows = message.at_least, len(behind), rows
+        waiter.at_least_round = at_least_round
         if not behind:
-            return self._answers.finish(waiter, now)
-        effects: list[Effect] = []
+            effects += self._answers.finish(waiter, now)
+            return effects + self._steps.await_round(chunks[0], waiter, now) if at_least_round else effects
         for chunk in behind:
             chunk.read_later(waiter)
             if self._roster.lost:
                 effects += self._pull_lost(chunk, waiter)
         return effects
+
+    def await_round(
+        self, received: Received, message: m.AwaitRound, rank: Rank, chunk: Chunk, now: float
+    ) -> list[Effect]:
+        """Tell a worker when there is something newer of a chunk.
+
+        Raises:
+            ProtocolError: newer than nothing.
+        """
+        if message.newer_than < 0:
+            raise ProtocolError(f"{chunk.label}: newer than round {message.newer_than}, which can't be")
+        return self._answers.await_round(received, message, rank, chunk, now)
 
     def _pull_lost(self, chunk: Chunk, waiter: Waiter) -> list[Effect]:
         if chunk.policy.decides:
@@ -165,7 +183,7 @@ class Rounds:
                     effects += self._settle(chunk, update)
                 effects += self._making.retire(chunk, self._roster)
             effects += self._answers.changed(chunk, now)
-        return effects
+        return effects + self._steps.read_on(now)
 
     def applied(
         self, chunk: Chunk, version: Version, now: float, error: AiokvError | None = None, *, go_on: bool = True
@@ -197,6 +215,8 @@ class Rounds:
         if chunk.pulls:
             ranks = dict.fromkeys(contribution.rank for contribution in update.contributions.values())
             effects += self._answers.read_on(chunk, ranks, now)
+        if chunk.awaiting:
+            effects += self._answers.reached(chunk, now)
         effects += self._making.retire(chunk, self._roster)
         if not go_on:
             return effects
@@ -225,14 +245,18 @@ class Rounds:
         error = self._roster.loss(lost, f"{chunk.label}, round {update.version}", chunk.key, update.version)
         stuck = list(update.waiters)
         stuck += [pull for pull in chunk.reading() if chunk.awaited_update(pull) is update]
+        stuck += [waiter for waiter in chunk.awaiting if waiter.at_least_round >= update.version]
         return [self._answers.refuse(waiter, error) for waiter in stuck]
 
     # --- ends ---
 
-    def expire(self, name: RequestName) -> Effect:
+    def expire(self, name: RequestName, now: float) -> Effect:
         """Refuse a parked request whose time has come, and say what was missing."""
         waiter = self._answers.get(name)
-        return self._answers.refuse(waiter, self._late(waiter))
+        error = self._late(waiter)
+        if waiter in waiter.chunks[0].awaiting:
+            return self._answers.give_up(waiter, error, now)
+        return self._answers.refuse(waiter, error)
 
     def _late(self, waiter: Waiter) -> RoundTimeoutError:
         chunk = waiter.chunks[0]
@@ -242,6 +266,9 @@ class Rounds:
             missing = self._answers.behind(chunk, waiter.rank)
             behind = self._roster.labels(missing)
             reason = f"rank {waiter.rank} may not read on before rank {behind} has pushed more"
+        elif waiter in chunk.awaiting:
+            version, missing = waiter.at_least_round, []
+            reason = "nobody has closed it"
         elif chunk.policy.decides:
             missing, reason = self._steps.why(chunk, waiter)
         else:
@@ -274,7 +301,7 @@ class Rounds:
         waiting, effects = self._steps.remove(chunk)
         waiters = dict.fromkeys(waiting)
         waiters |= dict.fromkeys(waiter for update in chunk.updates.values() for waiter in update.waiters)
-        waiters |= dict.fromkeys([*chunk.reading(), *chunk.gated])
+        waiters |= dict.fromkeys([*chunk.reading(), *chunk.gated, *chunk.awaiting])
         effects += [self._answers.refuse(waiter, error) for waiter in waiters if self._answers.is_parked(waiter)]
         for update in chunk.updates.values():
             slots = [update.accumulator, *(part.slot for part in update.contributions.values())]

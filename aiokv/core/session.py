@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1_000_000
 
-ANSWERS = (m.Done, m.Value, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Met, m.Tally)
+ANSWERS = (m.Done, m.Value, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Met, m.Tally, m.Reached)
 """The only messages by which requests are answered."""
 
 MAX_OPEN_PUSHES = 16
@@ -143,6 +143,11 @@ class Session:
         return dict(self._calls.dropped)
 
     @property
+    def torn_reads(self) -> int:
+        """How many calls have got values that are not of one round, because rounds were made faster than read."""
+        return self._calls.torn_reads
+
+    @property
     def compression(self) -> Compression:
         """How this worker compresses."""
         return self._compression
@@ -228,6 +233,8 @@ class Session:
                 return self._ask_all(Call(call, "reading of tallies", timeout), m.GetTally, now)
             case st.ChangePolicy():
                 return self._change_policy(stimulus, now)
+            case st.AwaitRound():
+                return self._await_round(stimulus, now)
             case st.ConfigureCompression():
                 return self._set_compression(stimulus, now)
             case st.RestoreResiduals(call, keys, timeout):
@@ -428,6 +435,20 @@ class Session:
             return [Complete(call.number)]
         call.change = Change(policy, leaving, list(self._servers))
         return self._calls.change(call, now)
+
+    def _await_round(self, stimulus: st.AwaitRound, now: float) -> list[Effect]:
+        call = Call(stimulus.call, f"wait for a round of key {stimulus.key!r}", stimulus.timeout)
+        try:
+            self._check_ready(call)
+            key = check_key(stimulus.key)
+            server, newest = self._directory.newest(key)
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        if stimulus.newer_than is not None:
+            newest = stimulus.newer_than
+        message = m.AwaitRound(key, newest, answer_time(call.timeout))
+        self._calls.open(call, now)
+        return [Send(server, self._calls.ask(call, server), message)]
 
     def _set_compression(self, stimulus: st.ConfigureCompression, now: float) -> list[Effect]:
         call = Call(stimulus.call, f"compression with {stimulus.name or None!r}", stimulus.timeout)

@@ -71,7 +71,7 @@ class Steps:
             effects = self.decided(arrived, now)
         for each in dict.fromkeys([*unblocked, chunk]):
             effects += self.advance(each, now)
-        return effects
+        return effects + self.read_on(now)
 
     def decided(self, decided: Decided, now: float) -> list[Effect]:
         """Go on with contributions of whose steps more is known now."""
@@ -88,6 +88,32 @@ class Steps:
                 touched[chunk] = None
         for chunk in touched:
             effects += self.advance(chunk, now)
+        return effects + self.read_on(now)
+
+    # --- reads that wait for a round ---
+
+    def skip_rounds(self, chunk: Chunk, now: float) -> list[Effect]:
+        """Take note of the rounds to which nothing comes here, before a chunk is read that is seldom pushed."""
+        rounds = self._rounds_of(chunk)
+        return self.advance(chunk, now) if rounds.first <= rounds.decisions.newest else []
+
+    def await_round(self, chunk: Chunk, waiter: Waiter, now: float) -> list[Effect]:
+        """Find out what is known elsewhere about the round that a read waits for, if it does."""
+        decisions = self._rounds_of(chunk).decisions
+        if waiter not in chunk.awaiting:
+            return []
+        if waiter.at_least_round <= decisions.newest:
+            return self.read_on(now)
+        return self._deciding.inquire(decisions, now)
+
+    def read_on(self, now: float) -> list[Effect]:
+        """Look at the reads that wait for a round again: one may be made now, or not to come."""
+        effects: list[Effect] = []
+        for chunk in self._answers.awaited():
+            effects += self._answers.reached(chunk, now)
+            error = self._loss(chunk, self._rounds_of(chunk)) if chunk.awaiting else None
+            if error is not None:
+                effects += [self._answers.give_up(waiter, error, now) for waiter in list(chunk.awaiting)]
         return effects
 
     def _wait(self, chunk: Chunk, undecided: Undecided, error: AiokvError | None, now: float) -> list[Effect]:

@@ -150,6 +150,15 @@ class KeyOptions(Record):
     initializer: Mapping[str, Any] = field(default_factory=dict)
 
 
+class AwaitRound(Record):
+    """Wait until there is something of a key that is newer than a round, or than what this worker has read."""
+
+    call: int
+    key: Key
+    newer_than: int | None
+    timeout: float
+
+
 class Rows(Record):
     """Which rows of a row-sparse key a call is about: how many lie in each of the key's parts, in their order.
 
@@ -378,6 +387,7 @@ Stimulus = (
     | Executed
     | Decoded
     | Join
+    | AwaitRound
     | Transfer
     | EnterBarrier
     | Finish

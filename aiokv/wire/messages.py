@@ -221,7 +221,8 @@ class Push(Message):
 class Pull(Message):
     """Answer with elements [start, stop), at a version that holds this worker's push number `at_least`.
 
-    Unless `value_codec` is 0 the answer may be a compressed difference; see `Value`.
+    Unless `value_codec` is 0 the answer may be a compressed difference; see `Value`. Unless `at_least_round` is 0 the
+    value is to have all rounds up to that; if it does not by `timeout`, the answer is what is there.
     """
 
     key: str | int
@@ -233,6 +234,7 @@ class Pull(Message):
     timeout: float
     priority: int = 0
     value_codec: int = 0
+    at_least_round: int = 0
 
 
 class InitBundle(Message):
@@ -282,6 +284,8 @@ class PullBundle(Message):
     timeout: float
     priority: int = 0
     value_codec: int = 0
+
+    at_least_round: ClassVar[int] = 0
 
 
 class SetOptimizer(Message):
@@ -365,8 +369,20 @@ class PullRows(Message):
     at_least: int
     timeout: float
     priority: int
+    at_least_round: int = 0
 
     value_codec: ClassVar[int] = 0
+
+
+class AwaitRound(Message):
+    """Answer `Reached` when the first chunk of a key is newer than round `newer_than`.
+
+    That is a version of the chunk where rounds are not decided for all keys at once.
+    """
+
+    key: str | int
+    newer_than: int
+    timeout: float
 
 
 class SetCompression(Message):
@@ -415,12 +431,13 @@ class Value(Message):
 
     A worker that asks for compressed values keeps a replica of each chunk. The first answer is the elements as they
     are, and so becomes the replica; those with a `codec`, which is then not 0, say by what the elements differ from it.
-    `dropped` as in `Done`.
+    `dropped` as in `Done`. `round` is the last round that the value has, where rounds are decided for all keys at once.
     """
 
     version: int
     codec: int = 0
     dropped: str = ""
+    round: int = 0
 
 
 class CommandResult(Message):
@@ -435,6 +452,12 @@ class Error(Message):
     code: int
     message: str
     details: dict[str, Any]
+
+
+class Reached(Message):
+    """The first chunk of a key is at this round, or version; see `AwaitRound`."""
+
+    round: int
 
 
 class Met(Message):
@@ -589,6 +612,14 @@ class Verdict(Message):
     rounds: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 
 
+class GetRounds(Message):
+    """Answer a `Verdict` about no step, with the rounds that were closed since the last `known` one."""
+
+    policy: str
+    group: tuple[int, ...]
+    known: int
+
+
 class GetTally(Message):
     """Answer `Tally`."""
 
@@ -672,10 +703,12 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     42: InitRows,
     43: PushRows,
     44: PullRows,
+    45: AwaitRound,
     48: Done,
     49: Value,
     50: Error,
     51: Bundled,
+    52: Reached,
     64: AttachServer,
     65: Sums,
     66: Totals,
@@ -689,6 +722,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     78: RulesState,
     79: PutRules,
     80: Met,
+    81: GetRounds,
     82: Arrived,
     83: Accepted,
     84: Verdict,

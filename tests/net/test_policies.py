@@ -197,3 +197,50 @@ async def test_contributions_of_a_round_are_scaled_one_by_one(cluster: MakeClust
         )
         for key, each in zeros().items():
             np.testing.assert_array_equal(await first.pull(key), each + value)
+
+
+async def test_slow_worker_abandons_a_gradient_that_nobody_waits_for(cluster: MakeCluster) -> None:
+    async with cluster(workers=3, servers=2, policy="backup:1") as running:
+        first, second, slow = running.workers
+        await running.each(lambda kv: kv.set_optimizer("accumulate"))
+        await running.each(lambda kv: kv.init(zeros()))
+
+        async def compute_for_ever() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            return ones(2)
+
+        for step in range(1, 4):
+            computing = asyncio.create_task(compute_for_ever())
+            newer = asyncio.create_task(slow.wait_for_round("cut"))
+            await asyncio.gather(first.pushpull(ones(0)), second.pushpull(ones(1)))
+            await asyncio.wait({computing, newer}, return_when=asyncio.FIRST_COMPLETED)
+            assert newer.result() == step
+            computing.cancel()
+            assert counts_in(await slow.pull(list(zeros()))) == [step, step, 0]
+        # What it computes from these values is in time, and nothing of it was dropped.
+        assert list(await asyncio.gather(slow.push(ones(2)), first.push(ones(0)))) == [{}, {}]
+        assert slow.dropped == {}
+
+
+async def test_wait_for_a_round_ends_at_its_time_and_says_for_what(cluster: MakeCluster) -> None:
+    async with cluster(workers=2, servers=2, policy="k_sync:2") as running:
+        await running.each(lambda kv: kv.init(zeros()))
+        with pytest.raises(RoundTimeoutError, match=r"key 'small'.*round 1: nobody has closed it within"):
+            await running.workers[0].wait_for_round("small", timeout=0.2)
+
+
+@pytest.mark.parametrize("text", ["bsp", "asp"])
+async def test_wait_for_a_version_of_a_key_that_goes_with_others(cluster: MakeCluster, text: str) -> None:
+    async with cluster(workers=2, servers=1, policy=text) as running:
+        first, second = running.workers
+        values = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
+        await running.each(lambda kv: kv.init(values))
+        waiting = asyncio.create_task(first.wait_for_round("b"))
+        # What is asked later is answered earlier.
+        await first.tallies()
+        await running.each(lambda kv: kv.push({"a": values["a"]}))
+        await first.tallies()
+        assert not waiting.done()
+        await running.each(lambda kv: kv.push({"b": values["b"]}))
+        assert await waiting >= 1
+        assert await second.wait_for_round("b", 0) >= 1
