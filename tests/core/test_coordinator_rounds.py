@@ -94,8 +94,8 @@ def test_late_pushpull_is_answered_with_the_value_of_the_round_it_was_too_late_f
     assert late.pending
     assert pull.pending
     server.finish()
-    assert (late.answer, late.payload) == (m.Value(1, dropped="late"), 2.0)
-    assert (pull.answer, pull.payload) == (m.Value(1), 2.0)
+    assert (late.answer, late.payload) == (m.Value(1, dropped="late", round=1), 2.0)
+    assert (pull.answer, pull.payload) == (m.Value(1, round=1), 2.0)
 
 
 def test_pull_waits_for_the_own_push_and_no_other(two_of_three: Server) -> None:
@@ -105,7 +105,7 @@ def test_pull_waits_for_the_own_push_and_no_other(two_of_three: Server) -> None:
     assert mine.pending
     assert other.answer == m.Value(0)
     server.push(2)
-    assert (mine.answer, mine.payload) == (m.Value(1), 2.0)
+    assert (mine.answer, mine.payload) == (m.Value(1, round=1), 2.0)
 
 
 def test_pushpull_is_answered_with_the_value_of_its_round(two_of_three: Server) -> None:
@@ -113,7 +113,7 @@ def test_pushpull_is_answered_with_the_value_of_its_round(two_of_three: Server) 
     pushed = server.push(1, 4.0, want_value=True)
     assert pushed.pending
     server.push(0, 1.0)
-    assert (pushed.answer, pushed.payload) == (m.Value(1), 5.0)
+    assert (pushed.answer, pushed.payload) == (m.Value(1, round=1), 5.0)
 
 
 def test_worker_that_is_late_twice_is_in_the_round_after(two_of_three: Server) -> None:
@@ -139,7 +139,7 @@ def test_third_step_closes_a_round_of_any_workers_and_only_that_one_waits_for_it
     assert late.pending
     server.finish()
     assert closes.answer == m.Done(1)
-    assert (late.answer, late.payload) == (m.Value(1, dropped="late"), 7.0)
+    assert (late.answer, late.payload) == (m.Value(1, dropped="late", round=1), 7.0)
     assert rounds(server) == [[0, 0, 1]]
 
 
@@ -347,7 +347,7 @@ def test_norms_come_before_the_update_of_a_round(make_server: type[Server]) -> N
     assert late.pending
     server.handle(st.Normed("w", 0, wish.version, wish.phase, [(1.0, 1.0)], None))
     assert [asked.answer for asked in pushed] == [m.Done(1)] * 2
-    assert late.answer == m.Value(1, dropped="late")
+    assert late.answer == m.Value(1, dropped="late", round=1)
 
 
 def test_update_that_is_refused_counts_as_a_round(two_of_three: Server) -> None:
@@ -357,7 +357,7 @@ def test_update_that_is_refused_counts_as_a_round(two_of_three: Server) -> None:
     server.handle(st.Normed("w", 0, 1, 0, [], UpdateRefusedError("broken", key="w", round=1)))
     assert all(isinstance(asked.error, UpdateRefusedError) for asked in pushed)
     assert server.push(1).answer == m.Done(1, "late")
-    assert server.pull(0).answer == m.Value(1)
+    assert server.pull(0).answer == m.Value(1, round=1)
 
 
 # --- members ---
@@ -419,7 +419,7 @@ def test_lost_worker_that_is_in_a_round_but_not_in_every_key_holds_it_up(make_se
         assert isinstance(asked.error, WorkerLostError)
         assert asked.error.details == {"ranks": [1], "key": "b", "round": 1}
     assert isinstance(server.pull(0, key="b").error, WorkerLostError), "also who comes later"
-    assert server.pull(0, key="a").answer == m.Value(1)
+    assert server.pull(0, key="a").answer == m.Value(1, round=1)
 
 
 def test_connection_that_ends_leaves_what_was_pushed(two_of_three: Server) -> None:
@@ -583,4 +583,4 @@ def test_pulls_of_one_worker_wait_each_for_itself(two_of_three: Server) -> None:
     assert isinstance(short.error, RoundTimeoutError)
     assert long.pending
     server.push(1)
-    assert long.answer == m.Value(1)
+    assert long.answer == m.Value(1, round=1)

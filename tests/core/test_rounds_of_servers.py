@@ -87,7 +87,7 @@ def test_step_that_is_late_is_answered_with_the_rounds_it_was_too_late_for() -> 
     answer(server, m.Verdict(0, "late", ((1, ((0, 1), (2, 1))),)))
     assert late.pending
     server.push(2)
-    assert late.answer == m.Value(1, dropped="late")
+    assert late.answer == m.Value(1, dropped="late", round=1)
 
 
 def test_step_that_is_accepted_is_answered_where_nobody_waits_for_rounds() -> None:
