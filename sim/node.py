@@ -134,7 +134,7 @@ class Node:
         self.drops: Drops | None = None
         """Watches what this server drops, if its policy may."""
         self.read: Version | None = None
-        """The oldest version that has arrived since somebody put None here."""
+        """The newest version that has arrived since somebody put None here."""
         self.applying: dict[tuple[Key, int], list[Token]] = {}
         """The gradients of updates that are being made."""
         if address is not None:
@@ -227,7 +227,8 @@ class Node:
         if self.drops is not None:
             self.drops.arrived(peer, item.request, message, pipe.target.name)
         if isinstance(message, m.Value):
-            self.read = message.version if self.read is None else min(self.read, message.version)
+            # A worker asks again for parts that are older than others.
+            self.read = message.version if self.read is None else max(self.read, message.version)
         if checks is not None:
             checks.dialogue.arrived(self.name, peer, pipe.target.name, item.request, message, self._env.now)
         slot = None

@@ -136,8 +136,8 @@ class Promises:
     in the same order, except for gradients of a worker that did not come to sending all its parts. And nothing is
     both dropped and applied.
 
-    There, a step's age is that of the part of it that is first heard of. With several chunks other parts may be older:
-    a worker whose push was dropped reads what is there, on one server perhaps a round more than on another.
+    There, all parts of a step are computed from values of one round, so none is too old, unless its worker has counted
+    a torn read.
 
     Args:
         run: what is looked at.
@@ -203,11 +203,11 @@ class Promises:
         """Return what is wrong with the whole run."""
         if self._rule is None:
             return []
-        parts, most = len(self._chunks), self._rule.stalest(1)
+        most = self._rule.stalest(1)
         found = [
-            f"push {number} of {name} was applied at staleness {min(ages)} or more, {self._run.policy} drops such"
+            f"push {number} of {name} was applied at staleness {max(ages)}, {self._run.policy} drops such"
             for (name, number), ages in self._ages.items()
-            if len(ages) == parts and min(ages) > most
+            if max(ages) > most and not self._run.worker_by_name[name].torn_reads
         ]
         scenario = self._run.scenario
         if scenario.fault or scenario.stop != StopSection(departures=scenario.stop.departures):

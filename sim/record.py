@@ -58,6 +58,8 @@ class WorkerRecord:
     """Why the loop ended early."""
     struck: bool = False
     """A fault has ended this worker for good."""
+    torn_reads: int = 0
+    """How many of its calls have got values of several rounds."""
     outages: list[tuple[float, float]] = field(default_factory=list)
     """When it was down and came back into the training."""
     saving: float = 0.0

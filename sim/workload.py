@@ -93,6 +93,8 @@ class Worker:
             # A fault has hit the node: there is nobody to say goodbye to.
             record.struck = True
             return
+        finally:
+            record.torn_reads += session.torn_reads
         if not self.scenario.stop.departures:
             node.freeze()
             return
