@@ -226,6 +226,7 @@ class Catalog:
         """
         if key not in self._keys:
             self.check_key(key)
+        self.spec(key)
         bundle = self._bundle_of.get(key)
         chunk = self.chunks.get((key, 0)) if bundle is None else bundle.chunk
         if chunk is None:
