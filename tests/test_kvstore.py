@@ -17,6 +17,7 @@ from aiokv.errors import (
     KeyUseError,
     MissingExtraError,
     OptimizerError,
+    RoundTimeoutError,
     SpecMismatchError,
     StoreNameError,
     UnknownKeyError,
@@ -214,3 +215,15 @@ def test_local_keeps_shapes(shape: tuple[int, ...]) -> None:
     kv = aiokv.create("local")
     kv.init("w", full(shape, 1))
     assert kv.pushpull("w", full(shape, 2)).shape == shape
+
+
+def test_a_worker_alone_waits_for_what_is_there_or_in_vain() -> None:
+    kv = aiokv.create("local")
+    kv.init("w", np.zeros(2, np.float32))
+    kv.push("w", np.ones(2, np.float32))
+    assert kv.wait_for_round("w") == 1, "it has not read since"
+    kv.pull("w")
+    with pytest.raises(RoundTimeoutError, match="round 2: nobody has closed it"):
+        kv.wait_for_round("w")
+    assert kv.wait_for_round("w", 0) == 1
+    assert kv.torn_reads == 0

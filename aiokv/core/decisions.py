@@ -244,9 +244,7 @@ class Deciding:
         message = m.GetRounds(*decisions.group, decisions.newest)
         return self._neighbours.ask(LEADER, message, Question(decisions, None, 0), now)
 
-    def asked(
-        self, peer: Peer, request: int, message: m.Arrived | m.GetRounds, roster: Roster, now: float
-    ) -> Decided:
+    def asked(self, peer: Peer, request: int, message: m.Arrived | m.GetRounds, roster: Roster, now: float) -> Decided:
         """Take in that another server has seen a step, or wants to know which rounds are closed.
 
         Raises:

@@ -34,8 +34,8 @@ class Known(Record, eq=False):
     bundle.
 
     `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
-    by first row of a key that `is_sparse`. Where rounds are decided for all keys at once (`lane` is set), `clock` is that
-    of the last push, and `round` the last round that was read of the first chunk.
+    by first row of a key that `is_sparse`. Where rounds are decided for all keys at once (`lane` is set), `clock` is
+    that of the last push, and `round` the last round that was read of the first chunk.
     """
 
     spec: TensorSpec | None = None

@@ -55,7 +55,7 @@ class WholeReads(Record, eq=False):
     @property
     def is_whole(self) -> bool:
         """Whether the values are of one round."""
-        return all(read.round == self._newest(reads) for reads in self.lanes.values() for read in reads.values())
+        return all(len({read.round for read in reads.values()}) == 1 for reads in self.lanes.values())
 
     @property
     def is_hopeless(self) -> bool:

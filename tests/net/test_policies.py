@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -199,27 +201,38 @@ async def test_contributions_of_a_round_are_scaled_one_by_one(cluster: MakeClust
             np.testing.assert_array_equal(await first.pull(key), each + value)
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+
+
 async def test_slow_worker_abandons_a_gradient_that_nobody_waits_for(cluster: MakeCluster) -> None:
-    async with cluster(workers=3, servers=2, policy="backup:1") as running:
+    """By the function of the page."""
+    [code] = re.findall(r"^```python\n(async def step\(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    namespace: dict[str, Any] = {"asyncio": asyncio}
+    exec(code, namespace)
+    one = np.ones((64, 4096), np.float32)
+    async with cluster(workers=3, servers=2, policy="backup:1", chunk_bytes=64 * 1024) as running:
         first, second, slow = running.workers
         await running.each(lambda kv: kv.set_optimizer("accumulate"))
-        await running.each(lambda kv: kv.init(zeros()))
+        await running.each(lambda kv: kv.init("w", 0 * one))
 
-        async def compute_for_ever() -> dict[str, Any]:
+        async def compute(number: float = 1.0) -> Any:
+            return number * one
+
+        async def compute_for_ever() -> Any:
             await asyncio.Event().wait()
-            return ones(2)
 
-        for step in range(1, 4):
-            computing = asyncio.create_task(compute_for_ever())
-            newer = asyncio.create_task(slow.wait_for_round("cut"))
-            await asyncio.gather(first.pushpull(ones(0)), second.pushpull(ones(1)))
-            await asyncio.wait({computing, newer}, return_when=asyncio.FIRST_COMPLETED)
-            assert newer.result() == step
-            computing.cancel()
-            assert counts_in(await slow.pull(list(zeros()))) == [step, step, 0]
+        for number in range(1, 4):
+            abandoned = asyncio.create_task(namespace["step"](slow, compute_for_ever))
+            await asyncio.gather(first.pushpull("w", one), second.pushpull("w", one))
+            np.testing.assert_array_equal(await abandoned, 2 * number * one)
         # What it computes from these values is in time, and nothing of it was dropped.
-        assert list(await asyncio.gather(slow.push(ones(2)), first.push(ones(0)))) == [{}, {}]
-        assert slow.dropped == {}
+        values = await asyncio.gather(
+            namespace["step"](slow, lambda: compute(100.0)), namespace["step"](first, lambda: compute(10.0))
+        )
+        for value in values:
+            np.testing.assert_array_equal(value, 116 * one)
+        assert slow.dropped == first.dropped == {}
+        assert slow.torn_reads == 0
 
 
 async def test_wait_for_a_round_ends_at_its_time_and_says_for_what(cluster: MakeCluster) -> None:
