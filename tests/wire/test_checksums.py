@@ -82,9 +82,9 @@ class Sink:
 def test_the_bytes_of_a_frame_with_a_checksum() -> None:
     """Over version, type, request id, lengths and control part, then the payload; by hand from the layout."""
     data = frame(Value(7), 4, b"abcd")
-    control = bytes.fromhex("93 07 00 a0")
+    control = bytes.fromhex("94 07 00 a0 00")
     assert data[HEADER_BYTES:] == control + b"abcd"
-    covered = bytes.fromhex("01 31  0400000000000000  0400000000000000  04000000") + control + b"abcd"
+    covered = bytes.fromhex("01 31  0400000000000000  0400000000000000  05000000") + control + b"abcd"
     assert data[28:32] == crc32c(covered, 0).to_bytes(4, "little")
     assert data[:28] == encode_frame(Value(7), 4, 4)[:28]
 

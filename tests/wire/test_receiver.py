@@ -305,7 +305,7 @@ def test_discarding_after_an_error_gives_the_slot_back() -> None:
 
 
 def test_lengths_up_to_the_limits_are_accepted() -> None:
-    receiver = Receiver(Landings().land, Limits(max_control_bytes=5, max_payload_bytes=8))
+    receiver = Receiver(Landings().land, Limits(max_control_bytes=6, max_payload_bytes=8))
     assert len(feed(receiver, encode_frame(Done(2000), 1) + encode_frame(Value(200), 2, 8) + bytes(8))) == 2
 
 
