@@ -108,7 +108,7 @@ class Coordinator:
         shared = (self._catalog, self._creation, self._rounds, self._answers, tables, self._norms, saving)
         self._exchanges = Exchanges(*shared, self._deadlines, again=self._received)
         makers = (self._rounds, self._steps, self._deciding, self._answers, self._making, self._rules)
-        self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide)
+        self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide_all)
         self._scheduler_lost = False
         self._stopped = False
 

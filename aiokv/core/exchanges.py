@@ -11,7 +11,7 @@ from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, UnknownKeyE
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from aiokv.core.answers import Answers
     from aiokv.core.catalog import Catalog
@@ -120,7 +120,7 @@ class Exchanges:
         bundle = self._catalog.bundle_of(chunk.key)
         keys = (chunk.key,) if bundle is None else bundle.keys
         if bundle is not None:
-            effects += self.divide(bundle)
+            effects += self._divide(bundle)
         for received in held:
             effects += self._again(received, now)
         left = [other for other in self._catalog.chunks.values() if other.key in keys]
@@ -174,7 +174,7 @@ class Exchanges:
         if chunk.applying:
             chunk.held.append(received)
             return []
-        effects = self.divide(bundle)
+        effects = self._divide(bundle)
         chunk = self._catalog.lookup(message)
         return effects + self._carry_out(received, message, rank, [chunk], now)
 
@@ -195,7 +195,7 @@ class Exchanges:
             if other.chunk is not None and other.chunk.applying:
                 other.chunk.held.append(received)
                 return effects
-            effects += self.divide(other)
+            effects += self._divide(other)
         chunks = [self._catalog.chunks[key, 0] for key in bundle.keys]
         return effects + self._carry_out(received, message, rank, chunks, now)
 
@@ -237,12 +237,11 @@ class Exchanges:
         bundle = self._catalog.bundle_of(message.key)
         if bundle is not None:
             # Keys that come from elsewhere may have been updated a different number of times.
-            effects = self.divide(bundle)
+            effects = self._divide(bundle)
             chunk = self._catalog.lookup_state(message)
         return effects + self._saving.write(received, message, chunk, received.slot)
 
-    def divide(self, bundle: Bundle) -> list[Effect]:
-        """Make a chunk of each key of a bundle whose chunk is not being updated."""
+    def _divide(self, bundle: Bundle) -> list[Effect]:
         whole = bundle.chunk
         assert whole is not None, "a bundle is divided once"
         self._answers.replicas.forget_chunk(whole.key, whole.start)
@@ -250,17 +249,24 @@ class Exchanges:
         self._catalog.replace(bundle, chunks)
         return effects
 
-    def _delete(self, received: Received, message: m.Delete) -> list[Effect]:
-        here = [key for key in message.keys if key in self._catalog]
+    def divide_all(self, received: Received, keys: Iterable[Key]) -> tuple[list[Effect], bool]:
+        """Make chunks of their own of keys; False: a bundle is being updated, and the request waits for that."""
         effects: list[Effect] = []
-        for key in here:
+        for key in keys:
             bundle = self._catalog.bundle_of(key)
             if bundle is None:
                 continue
             if bundle.chunk is not None and bundle.chunk.applying:
                 bundle.chunk.held.append(received)
-                return effects
-            effects += self.divide(bundle)
+                return effects, False
+            effects += self._divide(bundle)
+        return effects, True
+
+    def _delete(self, received: Received, message: m.Delete) -> list[Effect]:
+        here = [key for key in message.keys if key in self._catalog]
+        effects, divided = self.divide_all(received, here)
+        if not divided:
+            return effects
         applying = [chunk for (key, _), chunk in self._catalog.chunks.items() if key in here and chunk.is_busy]
         if applying:
             applying[0].held.append(received)

@@ -17,10 +17,9 @@ from aiokv.policy import get_policy
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from aiokv.core.answers import Answers
-    from aiokv.core.bundle import Bundle
     from aiokv.core.catalog import Catalog, Entry
     from aiokv.core.chunk import Chunk
     from aiokv.core.deadlines import Deadlines
@@ -77,7 +76,7 @@ class PolicyChanges:
         making: how updates are made.
         rules: by which rule.
         deadlines: where calls that wait are entered, under peer and request id.
-        divide: makes a chunk of each key of a bundle.
+        divide_all: makes chunks of their own of keys, or lets a request wait.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class PolicyChanges:
         making: Making,
         rules: Rules,
         deadlines: Deadlines[RequestName],
-        divide: Callable[[Bundle], list[Effect]],
+        divide_all: Callable[[Received, Iterable[Key]], tuple[list[Effect], bool]],
     ) -> None:
         self._catalog = catalog
         self._rounds = rounds
@@ -100,7 +99,7 @@ class PolicyChanges:
         self._making = making
         self._rules = rules
         self._deadlines = deadlines
-        self._divide = divide
+        self._divide_all = divide_all
         self._changes: dict[Key, Change] = {}
         self._calls: dict[RequestName, Asking] = {}
         self.ending: dict[Key, None] = {}
@@ -128,15 +127,9 @@ class PolicyChanges:
         """
         here = {key: entry for key in message.keys if (entry := self._catalog.entry(key)) is not None}
         self._check(message, here, rank)
-        effects: list[Effect] = []
-        for key in here:
-            bundle = self._catalog.bundle_of(key)
-            if bundle is None:
-                continue
-            if bundle.chunk is not None and bundle.chunk.applying:
-                bundle.chunk.held.append(received)
-                return effects
-            effects += self._divide(bundle)
+        effects, divided = self._divide_all(received, here)
+        if not divided:
+            return effects
         chunks: dict[Key, list[Chunk]] = {key: [] for key in here}
         for (key, _), chunk in self._catalog.chunks.items():
             if key in chunks:

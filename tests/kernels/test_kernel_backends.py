@@ -373,11 +373,14 @@ def test_no_state_for_integers(reference: Backend) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_can_be_warmed_up_and_computed(name: str, dtype: str) -> None:
     rule = RULES[name]()
+    made = []
     for backend in (get_backend("reference"), get_backend("cpu")):
         backend.warm_up(rule, dtype)
         weight = floats(dtype=dtype)
         norms = [(1.0,) * count for count in rule.norm_counts]
         backend.update(rule, weight, floats(dtype=dtype), backend.new_state(rule, weight), Step(1), norms=norms)
+        made.append(weight)
+    np.testing.assert_array_equal(*made)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
