@@ -159,6 +159,11 @@ COLOCATE = click.option(
 ADVERTISE = click.option(
     "--advertise", "advertise_host", metavar="HOST", help="Address under which the others reach this node."
 )
+ON_WORKER_LOSS = click.option(
+    "--on-worker-loss",
+    metavar="MODE",
+    help="When a worker is lost: fail, or respawn: wait until another process takes its place.  [default: fail]",
+)
 NAME = click.option("--name", metavar="NAME", help="Name of this node.")
 PLUGINS = click.option(
     "--plugin",
@@ -191,6 +196,7 @@ TOKEN_NOTE = (
     ADVERTISE,
     WORKERS,
     SERVERS,
+    ON_WORKER_LOSS,
     NAME,
     CLUSTER,
     *TLS,
@@ -252,6 +258,7 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     WORKERS,
     SERVERS,
     COLOCATE,
+    ON_WORKER_LOSS,
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End a job that takes longer."),
     click.option(
         "--port", type=PORT, default=0, metavar="PORT", help="Port of the scheduler; 0: any free one.  [default: 0]"
@@ -297,6 +304,7 @@ def run(
     environ = _environment()
     config = load_config(environ=environ, plugins=plugins or None, **settings)
     environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
+    environ["AIOKV_ON_WORKER_LOSS"] = config.on_worker_loss
     # All nodes show the same certificate.
     environ |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}
     if settings["config"] is not None:

@@ -88,6 +88,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     death_timeout: Annotated[Seconds, says("A node that has been silent for so long is counted as lost.")] = 10.0
     call_timeout: Annotated[Seconds, says("How long a call waits that is told nothing else.")] = 60.0
     join_timeout: Annotated[Seconds, says("The cluster must be complete after this time.")] = 120.0
+    on_worker_loss: Annotated[
+        Literal["fail", "respawn"],
+        Meta(description="one of fail, respawn"),
+        says(
+            "When a worker is lost. fail: calls that need it fail. respawn: they wait until another process has taken "
+            "its name and place. The scheduler's setting counts for all."
+        ),
+    ] = "fail"
+    respawn_timeout: Annotated[
+        Seconds, says("With respawn: a worker whose place nobody has taken after this time is lost for good.")
+    ] = 30.0
     chunk_bytes: Annotated[ChunkBytes, says("The most bytes of a parameter that move and are updated as one.")] = (
         512 * 1024
     )
@@ -209,6 +220,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 expected=_TIMEOUT_RULE,
                 got=got,
             )
+        if self.on_worker_loss == "respawn" and self.death_timeout + self.respawn_timeout > self.call_timeout:
+            rule = "death_timeout + respawn_timeout <= call_timeout"
+            got = ", ".join(f"{name} = {getattr(self, name):g}" for name in _RESPAWN_TIMEOUTS)
+            raise ConfigError(
+                f"time-outs contradict each other: with on_worker_loss = 'respawn', {rule} must hold, or calls would "
+                f"give up before the worker that they wait for can be back; got {got}",
+                expected=rule,
+                got=got,
+            )
         if self.uses_tls and not self.tls_ca:
             raise ConfigError("tls_cert and tls_key need tls_ca, or this node could not tell who the others are")
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -250,6 +270,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _TIMEOUTS: Final = ("heartbeat", "death_timeout", "call_timeout", "join_timeout")
+_RESPAWN_TIMEOUTS: Final = ("death_timeout", "respawn_timeout", "call_timeout")
 _TIMEOUT_RULE: Final = "heartbeat < death_timeout < call_timeout <= join_timeout"
 _FIELDS: Final = types_of(Config)
 _SHORT: Final = "scheduler"
@@ -361,7 +382,9 @@ def _build(merged: Layer) -> Config:
     try:
         return Config(**values)
     except ConfigError as error:
-        origins = ", ".join(f"{name} from {merged[name][1]}" for name in _TIMEOUTS if name in merged)
+        origins = ", ".join(
+            f"{name} from {merged[name][1]}" for name in (*_TIMEOUTS, "respawn_timeout") if name in merged
+        )
         raise ConfigError(f"{error.message} ({origins}; the others are defaults)", **error.details) from None
 
 

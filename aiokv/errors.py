@@ -16,7 +16,8 @@
     │   ├── ClusterFullError        all places are taken
     │   ├── WorkerLostError         a worker that the call needs is gone
     │   ├── ServerLostError         a server that the call needs is gone
-    │   └── SchedulerLostError      the scheduler is gone
+    │   ├── SchedulerLostError      the scheduler is gone
+    │   └── StaleEpochError         the cluster has gone on without this process (STALE_EPOCH)
     ├── CallTimeoutError            a deadline passed (also TimeoutError)
     │   ├── JoinTimeoutError        the cluster did not become complete in time
     │   ├── RoundTimeoutError       ranks did not contribute in time
@@ -164,6 +165,14 @@ class SchedulerLostError(MembershipError):
     """The scheduler is gone; `details`: address."""
 
     code = 24
+
+
+class StaleEpochError(MembershipError):
+    """The cluster has gone on without this process: another one has its name and rank, or the others were told that it
+    is lost; `details`: ranks. What it sends has no effect.
+    """
+
+    code = 25
 
 
 class CallTimeoutError(AiokvError, TimeoutError):

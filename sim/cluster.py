@@ -214,6 +214,8 @@ class _Cluster:
             death_timeout=cluster.death_timeout,
             chunk_bytes=cluster.chunk_bytes,
             split_bytes=cluster.split_bytes,
+            on_worker_loss=cluster.on_worker_loss,
+            respawn_timeout=cluster.respawn_timeout,
         )
 
     def _start_server(self, name: str) -> None:

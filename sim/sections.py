@@ -37,6 +37,8 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     death_timeout: Positive = 10.0
     call_timeout: Positive = 60.0
     join_timeout: Positive = 120.0
+    on_worker_loss: Literal["fail", "respawn"] = "fail"
+    respawn_timeout: Positive = 30.0
     chunk_bytes: Bytes = 512 * 1024
     split_bytes: Bytes = 64 * 1024
 

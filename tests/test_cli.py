@@ -274,11 +274,13 @@ def test_run_takes_defaults_from_the_environment_and_hands_the_file_on(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DMLC_NUM_WORKER", "3")
     monkeypatch.setenv("DMLC_ROLE", "scheduler")
-    code = "import os; print(os.environ['AIOKV_CONFIG'], os.environ['AIOKV_BIND_HOST'])"
-    assert call("run", "--config", "c.toml", "--json", "--", "python", "-S", "-c", code) == 0
+    names = ("AIOKV_CONFIG", "AIOKV_BIND_HOST", "AIOKV_ON_WORKER_LOSS")
+    code = f"import os; print(*[os.environ[name] for name in {names}])"
+    options = ("--config", "c.toml", "--on-worker-loss", "respawn", "--json")
+    assert call("run", *options, "--", "python", "-S", "-c", code) == 0
     events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     lines = [event["text"] for event in events if event["event"] == "line"]
-    assert lines == [f"{tmp_path / 'c.toml'} 127.0.0.1"] * 3
+    assert lines == [f"{tmp_path / 'c.toml'} 127.0.0.1 respawn"] * 3
     assert [event["node"] for event in events if event["event"] == "started" and event["role"] == "server"] == [
         "server-0",
         "server-1",

@@ -248,6 +248,15 @@ def test_time_outs_that_contradict_each_other_are_refused() -> None:
     )
 
 
+def test_calls_have_to_outlast_the_wait_for_a_respawned_worker() -> None:
+    text = problem({"AIOKV_RESPAWN_TIMEOUT": "51"}, on_worker_loss="respawn")
+    assert "death_timeout + respawn_timeout <= call_timeout must hold" in text
+    assert "got death_timeout = 10, respawn_timeout = 51, call_timeout = 60" in text
+    assert "respawn_timeout from AIOKV_RESPAWN_TIMEOUT" in text
+    # In the other modes nobody waits for that.
+    assert load_config(environ={}, respawn_timeout=51.0).respawn_timeout == 51.0
+
+
 def test_short_and_long_form_that_contradict_each_other_are_refused() -> None:
     text = problem({"AIOKV_SCHEDULER": "node:1", "AIOKV_SCHEDULER_PORT": "2"})
     assert "AIOKV_SCHEDULER" in text

@@ -29,6 +29,7 @@ CODES = {
     "WorkerLostError": 22,
     "ServerLostError": 23,
     "SchedulerLostError": 24,
+    "StaleEpochError": 25,
     "CallTimeoutError": 30,
     "JoinTimeoutError": 31,
     "RoundTimeoutError": 32,

@@ -14,6 +14,7 @@ from aiokv.errors import (
     ClusterFullError,
     JoinTimeoutError,
     MembershipError,
+    StaleEpochError,
 )
 from aiokv.types import Incarnation, Peer, Role
 from aiokv.wire import messages as m
@@ -23,7 +24,8 @@ from aiokv.wire import messages as m
 class ClusterPlan:
     """How many members the cluster has, and the settings that all of them share.
 
-    Seconds for `heartbeat` and `death_timeout`, bytes for `chunk_bytes` and `split_bytes`.
+    Seconds for `heartbeat`, `death_timeout` and `respawn_timeout`, bytes for `chunk_bytes` and `split_bytes`.
+    `on_worker_loss` is as in a view.
     """
 
     num_workers: int
@@ -32,6 +34,8 @@ class ClusterPlan:
     death_timeout: float
     chunk_bytes: int
     split_bytes: int
+    on_worker_loss: str = "fail"
+    respawn_timeout: float = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +60,11 @@ class Member:
         """Whether the node is still connected."""
         return self.state in {"alive", "finished"}
 
+    @property
+    def is_expected(self) -> bool:
+        """Whether the node is connected, or another process may take its place."""
+        return self.is_here or self.state == "away"
+
 
 class Membership:
     """The state machine of the scheduler. `handle` is the only door that changes it."""
@@ -69,6 +78,8 @@ class Membership:
         self._epoch = 0
         self._joining: Deadlines[Peer] = Deadlines()
         self._silent: Deadlines[Peer] = Deadlines()
+        self._away: Deadlines[str] = Deadlines()
+        """Names of workers whose place is kept."""
         self._barriers = Barriers()
         self._roster = Roster()
         self._over = False
@@ -89,7 +100,7 @@ class Membership:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        return earliest(self._joining.next(), self._silent.next(), self._barriers.deadline())
+        return earliest(self._joining.next(), self._silent.next(), self._away.next(), self._barriers.deadline())
 
     @property
     def missing(self) -> str:
@@ -142,9 +153,9 @@ class Membership:
         wanted = {Role.WORKER: self._plan.num_workers, Role.SERVER: self._plan.num_servers}.get(message.role)
         if wanted is None or peer in self._by_peer:
             raise MembershipError(f"{message.name!r} can't register as a {message.role} on this connection")
-        if message.name in self._members:
-            state = self._members[message.name].state
-            raise ClusterFullError(f"the name {message.name!r} is taken by a member that is {state}", got=message.name)
+        known = self._members.get(message.name)
+        if known is not None:
+            return self._return(known, peer, request, message, now)
         if len(self._here[message.role]) >= wanted:
             text = f"all {wanted} places for a {message.role} are taken; {message.name!r} is one too many"
             raise ClusterFullError(text, expected=wanted)
@@ -155,6 +166,29 @@ class Membership:
         if self.missing:
             return [Log("info", f"{message.role} {message.name} is here; waiting for {self.missing}")]
         return self._form(now)
+
+    def _return(self, member: Member, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
+        """Let another process take the place of a worker that is away, or that has not been missed yet."""
+        label = f"rank {member.number} ({member.name})"
+        may = self._plan.on_worker_loss == "respawn" and member.role is message.role is Role.WORKER and self._epoch
+        if not may or member.state not in {"alive", "away"}:
+            text = f"the name {member.name!r} is taken by a member that is {member.state}"
+            raise ClusterFullError(text, got=member.name)
+        if message.incarnation < member.incarnation:
+            raise StaleEpochError(f"{label} is a later process by now", ranks=[member.number])
+        effects: list[Effect] = []
+        if member.state == "alive":
+            if message.incarnation == member.incarnation:
+                raise ClusterFullError(f"{label} is here already, over another connection", got=member.name)
+            effects.append(Disconnect(member.peer, "another process has taken the place"))
+            self._drop(member, "away", "another process has taken the place")
+        how = "is back" if message.incarnation == member.incarnation else "is back, as another process"
+        self._away.discard(member.name)
+        member.peer, member.request, member.incarnation, member.heard = peer, request, message.incarnation, now
+        member.state, member.reason = "alive", ""
+        self._by_peer[peer] = member
+        self._silent.add(peer, now + self._plan.death_timeout)
+        return [*effects, Log("warning", f"{label} {how}"), *self._publish()]
 
     def _form(self, now: float) -> list[Effect]:
         """Give out the numbers, by name, and tell everybody: the cluster is complete."""
@@ -179,6 +213,7 @@ class Membership:
             self._plan.chunk_bytes,
             self._plan.split_bytes,
             self._plan.death_timeout,
+            self._plan.on_worker_loss,
         )
         self._roster = Roster(view)
         # Servers first: a worker that is quick to call should find that they know it.
@@ -206,7 +241,7 @@ class Membership:
         member = self._by_peer.get(peer)
         if member is None:
             return []
-        return self._lose(member, f"{reason}, last heard {now - member.heard:.1f} s before")
+        return self._lose(member, f"{reason}, last heard {now - member.heard:.1f} s before", now)
 
     def _drop(self, member: Member, state: str, reason: str) -> None:
         member.state, member.reason = state, reason
@@ -215,9 +250,16 @@ class Membership:
         self._joining.discard(member.peer)
         self._barriers.forget_peer(member.peer)
 
-    def _lose(self, member: Member, reason: str) -> list[Effect]:
-        # Nobody waits for a worker that has finished, so its end harms nobody.
-        self._drop(member, "left" if member.state == "finished" else "lost", reason)
+    def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
+        keeps = self._plan.on_worker_loss == "respawn" and member.role is Role.WORKER and self._epoch > 0
+        state = "lost"
+        if member.state == "finished":
+            # Nobody waits for a worker that has finished, so its end harms nobody.
+            state = "left"
+        elif keeps and member.state == "alive" and not self._over:
+            state = "away"
+            self._away.add(member.name, now + self._plan.respawn_timeout)
+        self._drop(member, state, reason)
         if self._over:
             # The servers were told to stop.
             return []
@@ -229,7 +271,7 @@ class Membership:
 
     def _end_if_over(self) -> list[Effect]:
         workers = self._of(Role.WORKER)
-        if self._over or any(worker.is_here for worker in workers):
+        if self._over or any(worker.is_expected for worker in workers):
             return []
         self._over = True
         lost = [member.name for member in self._members.values() if member.state == "lost"]
@@ -248,7 +290,11 @@ class Membership:
         for peer in self._silent.due(now):
             member = self._by_peer[peer]
             silence = now - member.heard
-            effects += [Disconnect(peer, "no heartbeat"), *self._lose(member, f"no heartbeat for {silence:.1f} s")]
+            effects += [Disconnect(peer, "no heartbeat"), *self._lose(member, f"no heartbeat for {silence:.1f} s", now)]
+        for name in self._away.due(now):
+            member = self._members[name]
+            text = f"{member.reason}; nobody has taken its place within {self._plan.respawn_timeout:g} s"
+            effects += self._lose(member, text, now)
         return effects + self._barriers.expire(self._roster, now)
 
     def _give_up_join(self, member: Member, missing: str, now: float) -> list[Effect]:
@@ -267,6 +313,7 @@ class Membership:
         """
         assert all(self._members[member.name] is member for member in self._by_peer.values())
         assert all(member.is_here for member in self._by_peer.values())
+        assert self._away.holds({member.name for member in self._members.values() if member.state == "away"})
         assert sum(map(len, self._here.values())) == len(self._members)
         assert all(self._here[member.role][name] is member for name, member in self._members.items())
         self._barriers.validate()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aiokv.wire.messages import View, WorkerEntry
 
 
-COUNTED = ("alive", "lost")
+COUNTED = ("alive", "away", "lost")
 """States of workers for which rounds and barriers wait."""
 
 
@@ -48,7 +48,7 @@ class Roster:
 
     @cached_property
     def members(self) -> list[Rank]:
-        """Ranks for which rounds and barriers wait: alive or lost."""
+        """Ranks for which rounds and barriers wait: alive, away or lost."""
         return sorted(entry.rank for entry in self._entries if entry.state in COUNTED)
 
     @cached_property

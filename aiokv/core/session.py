@@ -271,6 +271,10 @@ class Session:
             self._rank = self._roster.rank_of(self._joiner.name)
             self._servers = {entry.index: entry for entry in view.servers}
             self._directory.settle(view)
+            for entry in view.servers:
+                if entry.state != "alive":
+                    # Only who takes the place of another worker can meet with that.
+                    return self._server_gone(entry.index, entry.reason)
             return [Connect(entry.index, entry.host, entry.port) for entry in view.servers]
         effects: list[Effect] = []
         for entry in view.servers:

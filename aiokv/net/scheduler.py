@@ -45,6 +45,8 @@ class Scheduler(Node):
             death_timeout=config.death_timeout,
             chunk_bytes=config.chunk_bytes,
             split_bytes=config.split_bytes,
+            on_worker_loss=config.on_worker_loss,
+            respawn_timeout=config.respawn_timeout,
         )
         self._start(Membership(plan))
 

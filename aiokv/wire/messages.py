@@ -98,8 +98,8 @@ class Register(Message):
 class WorkerEntry(Message):
     """One worker of a view.
 
-    `state` is "alive", "finished" (here, but without contributions from now on), "left" (in good order) or "lost"
-    (with the reason).
+    `state` is "alive", "finished" (here, but without contributions from now on), "left" (in good order), "lost" (with
+    the reason) or "away": its process is gone, its place is kept for the next one, and what waits for it waits on.
     """
 
     rank: int
@@ -122,7 +122,10 @@ class ServerEntry(Message):
 
 
 class View(Message):
-    """Who belongs to the cluster, and the settings that all members share."""
+    """Who belongs to the cluster, and the settings that all members share.
+
+    `on_worker_loss` is what becomes of the others when a worker is lost: "fail" or "respawn".
+    """
 
     epoch: int
     workers: tuple[WorkerEntry, ...]
@@ -131,6 +134,7 @@ class View(Message):
     chunk_bytes: int
     split_bytes: int
     death_timeout: float
+    on_worker_loss: str = "fail"
 
 
 class Heartbeat(Message):

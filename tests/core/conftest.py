@@ -583,8 +583,8 @@ class Worker:
 class Scheduler:
     """A membership whose nodes are played by hand."""
 
-    def __init__(self, workers: int = 2, servers: int = 1) -> None:
-        self.machine = Membership(ClusterPlan(workers, servers, 0.5, 2.0, 2**19, 2**16))
+    def __init__(self, workers: int = 2, servers: int = 1, **settings: Any) -> None:
+        self.machine = Membership(ClusterPlan(workers, servers, 0.5, 2.0, 2**19, 2**16, **settings))
         self.now = 0.0
         self.peers: dict[str, Peer] = {}
         self.asked: dict[tuple[Peer, int], Asked] = {}
@@ -619,10 +619,17 @@ class Scheduler:
         self.handle(st.Received(peer, asked.request, message))
         return asked
 
-    def register(self, name: str, role: Role | None = None, *, timeout: float = 10.0) -> Asked:
-        """Let a node ask for its place; its role is the beginning of its name unless given."""
+    def register(
+        self, name: str, role: Role | None = None, *, timeout: float = 10.0, incarnation: int = 1, again: bool = False
+    ) -> Asked:
+        """Let a node ask for its place; its role is the beginning of its name unless given.
+
+        With `again` it does so over another connection.
+        """
         role = role or Role(name.partition("-")[0])
-        return self.ask(name, m.Register(role, name, 1, "127.0.0.1", 9000, timeout))
+        if again:
+            del self.peers[name]
+        return self.ask(name, m.Register(role, name, incarnation, "127.0.0.1", 9000, timeout))
 
     def form(self, *names: str) -> None:
         """Let nodes register, in this order."""
