@@ -58,6 +58,15 @@ def test_worker_joins_scheduler_then_servers_then_says_who_it_is(outsider: Worke
     assert call.outcome == "done"
 
 
+def test_worker_that_takes_a_place_hears_of_a_server_that_is_lost(outsider: Worker) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish(server_1=("lost", "connection closed"))
+    assert isinstance(call.error, ServerLostError)
+    for word in ("join", "server-1", "connection closed"):
+        assert word in str(call.error)
+
+
 def test_session_is_for_workers_only() -> None:
     joiner = Joiner(role=Role.SERVER, name="x", incarnation=1, scheduler=("h", 1), advertised=("h", 1))
     with pytest.raises(ValueError, match="server"):
