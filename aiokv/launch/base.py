@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.config import format_address
 from aiokv.errors import ConfigError
+from aiokv.launch.supervisor import Recovery
 from aiokv.types import Role
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Job:
     port: int = 0
     """Where the scheduler listens; 0: any free port."""
     timeout: float | None = None
+    recovery: Recovery = field(default_factory=Recovery)
+    """What is done when a node fails."""
     start_timeout: float = 30.0
     """How long the scheduler may take to say where it listens."""
     settle: float = 0.5
@@ -94,10 +97,11 @@ class Job:
             name: the node's name.
             role: the node's role.
             inherited: the launcher's own environment; what is not about the node's place is kept.
-            scheduler: where the scheduler listens; None for the scheduler itself.
+            scheduler: where the scheduler listens; None for the scheduler itself, until it has.
         """
         environ = {key: value for key, value in inherited.items() if key not in _INHERITED_NEVER}
         servers = self.workers if self.colocate else self.servers
+        port = self.port if scheduler is None else scheduler[1]
         environ |= {
             "AIOKV_ROLE": role.value,
             "AIOKV_NAME": name,
@@ -107,7 +111,7 @@ class Job:
             "AIOKV_NUM_SERVERS": str(servers),
             "AIOKV_COLOCATE": str(int(self.colocate)),
             "AIOKV_BIND_HOST": self.bind_host,
-            "AIOKV_BIND_PORT": str(self.port if role is Role.SCHEDULER else 0),
+            "AIOKV_BIND_PORT": str(port if role is Role.SCHEDULER else 0),
             "DMLC_ROLE": role.value,
             "DMLC_NUM_WORKER": str(self.workers),
             "DMLC_NUM_SERVER": str(servers),

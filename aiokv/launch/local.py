@@ -16,7 +16,7 @@ from aiokv.launch.supervisor import Outcome, Phase, Step, Supervisor, describe_e
 from aiokv.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from aiokv.launch.base import Job
     from aiokv.launch.output import Output, Stream
@@ -42,25 +42,32 @@ class LocalLauncher(Launcher):
         self._output = output
         self._environ = dict(os.environ if environ is None else environ)
         self._roles = job.names()
-        self._supervisor = Supervisor(self._roles)
+        self._supervisor = Supervisor(self._roles, job.recovery)
         self._nodes: dict[str, NodeProcess] = {}
         self._address: tuple[str, int] | None = None
         self._output_works = True
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
-        self._killed: set[str] = set()
+        self._killed: set[NodeProcess] = set()
         self._cleanups: list[asyncio.Task[None]] = []
+        self._started: list[NodeProcess] = []
+        """All nodes, those too that others have replaced."""
+        self._timers: list[asyncio.TimerHandle] = []
 
     async def run(self) -> Outcome:
         """Run the job to its end; no process is left afterwards."""
-        with handle_signals(self._on_signal), self._deadlines():
+        with handle_signals(self._on_signal):
             try:
-                await self._start([self._job.scheduler_name()])
+                if self._job.timeout is not None:
+                    self._after(self._job.timeout, self._supervisor.timed_out)
+                await self._begin()
                 await self._follow()
             finally:
+                for timer in self._timers:
+                    timer.cancel()
                 for cleanup in self._cleanups:
                     cleanup.cancel()
                 await asyncio.gather(*self._cleanups, return_exceptions=True)
-                for node in self._nodes.values():
+                for node in self._started:
                     node.close()
         outcome = self._outcome()
         text = "" if outcome.reason else "all workers are done"
@@ -73,22 +80,22 @@ class LocalLauncher(Launcher):
         self._steps.put_nowait(self._supervisor.signalled(number))
 
     def _on_exit(self, name: str, code: int) -> None:
-        step = self._supervisor.exited(name, code)
-        self._steps.put_nowait(step)
-        is_ending = self._supervisor.phase is Phase.ENDING
+        is_ending = self._supervisor.phase is Phase.RESUMING
+        self._steps.put_nowait(self._supervisor.exited(name, code))
+        is_ending = is_ending or self._supervisor.phase is Phase.ENDING
         is_done = self._roles[name] is Role.WORKER and code == 0
         text = "" if is_ending else f"{name} {'is done' if is_done else describe_exit(code)}"
         self._note("exited", text, node=name, exit_code=code)
         if not is_ending:
             # What the node leaves behind is ended now, while the number of its group can't be somebody else's.
-            self._cleanups.append(asyncio.create_task(self._end(name, settle=self._job.settle, grace=self._job.grace)))
+            cleanup = self._end(self._nodes[name], settle=self._job.settle, grace=self._job.grace)
+            self._cleanups.append(asyncio.create_task(cleanup))
 
     def _on_line(self, name: str, stream: Stream, line: bytes) -> None:
-        if self._address is None and self._roles[name] is Role.SCHEDULER and stream == "stdout":
-            self._address = _address_in(line)
-            if self._address is not None:
-                self._steps.put_nowait(self._supervisor.scheduler_ready())
-                return
+        if self._roles[name] is Role.SCHEDULER and stream == "stdout" and (address := _address_in(line)):
+            self._address = address
+            self._steps.put_nowait(self._supervisor.scheduler_ready())
+            return
         self._show(lambda: self._output.line(name, stream, line))
 
     def _note(self, event: str, text: str, **facts: Any) -> None:
@@ -102,36 +109,61 @@ class LocalLauncher(Launcher):
             self._output_works = False
             self._steps.put_nowait(self._supervisor.output_lost())
 
-    @contextlib.contextmanager
-    def _deadlines(self) -> Iterator[None]:
-        """Let the supervisor know when time runs out."""
-        loop, decide, put = asyncio.get_running_loop(), self._supervisor, self._steps.put_nowait
-        start, whole = self._job.start_timeout, self._job.timeout
-        timers = [loop.call_later(start, lambda: put(decide.not_ready(start)))]
-        if whole is not None:
-            timers.append(loop.call_later(whole, lambda: put(decide.timed_out(whole))))
-        try:
-            yield
-        finally:
-            for timer in timers:
-                timer.cancel()
+    def _after(self, seconds: float, decide: Callable[[float], Step]) -> None:
+        """Let the supervisor know when time has run out."""
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(seconds, lambda: self._steps.put_nowait(decide(seconds))))
 
     # --- steps ---
+
+    async def _begin(self) -> None:
+        """Start the scheduler; the others follow when it says where it listens."""
+        life = self._supervisor.life
+        self._after(self._job.start_timeout, lambda seconds: self._supervisor.not_ready(seconds, life))
+        await self._start([self._job.scheduler_name()])
 
     async def _follow(self) -> None:
         """Carry out what the supervisor decides, until every process has ended and its last line is shown."""
         ending: asyncio.Task[None] | None = None
         while ending is None or not ending.done():
-            step = await self._steps.get()
-            if step is Step.START:
-                await self._start_rest()
-            elif step is Step.KILL:
-                for node in self._nodes.values():
-                    node.kill()
-            elif step is not Step.WAIT and ending is None:
-                ending = asyncio.create_task(self._end_all(gently=step is Step.FINISH))
-                ending.add_done_callback(lambda _: self._steps.put_nowait(Step.WAIT))
+            match await self._steps.get():
+                case Step.WAIT:
+                    pass
+                case Step.START:
+                    await self._start_rest()
+                case Step.RESTART:
+                    await self._restart()
+                case Step.RESUME:
+                    await self._resume()
+                case Step.KILL:
+                    for node in self._nodes.values():
+                        node.kill()
+                case step if ending is None:
+                    ending = asyncio.create_task(self._end_job(gently=step is Step.FINISH))
+                    ending.add_done_callback(lambda _: self._steps.put_nowait(Step.WAIT))
         await ending
+
+    async def _restart(self) -> None:
+        """Start nodes again that have failed; the others go on meanwhile."""
+        failed, self._supervisor.failed = self._supervisor.failed, []
+        left = self._supervisor.restarts_left
+        for name in failed:
+            self._note("restarting", f"starting {name} again; {count(left, 'restart')} left", node=name, left=left)
+            del self._nodes[name]
+        await self._start(failed)
+
+    async def _resume(self) -> None:
+        """End everything, and start all again from the last checkpoint."""
+        left = self._supervisor.restarts_left
+        text = f"starting all nodes again, from the last checkpoint; {count(left, 'restart')} left"
+        self._note("resuming", text, left=left)
+        await self._end_all(settle=0.0, grace=self._job.grace)
+        self._supervisor.begin_again()
+        if self._supervisor.phase is not Phase.STARTING:
+            return
+        self._nodes, self._address = {}, None
+        self._environ["AIOKV_RESUME"] = "latest"
+        await self._begin()
 
     async def _start_rest(self) -> None:
         address = format_address(*self._address) if self._address else ""
@@ -146,10 +178,11 @@ class LocalLauncher(Launcher):
 
     async def _start(self, names: list[str]) -> None:
         for name in names:
-            if self._supervisor.phase is Phase.ENDING:
+            if self._supervisor.phase in (Phase.ENDING, Phase.RESUMING):
                 return
             role = self._roles[name]
             node = self._nodes[name] = NodeProcess(name, self._on_line, self._on_exit)
+            self._started.append(node)
             try:
                 environ = self._job.environment(name, role, self._environ, self._address)
                 await node.start(self._job.command_of(role), environ)
@@ -159,23 +192,26 @@ class LocalLauncher(Launcher):
                 return
             self._note("started", "", node=name, role=role.value, pid=node.pid)
 
-    async def _end_all(self, *, gently: bool) -> None:
+    async def _end_job(self, *, gently: bool) -> None:
         reason, running = self._supervisor.outcome.reason, self._supervisor.running
         if reason and running:
             self._note("ending", f"{reason}; ending {count(len(running), 'node')}", nodes=running)
         settle = self._job.settle if gently else 0.0
-        grace = min(self._job.grace, FINISH_GRACE) if gently else self._job.grace
-        await asyncio.gather(*(self._end(name, settle=settle, grace=grace) for name in self._nodes))
+        await self._end_all(settle=settle, grace=min(self._job.grace, FINISH_GRACE) if gently else self._job.grace)
+
+    async def _end_all(self, *, settle: float, grace: float) -> None:
+        nodes = list(self._nodes.values())
+        await asyncio.gather(*(self._end(node, settle=settle, grace=grace) for node in nodes))
         with contextlib.suppress(TimeoutError):
             # A process that left its group may still hold a stream: don't wait for it.
-            waiting = (node.closed.wait() for node in self._nodes.values())
-            await asyncio.wait_for(asyncio.gather(*waiting), DRAIN_SECONDS)
+            await asyncio.wait_for(asyncio.gather(*(node.closed.wait() for node in nodes)), DRAIN_SECONDS)
 
-    async def _end(self, name: str, *, settle: float, grace: float) -> None:
-        was_killed = not await self._nodes[name].end(settle=settle, grace=grace)
-        if was_killed and name not in self._killed:
-            self._killed.add(name)
-            self._note("killed", f"{name} did not end within {grace:g} s of being asked to; killed it", node=name)
+    async def _end(self, node: NodeProcess, *, settle: float, grace: float) -> None:
+        was_killed = not await node.end(settle=settle, grace=grace)
+        if was_killed and node not in self._killed:
+            self._killed.add(node)
+            text = f"{node.name} did not end within {grace:g} s of being asked to; killed it"
+            self._note("killed", text, node=node.name)
 
     def _outcome(self) -> Outcome:
         outcome = self._supervisor.outcome

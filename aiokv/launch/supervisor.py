@@ -26,6 +26,8 @@ class Step(enum.Enum):
 
     WAIT = "nothing"
     START = "start the servers and the workers"
+    RESTART = "start the nodes in `failed` again"
+    RESUME = "end everything, then start all again from the last checkpoint"
     FINISH = "let the others end by themselves for a moment, then end them"
     END = "end everything"
     KILL = "kill everything"
@@ -36,6 +38,7 @@ class Phase(enum.Enum):
 
     STARTING = "the scheduler has not said yet where it listens"
     RUNNING = "all nodes are started"
+    RESUMING = "all nodes are being ended, and will be started again"
     ENDING = "all nodes are being ended; what they do now changes nothing"
 
 
@@ -56,24 +59,57 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def _exit_code(code: int) -> int:
+    """Return what a shell would return for a node's exit code."""
+    exit_code = EXIT_SIGNAL_BASE - code if code < 0 else code
+    return exit_code if exit_code <= _MAX_EXIT_CODE else 1
+
+
 def describe_exit(code: int) -> str:
     """Say how a process ended; a negative code is the signal that killed it."""
     return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Recovery:
+    """What may be done when a node fails.
+
+    `restarts` is how often nodes may be started again, all together. `on_worker_loss` is the cluster's rule.
+    `replicated`: the servers hold each other's parameters, so that one of them can be started again. `colocated`: with
+    a worker a server fails. `resumable`: a job whose parameters are lost goes on from a checkpoint, if there is one.
+    """
+
+    restarts: int = 0
+    on_worker_loss: str = "fail"
+    replicated: bool = False
+    colocated: bool = False
+    resumable: bool = False
 
 
 class Supervisor:
     """Decides, for one job, what each event means.
 
     The job succeeds when every worker has exited with code 0. It fails with the first node that exits with another code
-    or by a signal. A scheduler or server that exits with code 0 while workers are running is no failure: the parameters
-    are not needed any more when all workers have left the cluster, while a worker may still be writing its model.
+    or by a signal, unless it can do without that node, or start it again. A scheduler or server that exits with code 0
+    while workers are running is no failure: the parameters are not needed any more when all workers have left the
+    cluster, while a worker may still be writing its model.
+
+    Args:
+        roles: the names of all nodes, with their roles.
+        recovery: what may be done when one fails; None: nothing.
     """
 
-    def __init__(self, roles: Mapping[str, Role]) -> None:
+    def __init__(self, roles: Mapping[str, Role], recovery: Recovery | None = None) -> None:
         self._roles = dict(roles)
+        self._recovery = recovery or Recovery()
         self._running = set(self._roles)
+        self.restarts_left = self._recovery.restarts
+        self.failed: list[str] = []
+        """The nodes that are to be started again; who does so takes them out."""
         self.phase = Phase.STARTING
         self.outcome = Outcome(0)
+        self.life = 0
+        """How often all nodes were started again."""
 
     @property
     def running(self) -> list[str]:
@@ -90,26 +126,57 @@ class Supervisor:
     def exited(self, name: str, code: int) -> Step:
         """A node ended."""
         self._running.discard(name)
-        if self.phase is Phase.ENDING:
+        if self.phase in (Phase.ENDING, Phase.RESUMING):
             return Step.WAIT
         if code != 0:
-            exit_code = EXIT_SIGNAL_BASE - code if code < 0 else code
-            return self._fail(exit_code if exit_code <= _MAX_EXIT_CODE else 1, f"{name} {describe_exit(code)}", name)
+            return self._recover(name) or self._fail(_exit_code(code), f"{name} {describe_exit(code)}", name)
         if self.phase is Phase.STARTING:
             return self._fail(1, f"{name} exited with code 0 before it said where it listens", name)
-        if any(self._roles[other] is Role.WORKER for other in self._running):
+        if self._workers_running:
             return Step.WAIT
         self.phase = Phase.ENDING
         return Step.FINISH
+
+    def begin_again(self) -> None:
+        """All nodes have ended, and the first is started again."""
+        if self.phase is Phase.RESUMING:
+            self.phase, self._running, self.life = Phase.STARTING, set(self._roles), self.life + 1
+
+    @property
+    def _workers_running(self) -> bool:
+        return any(self._roles[name] is Role.WORKER for name in self._running)
+
+    def _recover(self, name: str) -> Step | None:
+        """Return what is done so that the job goes on although a node has failed; None: it can't."""
+        role, rule = self._roles[name], self._recovery
+        if self.phase is Phase.STARTING:
+            return None
+        keeps_parameters = rule.replicated or not rule.colocated
+        if role is Role.WORKER and rule.on_worker_loss == "shrink" and keeps_parameters and self._workers_running:
+            return Step.WAIT
+        can_be_replaced = {
+            Role.SCHEDULER: True,
+            Role.SERVER: rule.replicated,
+            Role.WORKER: rule.on_worker_loss == "respawn" and keeps_parameters,
+        }[role]
+        if not self.restarts_left or not (can_be_replaced or rule.resumable):
+            return None
+        self.restarts_left -= 1
+        if not can_be_replaced:
+            self.phase = Phase.RESUMING
+            return Step.RESUME
+        self._running.add(name)
+        self.failed.append(name)
+        return Step.RESTART
 
     def not_started(self, name: str, problem: str) -> Step:
         """A node's program could not be started."""
         self._running.discard(name)
         return self._fail(EXIT_NOT_STARTED, f"{name} could not be started: {problem}", name)
 
-    def not_ready(self, seconds: float) -> Step:
+    def not_ready(self, seconds: float, life: int = 0) -> Step:
         """The scheduler has had its time to say where it listens."""
-        if self.phase is not Phase.STARTING:
+        if self.phase is not Phase.STARTING or life != self.life:
             return Step.WAIT
         return self._fail(1, f"the scheduler did not say within {seconds:g} s where it listens")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
-from aiokv.launch.supervisor import Outcome, Phase, Step, Supervisor, describe_exit
+from aiokv.launch.supervisor import Outcome, Phase, Recovery, Step, Supervisor, describe_exit
 from aiokv.types import Role
 
 ROLES = {
@@ -17,9 +18,9 @@ ROLES = {
 }
 
 
-def running() -> Supervisor:
+def running(**recovery: Any) -> Supervisor:
     """Return a supervisor of a job whose nodes are all started."""
-    supervisor = Supervisor(ROLES)
+    supervisor = Supervisor(ROLES, Recovery(**recovery))
     assert supervisor.scheduler_ready() is Step.START
     return supervisor
 
@@ -138,3 +139,94 @@ def test_job_ends_when_nobody_reads_its_output() -> None:
 
 def test_signal_without_a_name_is_shown_by_its_number() -> None:
     assert describe_exit(-200) == "was killed by signal 200"
+
+
+# --- nodes that are started again ---
+
+
+@pytest.mark.parametrize(
+    ("name", "recovery"),
+    [
+        ("worker-1", {"on_worker_loss": "respawn"}),
+        ("scheduler", {}),
+        ("server-0", {"replicated": True}),
+        ("worker-0", {"on_worker_loss": "respawn", "colocated": True, "replicated": True}),
+    ],
+)
+def test_node_whose_work_is_not_lost_with_it_is_started_again(name: str, recovery: dict[str, Any]) -> None:
+    job = running(restarts=1, **recovery)
+    assert job.exited(name, -9) is Step.RESTART
+    assert job.failed == [name]
+    assert name in job.running
+    assert job.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("name", "recovery"),
+    [
+        ("server-0", {}),
+        ("worker-1", {"on_worker_loss": "fail"}),
+        ("worker-0", {"on_worker_loss": "respawn", "colocated": True}),
+    ],
+)
+def test_job_that_has_lost_something_starts_again_from_its_checkpoint(name: str, recovery: dict[str, Any]) -> None:
+    job = running(restarts=1, resumable=True, **recovery)
+    assert job.exited(name, -9) is Step.RESUME
+    assert job.exited("worker-0", 1) is Step.WAIT
+    assert job.failed == []
+    job.begin_again()
+    assert job.phase is Phase.STARTING
+    assert job.running == list(ROLES)
+    assert job.scheduler_ready() is Step.START
+
+
+@pytest.mark.parametrize(
+    ("name", "recovery"),
+    [("server-0", {}), ("worker-1", {}), ("worker-1", {"on_worker_loss": "shrink", "colocated": True})],
+)
+def test_job_that_has_lost_something_ends_without_a_checkpoint(name: str, recovery: dict[str, Any]) -> None:
+    job = running(restarts=5, **recovery)
+    assert job.exited(name, -9) is Step.END
+    assert job.outcome.node == name
+
+
+def test_restarts_are_counted_all_together() -> None:
+    job = running(restarts=2, on_worker_loss="respawn", resumable=True)
+    steps = [job.exited("worker-0", -9), job.exited("worker-0", 1), job.exited("worker-1", -9)]
+    assert steps == [Step.RESTART, Step.RESTART, Step.END]
+    assert job.outcome == Outcome(137, "worker-1 was killed by SIGKILL", "worker-1")
+
+
+def test_cluster_that_shrinks_goes_on_as_long_as_there_is_a_worker() -> None:
+    job = running(on_worker_loss="shrink")
+    assert job.exited("worker-0", -9) is Step.WAIT
+    assert job.exited("worker-1", 0) is Step.FINISH
+    assert job.outcome == Outcome(0)
+
+
+def test_cluster_that_shrinks_to_nothing_has_failed() -> None:
+    job = running(on_worker_loss="shrink")
+    job.exited("worker-0", -9)
+    assert job.exited("worker-1", -9) is Step.END
+
+
+def test_node_that_fails_before_the_job_runs_is_not_started_again() -> None:
+    job = Supervisor(ROLES, Recovery(restarts=5, resumable=True))
+    assert job.exited("scheduler", 1) is Step.END
+
+
+def test_signal_while_everything_is_ended_ends_the_job_for_good() -> None:
+    job = running(restarts=1, resumable=True)
+    job.exited("server-0", -9)
+    assert job.signalled(signal.SIGINT) is Step.END
+    job.begin_again()
+    assert job.phase is Phase.ENDING
+    assert job.outcome == Outcome(130, "interrupted")
+
+
+def test_time_to_start_is_that_of_the_scheduler_which_is_started_now() -> None:
+    job = running(restarts=1, resumable=True)
+    job.exited("server-0", -9)
+    job.begin_again()
+    assert job.not_ready(30.0, life=0) is Step.WAIT
+    assert job.not_ready(30.0, life=1) is Step.END

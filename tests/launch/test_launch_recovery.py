@@ -1,0 +1,92 @@
+"""Nodes that are started again while a job goes on, and jobs that are started again as a whole."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiokv.launch import Outcome
+from aiokv.launch.supervisor import Recovery
+from tests.launch.fake_nodes import PAUSE, by_name, launch, make_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake nodes use POSIX signals")
+
+KILL_ME = "import os; os.kill(os.getpid(), 9)"
+
+SAY_PORT = """
+import json, os
+print(json.dumps({"host": "127.0.0.1", "port": int(os.environ["AIOKV_BIND_PORT"]) or 4321}), flush=True)
+"""
+
+WAIT_FOR_FILE = """
+import pathlib, time
+path = pathlib.Path({path!r})
+while not path.exists() or not path.read_text():
+    time.sleep(0.01)
+print(path.read_text())
+"""
+
+SAY_RESUME_OR_WAIT = """
+import os, signal
+if "AIOKV_RESUME" not in os.environ:
+    signal.pause()
+print(os.environ["AIOKV_RESUME"])
+"""
+
+
+def first_time(mark: Path, then: str, later: str) -> str:
+    """Return code that does one thing when it runs for the first time, and another one afterwards."""
+    return f"""
+import pathlib
+mark = pathlib.Path({str(mark)!r})
+code = {later!r} if mark.exists() else {then!r}
+mark.touch()
+exec(code)
+"""
+
+
+def test_worker_that_is_killed_is_started_again_under_its_name_and_the_job_ends_well(tmp_path: Path) -> None:
+    dies = first_time(tmp_path / "mark", KILL_ME, "import os; print('again as ' + os.environ['AIOKV_NAME'])")
+    job = make_job(by_name(worker_0=dies), recovery=Recovery(restarts=3, on_worker_loss="respawn"))
+    outcome, output = launch(job)
+    assert outcome == Outcome(0)
+    assert output.printed("worker-0") == ["again as worker-0"]
+    assert ("restarting", {"node": "worker-0", "left": 2}) in output.notes
+
+
+def test_last_lines_of_a_node_that_is_replaced_are_shown(tmp_path: Path) -> None:
+    dies = first_time(tmp_path / "mark", "import sys; print('my reason', file=sys.stderr); sys.exit(1)", "")
+    job = make_job(dies, workers=1, recovery=Recovery(restarts=1, on_worker_loss="respawn"))
+    _, output = launch(job)
+    assert ("worker-0", "stderr", "my reason") in output.lines
+
+
+def test_scheduler_is_started_again_at_its_port(tmp_path: Path) -> None:
+    told = str(tmp_path / "told")
+    tell = f"import os; open({told!r}, 'w').write(os.environ['AIOKV_BIND_PORT']); {PAUSE}"
+    scheduler = SAY_PORT + first_time(tmp_path / "mark", KILL_ME, tell)
+    job = make_job(WAIT_FOR_FILE.format(path=told), workers=1, scheduler=scheduler, recovery=Recovery(restarts=1))
+    outcome, output = launch(job)
+    assert outcome == Outcome(0)
+    assert output.printed("worker-0") == ["4321"]
+
+
+def test_job_whose_server_is_lost_is_started_again_as_a_whole_and_told_to_resume(tmp_path: Path) -> None:
+    server = first_time(tmp_path / "mark", KILL_ME, PAUSE)
+    job = make_job(SAY_RESUME_OR_WAIT, server=server, recovery=Recovery(restarts=1, resumable=True))
+    outcome, output = launch(job)
+    assert outcome == Outcome(0)
+    assert [output.printed(name) for name in ("worker-0", "worker-1")] == [["latest"], ["latest"]]
+    assert ("resuming", {"left": 0}) in output.notes
+
+
+def test_node_that_always_fails_ends_the_job_when_no_restart_is_left() -> None:
+    job = make_job("raise SystemExit(3)", workers=1, recovery=Recovery(restarts=2, on_worker_loss="respawn"))
+    outcome, output = launch(job)
+    assert (outcome.exit_code, outcome.node) == (3, "worker-0")
+    assert len([event for event, facts in output.notes if event == "started" and facts["node"] == "worker-0"]) == 3
