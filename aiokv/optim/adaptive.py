@@ -46,6 +46,9 @@ class GroupAdaGrad(AdaGrad, tag="groupadagrad", frozen=True, kw_only=True):
 
         h = h + mean of g^2 over the row;  w = w - learning_rate * g / (sqrt(h) + epsilon)
 
+    A row is one index of the first axis. Servers refuse a dense key that is cut inside a row: one whose rows are larger
+    than `chunk_bytes`, or too few to be spread evenly over the servers.
+
     Args:
         epsilon: more than 0.
     """

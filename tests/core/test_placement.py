@@ -128,6 +128,55 @@ def test_size_is_exact_beyond_the_precision_of_a_float() -> None:
     assert len(chunks) == 3
 
 
+def bounds(shape: tuple[int, ...], servers: int, chunk_bytes: int) -> list[tuple[int, int, int]]:
+    """Return the chunks of a float32 tensor that is cut over all servers, with servers counted from the first one."""
+    chunks = place("w", TensorSpec(shape, "float32"), servers=servers, chunk_bytes=chunk_bytes, split_bytes=1)
+    return [((chunk.server - chunks[0].server) % servers, chunk.start, chunk.stop) for chunk in chunks]
+
+
+@pytest.mark.parametrize(
+    ("shape", "servers", "chunk_bytes", "expected"),
+    [
+        # Rows of 12 bytes: 5 of the 10 on each server, in chunks of at most 3: 2 and 3.
+        ((10, 3), 2, 40, [(0, 0, 6), (0, 6, 15), (1, 15, 21), (1, 21, 30)]),
+        # One server: 10 rows in chunks of at most 4.
+        ((10, 3), 1, 48, [(0, 0, 9), (0, 9, 18), (0, 18, 30)]),
+        # All axes but the first are a row, and just one fits.
+        ((2, 3, 2), 1, 24, [(0, 0, 6), (0, 6, 12)]),
+        # 22 rows on 3 servers are 7, 7 and 8, and 8 / (22 / 3) is 1.09: more than 1.05, so it is even by elements.
+        ((22, 1, 2), 3, 4096, [(0, 0, 14), (1, 14, 29), (2, 29, 44)]),
+        # 20 rows on 3 servers are 6, 7 and 7, and 7 / (20 / 3) is exactly 1.05.
+        ((20, 2), 3, 4096, [(0, 0, 12), (1, 12, 26), (2, 26, 40)]),
+        # As few rows as servers are even, fewer are not.
+        ((3, 4), 3, 4096, [(0, 0, 4), (1, 4, 8), (2, 8, 12)]),
+        ((2, 3), 3, 4096, [(0, 0, 2), (1, 2, 4), (2, 4, 6)]),
+        # A row that does not fit in a chunk is cut: 6 elements on each server, in chunks of at most 5.
+        ((2, 6), 2, 20, [(0, 0, 3), (0, 3, 6), (1, 6, 9), (1, 9, 12)]),
+    ],
+)
+def test_cuts_are_between_rows_where_these_fit_and_are_spread_evenly(
+    shape: tuple[int, ...], servers: int, chunk_bytes: int, expected: list[tuple[int, int, int]]
+) -> None:
+    assert bounds(shape, servers, chunk_bytes) == expected
+
+
+@given(
+    shape=hs.lists(hs.integers(1, 300), min_size=1, max_size=3).map(tuple),
+    servers=hs.integers(1, 9),
+    chunk_bytes=hs.integers(4, 5000),
+)
+def test_no_server_has_a_twentieth_more_than_the_mean_of_a_key(
+    shape: tuple[int, ...], servers: int, chunk_bytes: int
+) -> None:
+    spec = TensorSpec(shape, "float32")
+    chunks = place("w", spec, servers=servers, chunk_bytes=chunk_bytes, split_bytes=1)
+    # And the one element that can't be cut.
+    assert max(elements(chunks, servers)) < 1.05 * spec.size / servers + 1
+    assert all((chunk.stop - chunk.start) * spec.itemsize <= chunk_bytes for chunk in chunks)
+    assert (chunks[0].start, chunks[-1].stop) == (0, spec.size)
+    assert all(left.stop == right.start for left, right in itertools.pairwise(chunks))
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])
 def test_tensor_without_elements_has_one_empty_chunk(shape: tuple[int, ...]) -> None:
     (chunk,) = place_default("w", shape, 4)

@@ -81,11 +81,12 @@ RULES: list[tuple[str, str, dict[str, Any]]] = [
     ("adam", "float32", {"learning_rate": 0.01}),
     ("sgd", "float16", {"momentum": 0.9, "multi_precision": True, "learning_rate": 0.1}),
     ("sgd", "float32", {"momentum": 0.9, "schedule": {"name": "factor", "step": 2, "factor": 0.5}}),
+    ("groupadagrad", "float32", {"learning_rate": 0.1}),
 ]
 
 
 @pytest.mark.parametrize(("servers", "others"), [(2, 3), (3, 1)])
-@pytest.mark.parametrize(("rule", "dtype", "params"), RULES, ids=["adam", "float16 with master", "schedule"])
+@pytest.mark.parametrize(("rule", "dtype", "params"), RULES, ids=["adam", "float16 with master", "schedule", "by row"])
 async def test_scenario_21_training_goes_on_with_another_number_of_servers_bit_by_bit(
     cluster: MakeCluster,
     tmp_path: Path,

@@ -151,16 +151,42 @@ async def test_async_rule_with_norms_wants_whole_keys(cluster: MakeCluster) -> N
 
 
 async def test_rule_by_row_wants_rows_that_are_not_cut(cluster: MakeCluster) -> None:
+    """4 rows can't be spread evenly over 3 servers; whole on one server they can be used."""
+    value = np.zeros((4, 175), np.float32)
+    text = r"key 'w' with rows of 175 elements is cut inside a row.* chunk_bytes to at least 700 .*split_bytes.* 2800"
     async with cluster(workers=1, servers=3, split_bytes=1000) as running:
         (kv,) = running.workers
-        await kv.init("w", np.zeros((100, 7), np.float32))
-        with pytest.raises(OptimizerError, match=r"key 'w' with rows of 7 elements is cut inside a row; set .*2800"):
+        await kv.init("w", value)
+        with pytest.raises(OptimizerError, match=text):
             await kv.set_optimizer("groupadagrad")
     async with cluster(workers=1, servers=3, split_bytes=1000) as running:
         (kv,) = running.workers
         await kv.set_optimizer("groupadagrad")
-        with pytest.raises(OptimizerError, match="key 'w' with rows of 7 elements"):
-            await kv.init("w", np.zeros((100, 7), np.float32))
+        with pytest.raises(OptimizerError, match=text):
+            await kv.init("w", value)
+    async with cluster(workers=1, servers=3, split_bytes=2801) as running:
+        (kv,) = running.workers
+        await kv.init("w", value)
+        await kv.set_optimizer("groupadagrad")
+
+
+async def test_rule_by_row_on_a_large_key_has_the_same_bits_on_one_server_and_on_three(cluster: MakeCluster) -> None:
+    """Under the default settings, 1.2 MB: cut over the servers, and into chunks."""
+    rng = np.random.default_rng(5)
+    first = rng.standard_normal((3000, 100)).astype(np.float32)
+    gradients = rng.standard_normal((3, 2, *first.shape)).astype(np.float32)
+
+    async def train_by_row(kv: aiokv.Client) -> list[Any]:
+        await kv.init("w", first)
+        await kv.set_optimizer("groupadagrad", learning_rate=0.1)
+        return [await kv.pushpull("w", turn[kv.rank]) for turn in gradients]
+
+    finals = []
+    for servers in (1, 3):
+        async with cluster(workers=2, servers=servers) as running:
+            finals.append(await running.each(train_by_row))
+            assert all(server.store._chunks for server in running.servers)
+    np.testing.assert_array_equal(finals[0], finals[1])
 
 
 async def test_rule_by_row_on_rows_over_three_servers_and_in_bundles(cluster: MakeCluster) -> None:
