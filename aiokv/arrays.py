@@ -32,12 +32,22 @@ _SPECS: dict[tuple[tuple[int, ...], np.dtype[Any]], TensorSpec] = {}
 
 
 @dataclass(slots=True, eq=False)
+class DeviceOut:
+    """An array on a device that is to get what one target receives; `rows`: those that the target has, if not all."""
+
+    target: int
+    array: OnDevice
+    rows: NDArray[np.int64] | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Arguments:
     """The arrays of a call, in the order of its keys.
 
     `sources` are sent. Where the caller gave several arrays for a key, those are in `lists`, by the index of the key,
     and the source is the first of them until `merge` has put their sum in its place. `targets` are received into; where
     one is not the caller's own array, `finish` copies it there: an element of `outs` is an array or a list of them.
+    Those that lie on devices get their values before, by `aiokv.staging`.
     """
 
     keys: list[Key]
@@ -54,6 +64,7 @@ class Arguments:
     """The values of the rows that are sent; their sources are bytes."""
     buffers: dict[int, memoryview] = field(default_factory=dict)
     """Answers of any length, by number."""
+    device_outs: list[DeviceOut] = field(default_factory=list)
 
     @property
     def tensors(self) -> list[tuple[Key, TensorSpec]]:
@@ -93,7 +104,7 @@ class Arguments:
         for target, out in zip(self.targets, self.outs, strict=True):
             if target is not out:
                 for array in out if isinstance(out, list) else [out]:
-                    if target is not array:
+                    if target is not array and isinstance(array, np.ndarray):
                         array[...] = target
         return self.outs[0] if self.single else self.outs
 
@@ -172,7 +183,9 @@ def sending(key: Keys, value: Any, *, lists: bool = True) -> Arguments:
         arguments.sources = [_source(array) for array in values]
         return arguments
     for index, array in enumerate(values):
-        if lists and (parts := _on_device(array)):
+        if parts := _on_device(array):
+            if not lists and isinstance(array, list | tuple):
+                raise _not_one(keys[index], array)
             _check_alike(keys[index], parts)
             # The sum takes its place.
             arguments.sources.append(np.empty(parts[0].shape, parts[0].dtype))
@@ -180,14 +193,9 @@ def sending(key: Keys, value: Any, *, lists: bool = True) -> Arguments:
         elif not _is_list(keys[index], array):
             if array is None:
                 raise KeyUseError(f"key {keys[index]!r}: a value is missing", key=keys[index])
-            if is_on_device(array):
-                got = f"{type(array).__name__} on a device"
-                text = f"key {keys[index]!r}: expected an array in the host's memory, got {got}: copy it first"
-                raise SpecMismatchError(text, key=keys[index], got=got)
             arguments.sources.append(_source(array))
         elif not lists:
-            text = f"key {keys[index]!r}: expected one array, got a list of {len(array)}"
-            raise KeyUseError(text, key=keys[index], expected="an array", got="list")
+            raise _not_one(keys[index], array)
         else:
             arrays = [_source(part) for part in array]
             _check_alike(keys[index], arrays)
@@ -214,7 +222,8 @@ def receiving(key: Keys, out: Any, spec: Callable[[Key], TensorSpec | None]) -> 
     outs = []
     for name, array in zip(keys, given, strict=True):
         outs.append(_new_out(name, spec(name)) if array is None else checked_out(name, array))
-    return Arguments(keys, [], _targets(outs), outs, isinstance(key, str | int))
+    single = isinstance(key, str | int)
+    return Arguments(keys, [], _targets(outs), outs, single, device_outs=find_device_outs(outs))
 
 
 def exchanging(key: Keys, value: Any, out: Any, *, lists: bool = True) -> Arguments:
@@ -231,6 +240,7 @@ def exchanging(key: Keys, value: Any, out: Any, *, lists: bool = True) -> Argume
     else:
         arguments.outs = [checked_out(name, array) for name, array in zip(keys, _matching(keys, key, out), strict=True)]
     arguments.targets = _targets(arguments.outs)
+    arguments.device_outs = find_device_outs(arguments.outs)
     if out is not None:
         _keep_apart(sources, arguments.targets)
     for name, source, target in zip(keys, sources, arguments.targets, strict=True):
@@ -280,6 +290,21 @@ def _on_device(value: object) -> list[Any]:
     return [OnDevice(part) if is_on_device(part) else _source(part) for part in parts]
 
 
+def find_device_outs(outs: list[Any]) -> list[DeviceOut]:
+    """Return those arrays of outs that lie on devices."""
+    found: list[DeviceOut] = []
+    for number, out in enumerate(outs):
+        if type(out) is not np.ndarray:
+            parts = out if isinstance(out, list) else [out]
+            found += [DeviceOut(number, OnDevice(part)) for part in parts if is_on_device(part)]
+    return found
+
+
+def _not_one(key: Key, array: Any) -> KeyUseError:
+    text = f"key {key!r}: expected one array, got a list of {len(array)}"
+    return KeyUseError(text, key=key, expected="an array", got="list")
+
+
 def _is_list(key: Key, value: object) -> bool:
     """Say whether this is a list of arrays. A list of numbers is an array, as everywhere in NumPy."""
     if not isinstance(value, list | tuple):
@@ -319,12 +344,15 @@ def checked_out(key: Key, out: Any) -> Any:
         SpecMismatchError: it can't.
     """
     if not isinstance(out, np.ndarray):
-        if isinstance(out, list | tuple) and out and all(isinstance(part, np.ndarray) for part in out):
+        if is_on_device(out):
+            return out
+        if isinstance(out, list | tuple) and out and all(is_array(part) for part in out):
             arrays = [checked_out(key, part) for part in out]
-            _check_alike(key, arrays)
+            _check_alike(key, [as_described(part) for part in arrays])
             return out if isinstance(out, list) else arrays
         got = type(out).__name__
-        raise SpecMismatchError(f"key {key!r}: out must be a NumPy array, got {got}", key=key, got=got)
+        text = f"key {key!r}: out must be a NumPy array or one on a device, got {got}"
+        raise SpecMismatchError(text, key=key, got=got)
     if not out.flags.writeable or not out.dtype.isnative:
         flaw = "read-only" if out.dtype.isnative else "not in native byte order"
         raise SpecMismatchError(f"key {key!r}: out is {flaw}; pass a writable array", key=key, got=flaw)
@@ -337,8 +365,22 @@ def _targets(outs: list[Any]) -> list[Array]:
 
 
 def _target(out: Any) -> Array:
-    first: Array = out[0] if isinstance(out, list) else out
-    return first if first.flags.c_contiguous else np.empty(first.shape, first.dtype)
+    parts = out if isinstance(out, list) else [out]
+    first: Array = as_described(parts[0])
+    # What devices copy has to be in memory of theirs.
+    if any(is_on_device(part) for part in parts) or not first.flags.c_contiguous:
+        return np.empty(first.shape, first.dtype)
+    return first
+
+
+def is_array(value: object) -> bool:
+    """Say whether something can be received into: an array of NumPy, or one on a device."""
+    return isinstance(value, np.ndarray) or is_on_device(value)
+
+
+def as_described(array: Any) -> Any:
+    """Return an array as what has shape and dtype as NumPy has them."""
+    return OnDevice(array) if is_on_device(array) else array
 
 
 def _keep_apart(sources: list[Array], targets: list[Array]) -> None:

@@ -1,8 +1,8 @@
-"""Sums of the arrays that a call gives for one key, one for each device: where each is made, and who makes it."""
+"""Arrays that a call gives for one key, one for each device: where their sum is made, and who makes it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,13 +24,17 @@ FLOATS = frozenset(PRECISIONS)
 
 
 class Device(Protocol):
-    """What sums on one device."""
+    """What a worker uses a device for."""
 
     def sum_arrays(self, key: Key, arrays: Sequence[Any], /) -> Array:
         """Return the sum of arrays of one float dtype, in their order, as an array in the host's memory.
 
         Low precisions are added in float32, and rounded once. The key's buffer on the device is used again.
         """
+        ...
+
+    def to_host(self, array: Any, /) -> Array:
+        """Return a copy in the host's memory of an array on the device, of any dtype."""
         ...
 
 
@@ -58,23 +62,26 @@ class Merger:
         self.places: dict[Key, int] = {}
         """On which device each key is summed."""
 
+    @property
+    def uses_devices(self) -> bool:
+        """Whether sums may have to wait for a device."""
+        return bool(self._devices)
+
     def sum(self, key: Key, arrays: Sequence[Any]) -> Array:
         """Return the sum of arrays of one spec, in their order; the same bits wherever it is made.
 
         Raises:
-            SpecMismatchError: an array lies on a device, and sums are made in the host's memory.
+            SpecMismatchError: an array lies on a device, and this store uses none.
             SumOverflowError: a sum of whole numbers is out of range.
         """
-        if self._devices and arrays[0].dtype.name in FLOATS:
+        if self._devices and len(arrays) > 1 and arrays[0].dtype.name in FLOATS:
             given = [array.array if isinstance(array, OnDevice) else array for array in arrays]
             return self._devices[self._place(key, arrays[0])].sum_arrays(key, given)
-        for array in arrays:
-            if isinstance(array, OnDevice):
-                kind = type(array.array).__name__
-                expected = "floats, and a store that sums on the device" if self._devices else "arrays in host memory"
-                text = f"key {key!r}: expected {expected}, got {kind} of {array.dtype} on a device"
-                raise SpecMismatchError(text, key=key, expected=expected, got=kind)
-        return sum_in_order(arrays, self._backend)
+        on_host = [self._to_host(key, array) if isinstance(array, OnDevice) else array for array in arrays]
+        return sum_in_order(on_host, self._backend) if len(on_host) > 1 else on_host[0]
+
+    def _to_host(self, key: Key, array: OnDevice) -> Array:
+        return device_of(key, array, self._devices).to_host(array.array)
 
     def _place(self, key: Key, array: Any) -> int:
         place = self.places.get(key)
@@ -83,6 +90,24 @@ class Merger:
             precision = np.dtype(PRECISIONS[array.dtype.name])
             self.loads[place] += array.nbytes // array.dtype.itemsize * precision.itemsize
         return place
+
+
+T = TypeVar("T")
+
+
+def device_of(key: Key, array: OnDevice, devices: Sequence[T]) -> T:
+    """Return the device on which an array of a call lies.
+
+    Raises:
+        SpecMismatchError: the store uses none, or not that one.
+    """
+    if array.number < len(devices):
+        return devices[array.number]
+    kind = type(array.array).__name__
+    expected = "one of the devices that this process sees" if devices else "arrays in host memory"
+    hint = "" if devices else ': make the store with device="cuda"'
+    text = f"key {key!r}: expected {expected}, got {kind} of {array.dtype} on device {array.number}{hint}"
+    raise SpecMismatchError(text, key=key, expected=expected, got=kind)
 
 
 def sum_in_order(arrays: Sequence[Array], backend: Backend) -> Array:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aiokv.compressing import Compressor
     from aiokv.core.session import Session
     from aiokv.list_sums import Merger
+    from aiokv.staging import Staging
     from aiokv.types import Key
 
 T = TypeVar("T")
@@ -64,8 +65,9 @@ class Operations(ABC):
     Every call takes one key with its array, a list of keys with a list of arrays, or a dict of them, and `timeout` in
     seconds (default: `Config.call_timeout`). Where a key has one array it may have a list of them, one for each device:
     what is pushed is their sum, made in the order of the list, low precisions in float32; what is received goes to all
-    of them. Many calls may be in flight at once. A call that is cancelled or times out gives its arrays back at once;
-    what it pushed still counts. Do not change an array while a call uses it.
+    of them. Arrays may lie on the devices that the store uses; see `docs/device.md`. Many calls may be in flight at
+    once. A call that is cancelled or times out gives its arrays back at once; what it pushed still counts. Do not
+    change an array while a call uses it.
 
     All methods raise:
         ClosedError: the client is not connected.
@@ -78,6 +80,8 @@ class Operations(ABC):
     """Refuses to push what must not be."""
     _merger: Merger
     """Sums the arrays that a call gives for one key."""
+    _staging: Staging
+    """Where values land that are for devices."""
     _compressor: Compressor
 
     _most_bytes = sys.maxsize
@@ -231,6 +235,7 @@ class Operations(ABC):
         return await self._prepare(functools.partial(sending_rows, keys, values, bounds), nbytes)
 
     async def _init(self, arguments: Arguments, options: st.KeyOptions, timeout: float | None) -> None:
+        await self._merge(arguments)
         if self.rank == min(options.group, default=0):
             nbytes = sum(source.nbytes for source in arguments.sources)
             options.digests = await self._compute(lambda: tuple(map(digest_of, arguments.sources)), nbytes)
@@ -257,8 +262,8 @@ class Operations(ABC):
         refuse_sparse("broadcast", *named(key, value))
         arguments = exchanging(key, value, out, lists=False)
         await self.init(key, value, timeout=timeout)
-        arguments.sources = []
-        await self._transfer(st.Operation.PULL, arguments, timeout, priority)
+        arguments.sources, arguments.lists = [], {}
+        await self._fetch(st.Operation.PULL, arguments, timeout, priority)
         return arguments.finish()
 
     async def delete(self, *keys: Key, timeout: float | None = None) -> None:
@@ -319,7 +324,7 @@ class Operations(ABC):
             SpecMismatchError: `out` has another shape or dtype than the key, or can't be written.
         """
         arguments = receiving(key, out, self._dense_spec)
-        await self._transfer(st.Operation.PULL, arguments, timeout, priority)
+        await self._fetch(st.Operation.PULL, arguments, timeout, priority)
         return arguments.finish()
 
     async def wait_for_round(self, key: Key, newer_than: int | None = None, *, timeout: float | None = None) -> int:
@@ -382,8 +387,10 @@ class Operations(ABC):
             pulling_rows(name, into, wanted, session.spec(name), session.row_bounds)
             for name, into, wanted in zip(keys, outs, ids, strict=True)
         ]
-        await self._transfer(st.Operation.PULL, pulling(pulls), timeout, priority)
-        for pull in pulls:
+        arguments = pulling(pulls)
+        await self._fetch(st.Operation.PULL, arguments, timeout, priority)
+        for pull, values in zip(pulls, arguments.targets, strict=True):
+            pull.rows.values = values
             pull.finish()
         results = [pull.rows if into is None else into for pull, into in zip(pulls, outs, strict=True)]
         return results if isinstance(key, list) else results[0]
@@ -410,7 +417,7 @@ class Operations(ABC):
         """
         refuse_sparse("pushpull", *named(key, value))
         arguments = exchanging(key, value, out)
-        await self._transfer(st.Operation.PUSHPULL, arguments, timeout, priority)
+        await self._fetch(st.Operation.PUSHPULL, arguments, timeout, priority)
         return arguments.finish()
 
     async def barrier(self, name: str = "", *, group: Iterable[int] = (), timeout: float | None = None) -> None:
@@ -745,10 +752,25 @@ class Operations(ABC):
         transfer = operation, arguments.tensors, seconds, priority
         return await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
 
+    async def _fetch(self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int) -> None:
+        """Carry out a call that receives; at its end there is everything on the devices, too."""
+        if not arguments.device_outs:
+            await self._transfer(operation, arguments, timeout, priority)
+            return
+        staged = await self._prepare(functools.partial(self._staging.begin, arguments), SLOW)
+        await self._transfer(operation, arguments, timeout, priority)
+        await self._compute(staged.copy, SLOW)
+        # After an error something may still come: then the memory is not used again.
+        self._staging.give_back(staged)
+
+    async def _merge(self, arguments: Arguments) -> None:
+        if arguments.lists:
+            nbytes = SLOW if self._merger.uses_devices else arguments.listed_nbytes
+            await self._prepare(lambda: arguments.merge(self._merger), nbytes)
+
     async def _ready(self, operation: st.Operation, arguments: Arguments) -> None:
         """Put together what a call sends, and refuse what must not be pushed."""
-        if arguments.lists:
-            await self._prepare(lambda: arguments.merge(self._merger), arguments.listed_nbytes)
+        await self._merge(arguments)
         if self._guard.looks and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
             nbytes = sum(source.nbytes for source in arguments.sources)
             norm = await self._prepare(lambda: self._guard.measure(arguments), nbytes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.arrays import Arguments, checked_out, sending, spec_of
+from aiokv.arrays import Arguments, DeviceOut, as_described, checked_out, find_device_outs, sending, spec_of
 from aiokv.core.keys import check_same_spec
 from aiokv.core.row_parts import cut_rows
 from aiokv.core.rows import check_table
@@ -243,14 +243,15 @@ class RowPull:
 
     key: Key
     rows: RowSparse
-    outs: list[Array]
+    outs: list[Any]
     counts: list[int]
 
     def finish(self) -> None:
-        """Make the arrays what was received: rows that were not asked for are zero."""
+        """Make arrays in the host's memory what was received: rows that were not asked for are zero."""
         for out in self.outs:
-            out[...] = 0
-            out[self.rows.indices] = self.rows.values
+            if isinstance(out, np.ndarray):
+                out[...] = 0
+                out[self.rows.indices] = self.rows.values
 
 
 def pulling_rows(key: Key, out: Any, row_ids: Any, spec: TensorSpec | None, bounds: Bounds) -> RowPull:
@@ -273,8 +274,9 @@ def pulling_rows(key: Key, out: Any, row_ids: Any, spec: TensorSpec | None, boun
     if not outs and out is not None:
         outs = [checked_out(key, out)]
     for each in outs:
-        spec = spec or spec_of(each)
-        check_same_spec(key, spec, spec_of(each))
+        found = spec_of(as_described(each))
+        spec = spec or found
+        check_same_spec(key, spec, found)
     if spec is None:
         raise KeyUseError(f"key {key!r}: pass `out`, since this worker did not initialize the key", key=key)
     check_table(key, spec)
@@ -302,7 +304,11 @@ def pulling(pulls: list[RowPull]) -> Arguments:
     values = [pull.rows.values for pull in pulls]
     specs = [pull.rows.spec for pull in pulls]
     rows = [Rows(pull.counts, pull.rows.indices.tobytes()) for pull in pulls]
-    return Arguments([pull.key for pull in pulls], [], values, values, single=False, specs=specs, rows=rows)
+    arguments = Arguments([pull.key for pull in pulls], [], values, [], single=False, specs=specs, rows=rows)
+    for number, pull in enumerate(pulls):
+        found = find_device_outs([pull.outs])
+        arguments.device_outs += [DeviceOut(number, out.array, pull.rows.indices) for out in found]
+    return arguments
 
 
 def refuse_sparse(call: str, keys: list[Key], values: list[Any]) -> None:

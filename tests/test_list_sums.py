@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from aiokv.arrays import sending
-from aiokv.errors import SpecMismatchError
+from aiokv.errors import KeyUseError, SpecMismatchError
 from aiokv.kernels import get_backend
 from aiokv.list_sums import Merger, least_loaded, sum_in_order
 
@@ -31,12 +31,15 @@ class Simulated:
         self.buffers[key] = len(arrays)
         return sum_in_order([np.asarray(array) for array in arrays], get_backend("reference"))
 
+    def to_host(self, array: Any, /) -> Array:
+        return np.asarray(array).copy()
+
 
 class OnGPU:
     """An array as libraries have it whose memory is on a device."""
 
-    def __init__(self, array: Array) -> None:
-        self._array = array
+    def __init__(self, array: Array, number: int = 0) -> None:
+        self._array, self._number = array, number
         self.shape, self.dtype = array.shape, array.dtype
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
@@ -45,6 +48,9 @@ class OnGPU:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return dict(self._array.__array_interface__)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._number
 
 
 def merger(count: int) -> tuple[Merger, list[Simulated]]:
@@ -94,18 +100,37 @@ def test_whole_numbers_are_summed_in_the_hosts_memory() -> None:
 
 
 def test_arrays_on_a_device_are_read_where_the_sum_is_made() -> None:
-    """A single one, too: it is copied to the host's memory when it is sent."""
+    """A single one is its own sum, and is copied from where it lies."""
     merging, devices = merger(2)
     first, second = (np.full((2, 2), n, np.float32) for n in (1, 2))
     arguments = sending({"one": OnGPU(first), "two": [OnGPU(first), second], "host": second}, None)
     arguments.merge(merging)
     assert [source.tolist() for source in arguments.sources] == [[[1, 1]] * 2, [[3, 3]] * 2, [[2, 2]] * 2]
-    assert [list(device.buffers) for device in devices] == [["one"], ["two"]]
+    assert [list(device.buffers) for device in devices] == [["two"], []]
+
+
+def test_whole_numbers_on_a_device_are_summed_in_the_hosts_memory() -> None:
+    merging, devices = merger(1)
+    arguments = sending("w", [OnGPU(np.array([1, 2])), OnGPU(np.array([3, 4]))])
+    arguments.merge(merging)
+    assert [source.tolist() for source in arguments.sources] == [[4, 6]]
+    assert not devices[0].buffers
 
 
 def test_arrays_on_a_device_need_a_store_that_sums_there() -> None:
     arguments = sending("w", OnGPU(np.ones(2, np.float32)))
-    with pytest.raises(SpecMismatchError, match="key 'w': expected arrays in host memory, got OnGPU of float32"):
+    wrong = "key 'w': expected arrays in host memory, got OnGPU of float32 on device 0: make the store with device="
+    with pytest.raises(SpecMismatchError, match=wrong):
         arguments.merge(Merger(get_backend("reference")))
-    with pytest.raises(SpecMismatchError, match="expected an array in the host's memory, got OnGPU on a device: copy"):
-        sending("w", OnGPU(np.ones(2, np.float32)), lists=False)
+    elsewhere = sending("w", OnGPU(np.ones(2, np.float32), number=3))
+    with pytest.raises(SpecMismatchError, match=r"expected one of the devices that this process sees, .* on device 3"):
+        elsewhere.merge(merger(2)[0])
+
+
+def test_a_call_that_takes_one_array_takes_one_on_a_device() -> None:
+    first = OnGPU(np.ones(2, np.float32))
+    arguments = sending("w", first, lists=False)
+    arguments.merge(merger(1)[0])
+    assert arguments.sources[0].tolist() == [1, 1]
+    with pytest.raises(KeyUseError, match="key 'w': expected one array, got a list of 2"):
+        sending("w", [first, first], lists=False)

@@ -25,6 +25,7 @@ from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.operations import Operations
+from aiokv.staging import Staging
 from aiokv.types import Peer, Role
 from aiokv.wire.limits import DEFAULT_LIMITS
 from aiokv.wire.messages import Value
@@ -44,7 +45,9 @@ class Client(Driver, Operations):
 
     def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
         super().__init__(config, log)
-        self._merger = Merger(backend_for(device), devices_for(device))
+        devices = devices_for(device)
+        self._merger = Merger(backend_for(device), devices)
+        self._staging = Staging(devices)
         self._guard = Guard(
             check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
         )
@@ -165,7 +168,12 @@ class Client(Driver, Operations):
     # --- calls ---
 
     async def _compute(self, function: Callable[[], T], nbytes: int) -> T:
-        return await asyncio.to_thread(function) if nbytes > TURN_BYTES else function()
+        if nbytes <= TURN_BYTES:
+            return function()
+        # It reads or writes the caller's arrays, which are given back when the call is cancelled.
+        task = asyncio.create_task(asyncio.to_thread(function))
+        await _ended([task])
+        return task.result()
 
     async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
         async with self._preparing:
@@ -215,15 +223,7 @@ class Client(Driver, Operations):
 
     async def _encoded(self, *calls: int) -> None:
         """Wait until no thread reads from the arrays of calls, of all if none is given. A thread can't be stopped."""
-        tasks = [task for call, task in self._encoding.items() if not calls or call in calls]
-        cancelled: asyncio.CancelledError | None = None
-        while any(not task.done() for task in tasks):
-            try:
-                await asyncio.wait(tasks)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+        await _ended([task for call, task in self._encoding.items() if not calls or call in calls])
 
     def _encode(self, effect: ef.Encode) -> None:
         job = self._compressor.begin(effect, self._arguments[effect.call].sources, self.rank)
@@ -315,6 +315,22 @@ class Client(Driver, Operations):
                         self._links[peer].discard(request)
             case _:
                 super()._perform_own(effect)
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    """Wait for tasks to end, even when this is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while any(not task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        for task in tasks:
+            # Nobody else asks for it.
+            if not task.cancelled():
+                task.exception()
+        raise cancelled
 
 
 def connect(

@@ -15,6 +15,7 @@ from aiokv.kernels import devices_for, get_backend
 from aiokv.kernels.cuda import reduce
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.tensors import tensor_of
+from aiokv.kernels.foreign import OnDevice
 from aiokv.list_sums import Merger
 
 Array = NDArray[Any]
@@ -101,7 +102,7 @@ def test_scenario_73_a_list_is_summed_on_the_device_with_the_bits_of_the_host(dt
     arrays = [rng.standard_normal((5, 7)).astype(dtype) for _ in range(count)]
     on_host = Merger(get_backend("reference")).sum("w", arrays)
     merging = Merger(get_backend("reference"), devices_for("cuda"))
-    given: list[Any] = arrays if dtype == "bfloat16" else [OnGPU(array) for array in arrays]
+    given: list[Any] = arrays if dtype == "bfloat16" else [OnDevice(OnGPU(array)) for array in arrays]
     for _ in range(2):
         # The second time in the buffer of the first.
         total = merging.sum("w", given)

@@ -1,4 +1,4 @@
-"""The devices of this machine, as a worker sums on them the arrays that a call gives for one key."""
+"""The devices of this machine, as a worker uses them: it sums arrays there, and copies values to arrays there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from numba import cuda
 
 from aiokv.errors import DeviceMemoryError
-from aiokv.kernels.cuda import reduce
+from aiokv.kernels.cuda import reduce, sparse
 from aiokv.kernels.cuda.memory import SIMULATED
-from aiokv.kernels.cuda.tensors import Copy, Tensor, tensor_of
+from aiokv.kernels.cuda.tensors import Copy, Tensor, memory_of, tensor_of, writable_tensor
 from aiokv.kernels.foreign import is_on_device
 from aiokv.optim import PRECISIONS
 
@@ -28,7 +28,7 @@ def all_devices() -> list[Device]:
 
 
 class Device:
-    """Sums on one device. A key's buffer there is used again at each push.
+    """One device. A key's buffer there is used again at each push; see `aiokv.list_sums.Device`.
 
     Args:
         number: as CUDA counts.
@@ -39,6 +39,8 @@ class Device:
         self._buffers: dict[Key, Any] = {}
         # Two threads must not use one buffer at once.
         self._lock = threading.Lock()
+        self._copying: Any = None
+        """The stream of copies from the host's memory: they need not wait for sums."""
 
     def sum_arrays(self, key: Key, arrays: Sequence[Any]) -> Array:
         """Return the sum of arrays of one float dtype, in their order, as an array in the host's memory.
@@ -62,16 +64,75 @@ class Device:
                 found: Array = total.copy_to_host().astype(first.dtype, copy=False)
             return found.reshape(tuple(arrays[0].shape))
 
+    # --- copies ---
+
+    def to_host(self, array: Any) -> Array:
+        """Return a copy in the host's memory of an array on this device, of any dtype.
+
+        Raises:
+            SpecMismatchError: the array can't be used.
+        """
+        with cuda.gpus[self.number]:
+            tensor = tensor_of("array", array)
+            found = np.empty(tensor.shape, tensor.dtype)
+            if tensor.size:
+                memory_of(tensor).copy_to_host(found.reshape(-1).view(np.uint8))
+            return found
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return page-locked memory of the host, uint8: a device copies from it while the program does other things."""
+        with cuda.gpus[self.number]:
+            found: Array = cuda.pinned_array(nbytes, np.uint8)
+            return found
+
+    def writable(self, array: Any) -> Tensor:
+        """Return what `start` takes of an array on this device; what its library still does with it is done first.
+
+        Raises:
+            SpecMismatchError: nobody may write to the array, or it can't be used.
+        """
+        with cuda.gpus[self.number]:
+            return writable_tensor("out", array)
+
+    def start(self, memory: Array, target: Tensor, rows: Array | None) -> None:
+        """Begin to copy page-locked memory, uint8, which stays as it is until `wait` has returned.
+
+        Args:
+            memory: the bytes of the whole target, or of some rows of it.
+            target: from `writable`.
+            rows: int64, which rows those are; all others become zero. None: the whole target.
+
+        Raises:
+            DeviceMemoryError: the device has not enough memory for the rows.
+        """
+        with cuda.gpus[self.number]:
+            if self._copying is None:
+                self._copying = cuda.stream()
+            if rows is None:
+                memory_of(target).copy_to_device(memory, stream=self._copying)
+                return
+            sparse.clear(target, stream=self._copying)
+            if rows.size:
+                values = self._allocate(memory.size, np.dtype(np.uint8))
+                values.copy_to_device(memory, stream=self._copying)
+                sparse.scatter_bytes(target, rows, values, stream=self._copying)
+
+    def wait(self) -> None:
+        """Return when all copies are there that were begun."""
+        if self._copying is not None:
+            with cuda.gpus[self.number]:
+                self._copying.synchronize()
+
+    # --- inside ---
+
     def _bring(self, array: Any) -> Tensor:
         if not is_on_device(array):
             return Copy(np.ascontiguousarray(array).reshape(-1)).tensor
         tensor = tensor_of("array", array)
         if SIMULATED or tensor.device in (None, self.number):
             return tensor
-        # Numba reads memory of another device through the addresses that all devices share.
-        there = cuda.as_cuda_array(_Bytes(tensor))  # type: ignore[no-untyped-call]
         here = self._allocate(tensor.nbytes, np.dtype(np.uint8))
-        here.copy_to_device(there)
+        here.copy_to_device(memory_of(tensor))
         return Tensor(here.__cuda_array_interface__["data"][0], tensor.size, tensor.dtype, here, tensor.shape)
 
     def _buffer(self, key: Key, size: int, dtype: np.dtype[Any]) -> Any:
@@ -94,12 +155,3 @@ class Device:
     def _full(self, nbytes: int, error: Exception) -> DeviceMemoryError:
         text = f"CUDA device {self.number} has no {nbytes} bytes more for a buffer: {error}"
         return DeviceMemoryError(text, expected=nbytes, got=str(error))
-
-
-class _Bytes:
-    """A tensor's memory as bytes, for Numba."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.owner = tensor
-        data = (tensor.address, tensor.read_only)
-        self.__cuda_array_interface__ = {"shape": (tensor.nbytes,), "typestr": "|u1", "data": data, "version": 3}

@@ -8,6 +8,7 @@ that occurs. A thread adds what one segment has for its columns, one after the o
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from aiokv.kernels.checks import is_low, mismatch
 from aiokv.kernels.cuda import launch
 from aiokv.kernels.cuda.memory import VECTOR
 from aiokv.kernels.cuda.reduce import check_sum
-from aiokv.kernels.cuda.streaming import make_kernel
+from aiokv.kernels.cuda.streaming import Launch, Streaming, make_kernel
 from aiokv.kernels.cuda.tensors import Tensor, tensor_of
 
 if TYPE_CHECKING:
@@ -173,6 +174,46 @@ def scatter(table: Any, ids: Array, rows: Any, width: int, *, stream: Any = 0) -
     if np.unique(ids).size != ids.size:
         raise mismatch("ids", "each row once", "duplicates")
     _copy(*_checked("table", table, ids, "rows", rows, width), ids, width, stream, gathers=False)
+
+
+CLEAR = "def element_of(zero):\n    return zero,"
+
+
+@functools.cache
+def clear_spec() -> Streaming:
+    """Return the kernel that writes zeros: of any dtype, as all have the same."""
+    return Streaming("clear", (), (("out", "uint8"),), CLEAR, ("zero",))
+
+
+def clear(out: Any, *, stream: Any = 0) -> None:
+    """Make all elements zero.
+
+    Raises:
+        SpecMismatchError: the array can't be written.
+    """
+    tensor = tensor_of("out", out)
+    Launch(clear_spec(), [[_as_unsigned(tensor, 1)]], stream).run([[0]], stream)
+
+
+def scatter_bytes(table: Tensor, ids: Array, values: Any, *, stream: Any = 0) -> None:
+    """Copy rows of any dtype into a table whose first dimension says how many it has, each to another place.
+
+    Args:
+        table: the table.
+        ids: int64[n] in the host's memory, increasing.
+        values: uint8, the bytes of n rows.
+        stream: in whose order it happens.
+    """
+    rows = tensor_of("values", values)
+    itemsize = table.dtype.itemsize
+    width = table.size // table.shape[0]
+    _copy(_as_unsigned(table, itemsize), _as_unsigned(rows, itemsize), ids, width, stream, gathers=False)
+
+
+def _as_unsigned(tensor: Tensor, itemsize: int) -> Tensor:
+    """Return the same memory, told as unsigned numbers."""
+    dtype = np.dtype(f"uint{8 * itemsize}")
+    return replace(tensor, size=tensor.nbytes // itemsize, dtype=dtype, owner=tensor)
 
 
 def _copy(table: Tensor, rows: Tensor, ids: Array, width: int, stream: Any, *, gathers: bool) -> None:

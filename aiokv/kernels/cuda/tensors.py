@@ -16,7 +16,7 @@ from numba import cuda
 
 from aiokv.kernels.checks import mismatch
 from aiokv.kernels.cuda.memory import SIMULATED
-from aiokv.kernels.foreign import CUDA_DEVICE, MANAGED_DEVICE, dlpack_device
+from aiokv.kernels.foreign import CUDA_DEVICE, MANAGED_DEVICE, dlpack_device, is_immutable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,6 +97,38 @@ class Copy:
             self._memory.copy_to_host(_as_memory(array))
 
 
+class _Bytes:
+    """A tensor's memory as bytes, for Numba."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.owner = tensor
+        data = (tensor.address, tensor.read_only)
+        self.__cuda_array_interface__ = {"shape": (tensor.nbytes,), "typestr": "|u1", "data": data, "version": 3}
+
+
+def memory_of(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor as one of Numba's arrays, which knows how to copy from and to the host's memory."""
+    if not SIMULATED:
+        # Numba reads memory of another device through the addresses that all devices share.
+        return cuda.as_cuda_array(_Bytes(tensor))  # type: ignore[no-untyped-call]
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray  # noqa: PLC0415 - nothing else needs it
+
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.address)
+    return FakeCUDAArray(np.frombuffer(memory, np.uint8))  # type: ignore[no-untyped-call]
+
+
+def writable_tensor(name: str, array: Any) -> Tensor:
+    """Return what is told of an array that is to be written.
+
+    Raises:
+        SpecMismatchError: as `tensor_of`, or nobody may write to it.
+    """
+    tensor = tensor_of(name, array)
+    if tensor.read_only or is_immutable(array):
+        raise mismatch(name, "writable", f"a read-only {type(array).__name__}")
+    return tensor
+
+
 def _as_memory(array: Array) -> Array:
     return array.view(np.int16) if array.dtype == BFLOAT16 else array
 
@@ -155,7 +187,8 @@ def _from_interface(name: str, array: Any, interface: dict[str, Any]) -> Tensor:
         # What is still being written there has to be done before a kernel reads it.
         cuda.external_stream(stream).synchronize()
     address, read_only = interface["data"]
-    return Tensor(int(address or 0), int(np.prod(shape)), dtype, array, shape, bool(read_only))
+    device = None if SIMULATED or not hasattr(array, "gpu_data") else int(array.gpu_data.context.device.id)
+    return Tensor(int(address or 0), int(np.prod(shape)), dtype, array, shape, bool(read_only), device)
 
 
 class _DLTensor(ctypes.Structure):
