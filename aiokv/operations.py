@@ -454,6 +454,7 @@ class Operations(ABC):
             total = totals.setdefault(rank, Tally())
             total.applied += one.applied
             total.waited += one.waited
+            total.duplicates += one.duplicates
             for counts, more in ((total.dropped, one.dropped), (total.staleness, one.staleness)):
                 for name, count in more.items():
                     counts[name] = counts.get(name, 0) + count

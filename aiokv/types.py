@@ -109,12 +109,14 @@ class Tally:
         dropped: how many are in none, by reason: "late" (the round was closed without it), "stale" (too old).
         staleness: how many were applied after so many versions since the one that was read.
         waited: seconds for which the policy held reads back.
+        duplicates: how many came more than once, because a connection was made again; they count once.
     """
 
     applied: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     staleness: dict[int, int] = field(default_factory=dict)
     waited: float = 0.0
+    duplicates: int = 0
 
     @property
     def mean_staleness(self) -> float:

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from aiokv.core.reads import Reads
     from aiokv.core.roster import Roster
     from aiokv.core.stimuli import Received
+    from aiokv.errors import AiokvError
     from aiokv.policy import ChunkPolicy, Gate, Policy
     from aiokv.types import Key, Peer, Rank, Round, Slot, TensorSpec, Version
     from aiokv.wire import messages as m
+
+
+REMEMBERED_ERRORS = 256
+"""Of how many pushes to a chunk is known why their update was not made."""
 
 
 class Waiter(Record, eq=False):
@@ -94,6 +99,10 @@ class Update(Record, eq=False):
         self.contributions[contribution.place] = contribution
         heappush(self.unfolded, contribution.place)
 
+    def has(self, rank: Rank, sequence: int) -> bool:
+        """Tell whether a push of a rank is in it."""
+        return any((part.rank, part.sequence) == (rank, sequence) for part in self.contributions.values())
+
     def first_missing(self) -> Rank | None:
         """Return the lowest rank for which it waits; None: it is complete. No rank is looked at twice."""
         while self.reached < len(self.expected):
@@ -131,6 +140,8 @@ class Chunk(Record, eq=False):
     chunks. `reads` is there when the rule looks at what a worker had read, `rounds` when rounds are decided for all
     keys at once. `gate` holds reads back, those of `gated`; those of `awaiting` wait for a round.
 
+    `refused` says of the last pushes whose update could not be made why.
+
     `since` is the version and `before` each rank's pushes at which its policy began; `leaving` are the ranks that have
     asked for another one, so that this one waits for them no longer.
     """
@@ -163,6 +174,7 @@ class Chunk(Record, eq=False):
     before: dict[Rank, int] = field(default_factory=dict)
     leaving: dict[Rank, None] = field(default_factory=dict)
     awaiting: dict[Waiter, None] = field(default_factory=dict)
+    refused: dict[tuple[Rank, int], AiokvError] = field(default_factory=dict)
     nbytes: int = 0
     """Bytes of the elements."""
 
@@ -292,6 +304,21 @@ class Chunk(Record, eq=False):
     def reading(self) -> list[Waiter]:
         """Return the pulls that wait."""
         return [waiter for own in self.pulls.values() for waiter in own]
+
+    def has(self, rank: Rank, sequence: int) -> bool:
+        """Tell whether a push of a rank has come before."""
+        return 0 < sequence <= self.pushed.get(rank, 0)
+
+    def refuse(self, update: Update, error: AiokvError) -> None:
+        """Remember why an update was not made, for those of its pushes that come again."""
+        for part in update.contributions.values():
+            self.refused[part.rank, part.sequence] = error
+        while len(self.refused) > REMEMBERED_ERRORS:
+            del self.refused[next(iter(self.refused))]
+
+    def update_with(self, rank: Rank, sequence: int) -> Update | None:
+        """Return the open update that a push is in; None: it is made, or not known yet which one."""
+        return next((update for update in self.updates.values() if update.has(rank, sequence)), None)
 
     def awaited_update(self, waiter: Waiter) -> Update | None:
         """Return the open update of this chunk whose completion the waiter waits for."""

@@ -86,6 +86,8 @@ class Coordinator:
         self._joiner = joiner
         self._roster = Roster()
         self._ranks: dict[Peer, Rank] = {}
+        self._peers: dict[Rank, Peer] = {}
+        """The connection over which a worker has said who it is last."""
         self._attaching: dict[RequestName, m.Attach | m.AttachServer] = {}
         self._catalog = Catalog()
         self._rules = Rules()
@@ -101,7 +103,7 @@ class Coordinator:
         self._answers = Answers(self._deadlines, self._codecs, tallies)
         self._making = Making(self._rules, tallies)
         self._steps = Steps(self._deciding, self._answers, self._making, tallies)
-        self._rounds = Rounds(self._answers, self._making, self._steps, self._norms)
+        self._rounds = Rounds(self._answers, self._making, self._steps, self._norms, tallies)
         tables = Tables(self._catalog, self._creation, self._rounds)
         saving = Saving(self._catalog, self._rules, self._creation)
         self._control = Control(joiner, self._catalog, self._rules, self._codecs, saving, tallies)
@@ -238,7 +240,7 @@ class Coordinator:
             if attach.epoch <= view.epoch:
                 del self._attaching[peer, request]
                 self._deadlines.discard((peer, request))
-                effects += self._answer_attach(peer, request, attach)
+                effects += self._answer_attach(peer, request, attach, now)
         effects += self._creation.roster_changed(self._roster) + self._changes.viewed()
         effects += self._go_on(self._norms.viewed(view), now)
         for gone, reason in self._neighbours.gone():
@@ -252,9 +254,11 @@ class Coordinator:
             self._attaching[peer, request] = message
             self._deadlines.add((peer, request), now + message.timeout)
             return []
-        return self._answer_attach(peer, request, message)
+        return self._answer_attach(peer, request, message, now)
 
-    def _answer_attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer) -> list[Effect]:
+    def _answer_attach(
+        self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float
+    ) -> list[Effect]:
         if isinstance(message, m.AttachServer):
             if self._neighbours.entry(message) is None:
                 text = f"{message.name} (server {message.index}) is not an alive server of epoch {self._roster.epoch}"
@@ -269,8 +273,14 @@ class Coordinator:
         ):
             text = f"{message.name} (rank {message.rank}) is not an alive member of epoch {self._roster.epoch}"
             return [Refuse(peer, request, MembershipError(text, ranks=[message.rank]))]
-        self._ranks[peer] = message.rank
-        return [Send(peer, request, m.Done())]
+        older = self._peers.get(message.rank, peer)
+        self._ranks[peer], self._peers[message.rank] = message.rank, peer
+        effects: list[Effect] = [Send(peer, request, m.Done())]
+        if older != peer:
+            # What is left of it may not have come to an end here; nothing that comes over it may count any more.
+            reason = "its worker has connected again"
+            effects += [Disconnect(older, reason), *self._peer_lost(older, reason, now)]
+        return effects
 
     def _rank_of(self, peer: Peer) -> Rank:
         rank = self._ranks.get(peer)
@@ -287,7 +297,9 @@ class Coordinator:
             return self._scheduler_gone(reason)
         if peer < SCHEDULER:
             return self._neighbour_gone(peer, reason, now)
-        self._ranks.pop(peer, None)
+        rank = self._ranks.pop(peer, None)
+        if rank is not None and self._peers[rank] == peer:
+            del self._peers[rank]
         for name in [name for name in self._attaching if name[0] == peer]:
             del self._attaching[name]
             self._deadlines.discard(name)

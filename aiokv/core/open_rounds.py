@@ -156,6 +156,16 @@ class OpenRounds(Record, eq=False):
             del self.until[next(iter(self.until))]
         return update
 
+    def held(self, rank: Rank, sequence: int) -> Undecided | Dropped | Update | None:
+        """Return what has a push of a rank; None: its round is made, or it is dropped for good."""
+        for one in (*self.undecided.values(), *self.dropped):
+            if (one.contribution.rank, one.contribution.sequence) == (rank, sequence):
+                return one
+        for update in self.updates.values():
+            if update.has(rank, sequence):
+                return update
+        return None
+
     def enter(self, rank: Rank, clock: int, sequence: int) -> None:
         """Take note of a push."""
         self.clocks[rank] = clock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aiokv.core.answers import AnyPull, AnyPush, Asker
 from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
-from aiokv.core.effects import Effect, Free
+from aiokv.core.effects import Effect, Free, freed
 from aiokv.errors import AiokvError, MembershipError, PolicyError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
 
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from aiokv.core.roster import Roster
     from aiokv.core.steps import Steps
     from aiokv.core.stimuli import Received
+    from aiokv.core.tallies import Tallies
     from aiokv.types import Rank, Slot, Version
 
 MAX_OPEN_PUSHES = 1024
 """How many pushes of a worker to one chunk may be open."""
+
+DUPLICATE = -1
+"""In the place of the version that a push helps to make: the push has come before."""
 
 
 class Rounds:
@@ -35,13 +39,15 @@ class Rounds:
         making: how updates are made.
         steps: who puts contributions into rounds that are decided for all keys at once.
         norms: who gathers sums over whole tensors, for rules that need them.
+        tallies: where contributions are counted that come again.
     """
 
-    def __init__(self, answers: Answers, making: Making, steps: Steps, norms: Norms) -> None:
+    def __init__(self, answers: Answers, making: Making, steps: Steps, norms: Norms, tallies: Tallies) -> None:
         self._answers = answers
         self._making = making
         self._steps = steps
         self._norms = norms
+        self._tallies = tallies
         self._last_slot: Slot = 0
 
     @property
@@ -61,7 +67,7 @@ class Rounds:
     # --- requests ---
 
     def push(self, received: Received, message: AnyPush, rank: Rank, chunks: list[Chunk], now: float) -> list[Effect]:
-        """Take a rank's contribution to each of the chunks.
+        """Take a rank's contribution to each of the chunks that do not have it; answer it when it is in all of them.
 
         Raises:
             ProtocolError: a wrong length, sequence or version; nothing is taken.
@@ -84,6 +90,13 @@ class Rounds:
             slots, effects = split_slot(received.slot, chunks, self.new_slot)
         waiter = self._answers.park(received, rank, message, chunks, now)
         waiter.want_value = message.want_value
+        again: list[Chunk] = []
+        if DUPLICATE in versions:
+            again = [chunk for chunk, version in zip(chunks, versions, strict=True) if version == DUPLICATE]
+            fresh = [place for place, version in enumerate(versions) if version != DUPLICATE]
+            effects += [effect for place, slot in enumerate(slots) if place not in fresh for effect in freed(slot)]
+            chunks, slots = [chunks[place] for place in fresh], [slots[place] for place in fresh]
+            versions = [versions[place] for place in fresh]
         for place, chunk in enumerate(chunks):
             contribution = Contribution(rank, message.sequence, message.read_version, message.clock, slots[place])
             chunk.pushed[rank] = message.sequence
@@ -94,16 +107,37 @@ class Rounds:
             waiter.updates.append(chunk.open(versions[place], contribution, waiter))
         for place, update in enumerate(tuple(waiter.updates)):
             effects += self._settle(chunks[place], update)
+        for chunk in again:
+            effects += self._rejoin(chunk, waiter, message, now)
         return effects
 
+    def _rejoin(self, chunk: Chunk, waiter: Waiter, message: AnyPush, now: float) -> list[Effect]:
+        """Let a push that has come to a chunk before be answered as the first one is."""
+        self._tallies.repeated(waiter.rank)
+        if not self._answers.is_parked(waiter):
+            return []
+        error = chunk.refused.get((waiter.rank, message.sequence))
+        if error is not None:
+            return [self._answers.refuse(waiter, error)]
+        update = chunk.update_with(waiter.rank, message.sequence)
+        if update is not None:
+            update.waiters[waiter] = None
+            waiter.updates.append(update)
+            return self._refuse_lost(chunk, update) if self._roster.lost else []
+        if chunk.rounds is not None:
+            return self._steps.rejoin(chunk, waiter, message.sequence, message.clock, now)
+        return self._answers.advance(waiter, now)
+
     def _check_push(self, chunk: Chunk, message: AnyPush, rank: Rank) -> Version:
-        """Return the version that the push helps to make, as far as that is known."""
+        """Return the version that the push helps to make, as far as that is known; or that it has come before."""
         if chunk.group and rank not in chunk.group:
             who = self._roster.label(rank)
             text = f"{chunk.label} belongs to ranks {list(chunk.group)}; rank {who} is none of them"
             raise MembershipError(text, ranks=[rank], key=chunk.key)
         expected = chunk.pushed.get(rank, 0) + 1
         if message.sequence != expected:
+            if chunk.has(rank, message.sequence):
+                return DUPLICATE
             raise ProtocolError(f"{chunk.label}: expected push {expected} of rank {rank}, got {message.sequence}")
         made = chunk.reflected.get(rank, 0)
         if message.sequence > made + MAX_OPEN_PUSHES:
@@ -207,6 +241,8 @@ class Rounds:
                 chunk.rounds.settle(chunk, contribution)
             else:
                 chunk.reflected[contribution.rank] = contribution.sequence
+        if error is not None:
+            chunk.refuse(update, error)
         effects = self._answers.advanced(chunk, update.contributions.values(), now)
         done = list(update.waiters)
         update.waiters.clear()

@@ -215,27 +215,48 @@ class Tables:
         check_rows(received, message)
         if isinstance(message, m.PullRows):
             return self._rounds.pull(received, message, rank, [self._catalog.lookup(message)], now)
-        effects = self._add(received, message)
-        if message.first + message.count < message.total:
-            return [*effects, Send(received.peer, received.request, m.Done())]
-        whole, joined = self._join(received, message)
-        effects += joined
+        is_last = message.first + message.count == message.total
+        if self._has_come(message, rank):
+            if not is_last:
+                return [*freed(received.slot), Send(received.peer, received.request, m.Done())]
+            return self._take(received, message, rank, roster, now)
         try:
-            if isinstance(whole.message, m.InitRows):
-                return effects + self._creation.init(whole, whole.message, rank, roster, now)
-            assert isinstance(whole.message, m.PushRows), "the other message with a contribution"
-            chunk = self._catalog.lookup(whole.message)
-            return effects + self._rounds.push(whole, whole.message, rank, [chunk], now)
+            effects = self._add(received, message)
+        except ProtocolError as error:
+            given_up = self._give_up((received.peer, message.key, message.start))
+            return [*given_up, *freed(received.slot), Refuse(received.peer, received.request, error)]
+        if not is_last:
+            # It is answered when the last one has come: if the connection ends before that, all of them come again.
+            return effects
+        whole, joined = self._join(received, message)
+        assert isinstance(whole.message, WithRows), "it is as the last one"
+        return effects + joined + self._take(whole, whole.message, rank, roster, now)
+
+    def _has_come(self, message: WithRows, rank: Rank) -> bool:
+        """Tell whether all of a contribution has come before; perhaps over a connection that has ended."""
+        chunk = self._catalog.find(message.key, message.start)
+        if isinstance(message, m.InitRows):
+            return chunk is not None
+        return chunk is not None and chunk.has(rank, message.sequence)
+
+    def _take(self, whole: Received, message: WithRows, rank: Rank, roster: Roster, now: float) -> list[Effect]:
+        try:
+            if isinstance(message, m.InitRows):
+                return self._creation.init(whole, message, rank, roster, now)
+            chunk = self._catalog.lookup(message)
+            return self._rounds.push(whole, message, rank, [chunk], now)
         except AiokvError as error:
-            return [*effects, *freed(whole.slot), Refuse(received.peer, received.request, error)]
+            return [*freed(whole.slot), Refuse(whole.peer, whole.request, error)]
 
     def _add(self, received: Received, message: WithRows) -> list[Effect]:
-        """Put a message to those before it; free what was never completed."""
-        pieces = self._pieces.setdefault((received.peer, message.key, message.start), [])
-        effects: list[Effect] = []
-        if not message.first:
-            effects = [effect for piece in pieces for effect in freed(piece.slot)]
-            pieces.clear()
+        """Put a message to those before it; free what was never completed.
+
+        Raises:
+            ProtocolError: it does not go on where they end.
+        """
+        place = (received.peer, message.key, message.start)
+        effects = self._give_up(place) if not message.first and place in self._pieces else []
+        pieces = self._pieces.setdefault(place, [])
         rows = sum(_count(piece) for piece in pieces)
         if rows != message.first:
             raise ProtocolError(f"key {message.key!r}: {message.first} rows should have come before, got {rows}")
@@ -244,19 +265,25 @@ class Tables:
         pieces.append(received)
         return effects
 
+    def _give_up(self, place: tuple[Peer, Key, int]) -> list[Effect]:
+        """Answer and free what will not be completed any more; its last message was, or will be, refused."""
+        pieces = self._pieces.pop(place)
+        answers: list[Effect] = [Send(piece.peer, piece.request, m.Done()) for piece in pieces]
+        return answers + [effect for piece in pieces for effect in freed(piece.slot)]
+
     def _join(self, received: Received, message: WithRows) -> tuple[Received, list[Effect]]:
         """Return a contribution as if it had come in one message, and what makes it so."""
         pieces = self._pieces.pop((received.peer, message.key, message.start))
         if len(pieces) == 1:
             return received, []
+        answers: list[Effect] = [Send(piece.peer, piece.request, m.Done()) for piece in pieces[:-1]]
         slot = self._rounds.new_slot()
         parts = [piece.slot for piece in pieces if piece.slot is not None]
         spec = TensorSpec(message.shape, message.dtype)
         whole = msgspec.structs.replace(message, first=0, count=message.total)
         nbytes = sum(piece.nbytes for piece in pieces)
-        return msgspec.structs.replace(received, message=whole, slot=slot, nbytes=nbytes), [
-            JoinRows(slot, parts, row_bytes(spec))
-        ]
+        joined = JoinRows(slot, parts, row_bytes(spec))
+        return msgspec.structs.replace(received, message=whole, slot=slot, nbytes=nbytes), [*answers, joined]
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
         """Free what a connection that is over has not completed."""

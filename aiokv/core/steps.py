@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiokv.core.chunk import Update
 from aiokv.core.effects import Effect, Free, freed
 from aiokv.core.open_rounds import Dropped, OpenRounds, Undecided
 from aiokv.errors import ProtocolError
@@ -72,6 +73,29 @@ class Steps:
         for each in dict.fromkeys([*unblocked, chunk]):
             effects += self.advance(each, now)
         return effects + self.read_on(now)
+
+    def rejoin(self, chunk: Chunk, waiter: Waiter, sequence: int, clock: int, now: float) -> list[Effect]:
+        """Let a push that has come before, and is in no update yet, be answered as the first one is."""
+        rounds = self._rounds_of(chunk)
+        before = rounds.held(waiter.rank, sequence)
+        if before is None:
+            verdict = rounds.decisions.verdicts.get(Token(waiter.rank, clock))
+            waiter.dropped = verdict if isinstance(verdict, str) else ""
+            return self._answers.advance(waiter, now)
+        if isinstance(before, Update):
+            before.waiters[waiter] = None
+            waiter.updates.append(before)
+            return self._refuse_lost(chunk, rounds)
+        if self._answers.is_parked(before.waiter):
+            text = f"{chunk.label}: push {sequence} of rank {waiter.rank} is sent twice at the same time"
+            return [self._answers.refuse(waiter, ProtocolError(text))]
+        waiter.dropped, before.waiter = before.waiter.dropped, waiter
+        if isinstance(before, Dropped):
+            return [] if waiter.want_value else self._answers.advance(waiter, now)
+        if not chunk.policy.waits and Token(waiter.rank, clock) in rounds.decisions.accepted:
+            return self._answers.advance(waiter, now)
+        error = self._deciding.stuck(rounds.decisions, self._answers.roster)
+        return [] if error is None else [self._answers.refuse(waiter, error)]
 
     def decided(self, decided: Decided, now: float) -> list[Effect]:
         """Go on with contributions of whose steps more is known now."""

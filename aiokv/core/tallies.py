@@ -36,6 +36,10 @@ class Tallies:
         tally = self._of(rank)
         tally.dropped[reason] = tally.dropped.get(reason, 0) + 1
 
+    def repeated(self, rank: Rank) -> None:
+        """Count a contribution that has come again."""
+        self._of(rank).duplicates += 1
+
     def waited(self, rank: Rank, seconds: float) -> None:
         """Count how long a read was held back."""
         self._of(rank).waited += seconds

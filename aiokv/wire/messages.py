@@ -337,7 +337,8 @@ class PushRows(Message):
     """Payload: a contribution to some of the rows [start, stop) of a key. The rest is as in `Push`.
 
     The payload is `count` row ids, int64 and increasing, then the values of these rows. A contribution of `total` rows
-    may come in several messages: `first` is how many rows came before. All are answered; the last makes the push.
+    may come in several messages: `first` is how many rows came before. All are answered when the last one, which makes
+    the push, has come.
     """
 
     key: str | int
@@ -634,13 +635,14 @@ class RankTally(Message):
     """What became of one worker's contributions to the chunks of a server.
 
     `dropped` are counted by reason, `staleness` by the number of versions between the one that was read and the one
-    that was changed. `waited` is how long its reads were held back, in seconds.
+    that was changed. `waited` is how long its reads were held back, in seconds; `duplicates` came more than once.
     """
 
     applied: int = 0
     dropped: dict[str, int] = {}
     staleness: dict[int, int] = {}
     waited: float = 0.0
+    duplicates: int = 0
 
 
 class Tally(Message):

@@ -239,7 +239,8 @@ class Server:
         empty = fields["stop"] == fields["start"]
         asked = self.ask(rank, m.Push(key=key, **fields), None if empty else value)
         if not isinstance(asked.answer, AiokvError) or isinstance(asked.answer, COUNTED):
-            self.pushed[rank, key] = number
+            # One that comes again is not another one.
+            self.pushed[rank, key] = max(number - 1, fields["sequence"])
         return asked
 
     def pull(self, rank: Rank, *, key: Key = "w", **changes: Any) -> Asked:
@@ -282,7 +283,7 @@ class Server:
         asked = self.ask_rows(rank, m.PushRows(key=key, **fields), rows, **(facts or {}))
         is_whole = fields["first"] + fields["count"] == fields["total"]
         if is_whole and (not isinstance(asked.answer, AiokvError) or isinstance(asked.answer, COUNTED)):
-            self.pushed[rank, key] = number
+            self.pushed[rank, key] = max(number - 1, fields["sequence"])
         return asked
 
     def pull_rows(self, rank: Rank, *rows: int, key: Key = "t", **changes: Any) -> Asked:

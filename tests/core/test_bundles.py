@@ -308,7 +308,7 @@ def test_loss_fails_those_who_wait_for_divided_keys_once(server: Server) -> None
     push_one(server, 1, "a")
     server.lose(2)
     assert isinstance(waiting.answer, WorkerLostError)
-    assert isinstance(push(server, 1, sequence=1).answer, ProtocolError)
+    assert isinstance(push(server, 1, sequence=1).answer, WorkerLostError)
 
 
 # --- a worker ---

@@ -205,18 +205,22 @@ def test_a_contribution_in_several_messages_counts_when_the_last_is_there(server
     server.init_rows()
     server.push_rows(0, {9: 1.0})
     server.push_rows(1, {})
-    assert server.push_rows(2, {1: 1.0, 2: 2.0}, total=4).answer == m.Done()
-    assert server.push_rows(2, {5: 5.0}, first=2, total=4).answer == m.Done()
+    first = server.push_rows(2, {1: 1.0, 2: 2.0}, total=4)
+    second = server.push_rows(2, {5: 5.0}, first=2, total=4)
     assert server.pull_rows(0, 1, at_least=0).answer == m.Value(0)
+    assert first.pending, "it would not come again, if the connection ended now"
     assert server.push_rows(2, {9: 9.0}, first=3, total=4).answer == m.Done(1)
+    assert answers(first, second) == [m.Done(), m.Done()]
     assert server.pull_rows(0, 1, 2, 5, 9).payload == [1, 2, 5, 10]
 
 
 def test_initial_values_in_several_messages(server: Server) -> None:
-    assert server.init_rows({1: 1.0}, total=2, digest=b"d").answer == m.Done()
+    first = server.init_rows({1: 1.0}, total=2, digest=b"d")
     early = server.pull_rows(0, 1)
     assert early.pending, "the key is not there before all of it is"
+    assert first.pending
     assert server.init_rows({2: 2.0}, first=1, total=2, digest=b"d").answer == m.Done()
+    assert first.answer == m.Done()
     assert early.payload == [1]
     assert server.pull_rows(0, 1, 2).payload == [1, 2]
 
