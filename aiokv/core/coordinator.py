@@ -256,9 +256,7 @@ class Coordinator:
             return []
         return self._answer_attach(peer, request, message, now)
 
-    def _answer_attach(
-        self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float
-    ) -> list[Effect]:
+    def _answer_attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float) -> list[Effect]:
         if isinstance(message, m.AttachServer):
             if self._neighbours.entry(message) is None:
                 text = f"{message.name} (server {message.index}) is not an alive server of epoch {self._roster.epoch}"

@@ -158,7 +158,8 @@ class OpenRounds(Record, eq=False):
 
     def held(self, rank: Rank, sequence: int) -> Undecided | Dropped | Update | None:
         """Return what has a push of a rank; None: its round is made, or it is dropped for good."""
-        for one in (*self.undecided.values(), *self.dropped):
+        holders: list[Undecided | Dropped] = [*self.undecided.values(), *self.dropped]
+        for one in holders:
             if (one.contribution.rank, one.contribution.sequence) == (rank, sequence):
                 return one
         for update in self.updates.values():

@@ -1,4 +1,4 @@
-"""Pushes that come again, because their worker did not hear the answer: they count once, and are answered all the same."""
+"""Pushes that come again, because their worker did not hear the answer: they count once, and are answered."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def push_again(server: Server, value: float = 1000.0, *, rank: int = 0, peer: in
     fields: dict[str, Any] = {"shape": (1,), "dtype": "float32", "start": 0, "stop": 1, "sequence": number}
     fields |= {"read_version": 0, "want_value": False, "timeout": 5.0, "clock": number} | changes
     return server.ask(rank, m.Push(key="w", **fields), value, peer=peer)
+
+
+def drop_update(server: Server) -> None:
+    """Let the store find that it can't carry an update out."""
+    slot = server.applying.pop().slot
+    assert slot is not None
+    del server.slots[slot]
 
 
 def duplicates(server: Server) -> int:
@@ -94,7 +101,7 @@ def test_push_that_comes_again_fails_as_the_first_one_did(make_server: type[Serv
     server.init()
     server.hold = True
     server.push(0)
-    del server.slots[server.applying.pop().slot]
+    drop_update(server)
     server.handle(st.Applied("w", 0, 1, SumOverflowError("too large")))
     connect_again(server)
     assert isinstance(push_again(server).answer, SumOverflowError)
@@ -107,7 +114,7 @@ def test_only_the_last_errors_are_remembered(make_server: type[Server], monkeypa
     server.hold = True
     for version in (1, 2):
         server.push(0)
-        del server.slots[server.applying.pop().slot]
+        drop_update(server)
         server.handle(st.Applied("w", 0, version, SumOverflowError("too large")))
     connect_again(server)
     assert push_again(server, sequence=1).answer == m.Done(2)

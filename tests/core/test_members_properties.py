@@ -176,7 +176,7 @@ class Cluster(RuleBasedStateMachine):
         """Send the last push a second time: it changes nothing, and is answered as the first one is."""
         sequence = self.server.pushed.get((rank, "w"), 0)
         asked = self.server.push(rank, 1000, sequence=sequence, timeout=4.0)
-        if not sequence or not self.may_push(rank):
+        if not sequence or not self.attached.get(rank) or self.seen[rank] == "lost":
             assert isinstance(asked.answer, ProtocolError | MembershipError)
         else:
             assert asked.pending or isinstance(asked.answer, m.Done | WorkerLostError)
