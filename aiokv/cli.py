@@ -177,7 +177,9 @@ TLS = (
     click.option("--tls-key", metavar="FILE", help="The private key of the certificate, as PEM."),
     click.option("--tls-ca", metavar="FILE", help="The certificate of the cluster's own authority, as PEM."),
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON with the real address when ready.")
+JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print lines of JSON: the real address when ready, then what goes wrong."
+)
 
 TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 
@@ -259,6 +261,12 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     SERVERS,
     COLOCATE,
     ON_WORKER_LOSS,
+    click.option(
+        "--restarts",
+        type=_Plain(click.IntRange(min=0)),
+        metavar="N",
+        help="How often nodes that fail are started again, all together.  [default: 10 with respawn, or else 0]",
+    ),
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End a job that takes longer."),
     click.option(
         "--port", type=PORT, default=0, metavar="PORT", help="Port of the scheduler; 0: any free one.  [default: 0]"
@@ -272,7 +280,13 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    *, command: tuple[str, ...], timeout: float | None, plugins: tuple[str, ...], as_json: bool, **settings: Any
+    *,
+    command: tuple[str, ...],
+    timeout: float | None,
+    restarts: int | None,
+    plugins: tuple[str, ...],
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Run a training job on this machine.
 
@@ -280,7 +294,8 @@ def run(
     its environment: AIOKV_ROLE, AIOKV_SCHEDULER, AIOKV_NAME and so on, and the same under the names of MXNet. What they
     print is shown with their names in front.
 
-    The job is done when every worker has exited with code 0. When a node fails, or at Ctrl-C, all others are ended too.
+    The job is done when every worker has exited with code 0. When a node fails, or at Ctrl-C, all others are ended too;
+    unless it can be started again (--restarts): the scheduler always can, a worker with --on-worker-loss respawn.
     A bare "python" in COMMAND is the Python that runs aiokv.
 
     \b
@@ -299,6 +314,7 @@ def run(
     from aiokv.config import load_config
     from aiokv.launch import Job, LocalLauncher
     from aiokv.launch.base import resolve_command, unique_cluster
+    from aiokv.launch.supervisor import Recovery
 
     port, prefix, cluster = settings.pop("port"), settings.pop("name_prefix"), settings.pop("cluster")
     environ = _environment()
@@ -319,6 +335,11 @@ def run(
         bind_host=config.bind_host,
         port=port,
         timeout=timeout,
+        recovery=Recovery(
+            restarts=(10 if config.on_worker_loss == "respawn" else 0) if restarts is None else restarts,
+            on_worker_loss=config.on_worker_loss,
+            colocated=config.colocate,
+        ),
     )
     outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
     _finish(outcome.exit_code, outcome.reason)
@@ -435,10 +456,13 @@ def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
     """Run a scheduler or server to its end, and leave with its exit code."""
     import logging
 
+    from aiokv.launch.events import EventHandler
     from aiokv.launch.serve import serve
     from aiokv.net import runner
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if as_json:
+        logging.getLogger("aiokv").addHandler(EventHandler(sys.stdout))
     outcome = runner.run(serve(node, lambda: _announce(node, config, task, as_json=as_json)), loop=config.loop)
     if outcome.exit_code == 0:
         click.echo(f"{config.role} is done: {outcome.reason}", err=True)

@@ -168,10 +168,15 @@ class Disconnect(Record):
 
 
 class Log(Record):
-    """One line for the operator; `level` as in `logging` ("info", "warning", "error")."""
+    """One line for the operator; `level` as in `logging` ("info", "warning", "error").
+
+    What went wrong has a name besides, an `event`, by which it is counted, with `facts` for programs.
+    """
 
     level: str
     text: str
+    event: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Stop(Record):

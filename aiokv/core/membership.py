@@ -290,7 +290,10 @@ class Membership:
         for peer in self._silent.due(now):
             member = self._by_peer[peer]
             silence = now - member.heard
-            effects += [Disconnect(peer, "no heartbeat"), *self._lose(member, f"no heartbeat for {silence:.1f} s", now)]
+            text = f"no heartbeat for {silence:.1f} s"
+            facts = {"node": member.name, "role": str(member.role), "seconds": silence}
+            said = Log("error", f"{member.role} {member.name}: {text}", "silent", facts)
+            effects += [Disconnect(peer, "no heartbeat"), said, *self._lose(member, text, now)]
         for name in self._away.due(now):
             member = self._members[name]
             text = f"{member.reason}; nobody has taken its place within {self._plan.respawn_timeout:g} s"

@@ -92,11 +92,28 @@ class LocalLauncher(Launcher):
             self._cleanups.append(asyncio.create_task(cleanup))
 
     def _on_line(self, name: str, stream: Stream, line: bytes) -> None:
-        if self._roles[name] is Role.SCHEDULER and stream == "stdout" and (address := _address_in(line)):
-            self._address = address
-            self._steps.put_nowait(self._supervisor.scheduler_ready())
+        if self._roles[name] is Role.SCHEDULER and stream == "stdout" and self._scheduler_said(line):
             return
         self._show(lambda: self._output.line(name, stream, line))
+
+    def _scheduler_said(self, line: bytes) -> bool:
+        """Take in what a scheduler prints for its launcher; return False when it is something else."""
+        try:
+            said = json.loads(line)
+        except ValueError:
+            return False
+        match said:
+            case {"host": str(host), "port": int(port)}:
+                self._address = _reachable(host), port
+                self._steps.put_nowait(self._supervisor.scheduler_ready())
+            case {"event": "silent", "node": str(node), "seconds": float(seconds)} if self._supervisor.is_hung(node):
+                self._note("hung", f"{node} has not answered for {seconds:.1f} s; killing it", node=node)
+                self._nodes[node].kill()
+            case {"event": str()}:
+                pass
+            case _:
+                return False
+        return True
 
     def _note(self, event: str, text: str, **facts: Any) -> None:
         self._show(lambda: self._output.note(event, text, **facts))
@@ -223,15 +240,8 @@ class LocalLauncher(Launcher):
         return Outcome(outcome.exit_code, f"{outcome.reason}; its last line on stderr: {line}", outcome.node)
 
 
-def _address_in(line: bytes) -> tuple[str, int] | None:
-    """Read the address out of the line that a scheduler prints when it is ready; None for any other line."""
-    try:
-        record = json.loads(line)
-        host, port = record["host"], record["port"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    if not isinstance(host, str) or not isinstance(port, int):
-        return None
-    if is_wildcard(host):
-        host = "::1" if ":" in host else "127.0.0.1"
-    return host, port
+def _reachable(host: str) -> str:
+    """Return the address of this machine at which a listener is reached."""
+    if not is_wildcard(host):
+        return host
+    return "::1" if ":" in host else "127.0.0.1"

@@ -137,6 +137,10 @@ class Supervisor:
         self.phase = Phase.ENDING
         return Step.FINISH
 
+    def is_hung(self, name: str) -> bool:
+        """Tell whether a node that does not answer the scheduler is one to be killed, so that it can be replaced."""
+        return self.phase is Phase.RUNNING and name in self._running
+
     def begin_again(self) -> None:
         """All nodes have ended, and the first is started again."""
         if self.phase is Phase.RESUMING:

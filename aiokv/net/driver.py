@@ -235,8 +235,11 @@ class Driver:
                     logger.debug("closing connection %d: %s", peer, reason)
                     self._others[link] = None
                     link.refuse(ProtocolError(reason))
-            case ef.Log(level, text):
-                logger.log(logging.getLevelNamesMapping()[level.upper()], text)
+            case ef.Log(level, text, event, facts):
+                if event:
+                    self.counters[event] += 1
+                extra = {"event": event, "facts": facts}
+                logger.log(logging.getLevelNamesMapping()[level.upper()], text, extra=extra)
             case _:
                 self._perform_own(effect)
 

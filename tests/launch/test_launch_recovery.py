@@ -90,3 +90,24 @@ def test_node_that_always_fails_ends_the_job_when_no_restart_is_left() -> None:
     outcome, output = launch(job)
     assert (outcome.exit_code, outcome.node) == (3, "worker-0")
     assert len([event for event, facts in output.notes if event == "started" and facts["node"] == "worker-0"]) == 3
+
+
+HUNG = """
+import json, pathlib, signal, sys, time
+print(json.dumps({"host": "127.0.0.1", "port": 4321}), flush=True)
+while not pathlib.Path(PATH).exists():
+    time.sleep(0.01)
+print(json.dumps({"event": "silent", "node": "worker-0", "seconds": 2.5}), flush=True)
+signal.pause()
+"""
+
+
+def test_node_that_does_not_answer_the_scheduler_is_killed_and_replaced(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    worker = first_time(mark, PAUSE, "print('again')")
+    scheduler = HUNG.replace("PATH", repr(str(mark)))
+    job = make_job(worker, workers=1, scheduler=scheduler, recovery=Recovery(restarts=1, on_worker_loss="respawn"))
+    outcome, output = launch(job)
+    assert outcome == Outcome(0)
+    assert output.printed("worker-0") == ["again"]
+    assert ("hung", {"node": "worker-0"}) in output.notes

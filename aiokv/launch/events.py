@@ -1,0 +1,32 @@
+"""What goes wrong in a node, as lines of JSON for whoever watches it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TextIO
+
+
+class EventHandler(logging.Handler):
+    """Writes one line for each log record that has an event: its name, its facts and its text.
+
+    Args:
+        stream: where to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line, if there is one."""
+        event = getattr(record, "event", "")
+        if not event:
+            return
+        facts = {"event": event, "level": record.levelname.lower(), "text": record.getMessage()}
+        # Who watched may be gone; the node is not to suffer from that.
+        try:
+            self._stream.write(json.dumps(facts | getattr(record, "facts", {})) + "\n")
+            self._stream.flush()
+        except OSError:
+            self.handleError(record)
