@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aiokv.averaging import ElasticAveraging, LocalSGD
     from aiokv.balancer import BatchBalancer
     from aiokv.config import Config, load_config
+    from aiokv.data import split_and_load
     from aiokv.kvstore import KVStore, create, register_store
     from aiokv.local import LocalStore
     from aiokv.net import blocking
@@ -49,6 +50,7 @@ __all__ = [
     "create",
     "load_config",
     "register_store",
+    "split_and_load",
 ]
 
 # Loaded when they are used: a program that only wants `create("local")` should not pay for the network.
@@ -69,6 +71,7 @@ _HOMES = {
     "create": "aiokv.kvstore",
     "load_config": "aiokv.config",
     "register_store": "aiokv.kvstore",
+    "split_and_load": "aiokv.data",
 }
 
 

@@ -29,6 +29,7 @@ PUBLIC = [
     "create",
     "load_config",
     "register_store",
+    "split_and_load",
 ]
 
 

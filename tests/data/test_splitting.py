@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from aiokv.data import split_and_load, split_data
-from aiokv.errors import ConfigError
+from aiokv.errors import ConfigError, MissingExtraError
 
 
 def test_an_even_split_is_views() -> None:
@@ -81,9 +84,31 @@ def test_loading_a_list_makes_arrays() -> None:
     ]
 
 
-def test_a_device_that_is_not_there_yet_is_named() -> None:
-    with pytest.raises(ConfigError, match="onto 'cuda:1': only 'cpu' is implemented, CUDA devices are not yet"):
-        split_and_load(np.arange(4), ["cpu", "cuda:1"])
+@pytest.mark.parametrize("device", ["gpu(0)", "cuda:", "cuda:-1", "cuda:x", "tpu", ""])
+def test_an_unknown_device_is_named(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"onto {re.escape(repr(device))}: expected 'cpu', 'cuda' or 'cuda:N'"):
+        split_and_load(np.arange(4), ["cpu", device])
+
+
+def test_a_text_is_no_list_of_devices() -> None:
+    with pytest.raises(ConfigError, match=r"expected a list of devices, such as \['cuda'\], got the text 'cuda'"):
+        split_and_load(np.arange(4), "cuda")
+
+
+def test_without_a_device_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba_cuda", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "aiokv\[cuda\]"'):
+        split_and_load(np.arange(4), ["cuda:0", "cuda:1"])
+
+
+def test_tensors_stay_tensors() -> None:
+    """On a device that their library has; of this one there is no other that every machine has."""
+    batch = torch.arange(6).reshape(3, 2)
+    first, second = split_and_load(batch, [torch.device("cpu"), "cpu"], axis=1)
+    assert (first.tolist(), second.tolist()) == ([[0], [2], [4]], [[1], [3], [5]])
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="cannot load a Tensor onto 'cuda:0'"):
+            split_and_load(batch, ["cpu", "cuda:0"], axis=1)
 
 
 def test_no_devices_are_refused() -> None:

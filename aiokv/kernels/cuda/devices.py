@@ -9,6 +9,7 @@ import numpy as np
 from numba import cuda
 
 from aiokv.errors import DeviceMemoryError
+from aiokv.kernels.checks import BFLOAT16, mismatch
 from aiokv.kernels.cuda import reduce, sparse
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.tensors import Copy, Tensor, memory_of, tensor_of, writable_tensor
@@ -16,7 +17,7 @@ from aiokv.kernels.foreign import is_on_device
 from aiokv.optim import PRECISIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aiokv.kernels.reference import Array
     from aiokv.types import Key
@@ -78,6 +79,22 @@ class Device:
             if tensor.size:
                 memory_of(tensor).copy_to_host(found.reshape(-1).view(np.uint8))
             return found
+
+    def load(self, array: Array) -> Any:
+        """Return a copy on this device of an array in the host's memory, as one of Numba's.
+
+        Raises:
+            SpecMismatchError: Numba has no arrays of that dtype, or it lies on a device already.
+            DeviceMemoryError: the device has not enough memory.
+        """
+        if is_on_device(array) or (array.dtype == BFLOAT16 and not SIMULATED):
+            raise mismatch(
+                "data",
+                "an array in the host's memory of a dtype that Numba has",
+                f"{type(array).__name__} of {array.dtype}",
+            )
+        with cuda.gpus[self.number]:
+            return self._allocated(array.nbytes, lambda: cuda.to_device(np.ascontiguousarray(array)))
 
     def allocate(self, nbytes: int) -> Array:
         """Return page-locked memory of the host, uint8: a device copies from it while the program does other things."""
@@ -142,15 +159,19 @@ class Device:
         return buffer
 
     def _allocate(self, size: int, dtype: np.dtype[Any]) -> Any:
+        return self._allocated(size * dtype.itemsize, lambda: cuda.device_array(size, dtype))
+
+    def _allocated(self, nbytes: int, make: Callable[[], Any]) -> Any:
+        """Return what makes an array on the device; say how much was wanted where there is not enough."""
         try:
-            return cuda.device_array(size, dtype)
+            return make()
         except MemoryError as error:
-            raise self._full(size * dtype.itemsize, error) from error
+            raise self._full(nbytes, error) from error
         except Exception as error:
             # Numba's own error for what the driver says; the simulator has no such class.
             if "OUT_OF_MEMORY" not in str(error):
                 raise
-            raise self._full(size * dtype.itemsize, error) from error
+            raise self._full(nbytes, error) from error
 
     def _full(self, nbytes: int, error: Exception) -> DeviceMemoryError:
         text = f"CUDA device {self.number} has no {nbytes} bytes more for a buffer: {error}"
