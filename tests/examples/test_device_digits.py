@@ -45,7 +45,9 @@ def test_sums_on_devices_lead_to_the_bits_of_sums_in_the_hosts_memory(
 
 @pytest.mark.usefixtures("simulated")
 def test_it_runs_alone(run_example: Callable[..., CompletedProcess[str]]) -> None:
-    done = run_example("device_digits.py", "--store", "device", "--devices", "cuda:0", "--batch-size", "128")
+    done = run_example(
+        "device_digits.py", "--store", "device", "--devices", "cuda:0", "--epochs", "1", "--batch-size", "128"
+    )
     assert (done.returncode, json.loads(done.stdout)["devices"]) == (1, 1), done.stderr
     assert "is below 0.93: train for more --epochs" in done.stderr
 
