@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from aiokv.policy import get_policy
 from sim.dialogue import Dialogue, Holdings
 from sim.network import HEAD_BYTES
+from sim.phases import Phases
 from sim.promises import Promises
 from sim.split import end_of, split
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
     from aiokv.types import Key, Rank, Version
     from sim.network import Network
-    from sim.record import DropRecord, Run, Step, Token, UpdateRecord, WorkerRecord
+    from sim.record import DivideRecord, DropRecord, Run, Step, Token, UpdateRecord, WorkerRecord
 
 ROUNDING: Final = 1e-9
 
@@ -58,9 +61,9 @@ class Checks:
         self._run = run
         self._strict = strict
         self._chunks: dict[tuple[Key, int], _Chunk] = {}
-        self._rule = _RULES.get(run.policy)
-        self._waits = get_policy(run.policy).waits
-        self._promises = Promises(run)
+        self._rule = None if run.changes else _RULES.get(run.policy)
+        self._waits = all(get_policy(policy).waits for policy in run.policies)
+        self._promises = Phases(run) if run.changes else Promises(run)
         self._groups = {tensor.key: tensor.group for tensor in run.scenario.tensors if tensor.group}
         self.dialogue = Dialogue(run, self.report, self._chunks)
         """Looks at the messages."""
@@ -95,6 +98,16 @@ class Checks:
             chunk.last[rank] = update.version
         if found:
             self.report([f"{chunk.label}: {text}" for text in found])
+
+    def on_divide(self, division: DivideRecord) -> None:
+        """A server has divided a chunk."""
+        place = division.key, division.start
+        self._promises.divide(place, division.keys)
+        whole = self._chunks.pop(place, None)
+        if whole is not None:
+            for each in division.keys:
+                part = self._chunks[each, 0] = copy.deepcopy(whole)
+                part.label = f"key {each!r} from element 0"
 
     def _check_each(self, update: UpdateRecord) -> list[str]:
         found = []
@@ -158,7 +171,10 @@ class Checks:
 def find_violations(run: Run) -> list[str]:
     """Return what does not hold in a run that is over, in sentences; nothing when all is well."""
     checks = Checks(run, strict=False)
-    for update in run.updates:
+    divisions = deque(run.divisions)
+    for number, update in enumerate(run.updates):
+        while divisions and divisions[0].updates <= number:
+            checks.on_divide(divisions.popleft())
         checks.on_update(update)
     for drop in run.drops:
         checks.on_drop(drop)

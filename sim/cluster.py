@@ -96,7 +96,7 @@ class _Cluster:
         self._enough = self._env.event()
         life = lifetime(policy) if scenario.job.cancel else None
         self._expiry = None if life is None else Expiry(self._env, life)
-        self._decides = get_policy(policy).decides
+        self._decides = any(get_policy(each).decides for each in self._run.policies)
         self._world = World(
             self._env,
             self._network,
@@ -241,6 +241,7 @@ class _Cluster:
             on_step=self._on_step,
             pace=self._timeline.paces.get(name),
             checks=self._checks,
+            changes=self._run.changes,
             expiry=self._expiry,
         )
 

@@ -40,7 +40,10 @@ Push = m.Push | m.PushBundle
 Pull = m.Pull | m.PullBundle
 _PUSHES: Final = (m.Push, m.PushBundle)
 _EXCHANGES: Final = (*_PUSHES, m.Pull, m.PullBundle)
-ASKED = (m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle, m.Barrier, m.Finish, m.Leave)
+ASKED = (
+    *(m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle),
+    *(m.Barrier, m.SetPolicy, m.Switched, m.Finish, m.Leave),
+)
 """Messages that are to be answered."""
 
 ANSWERS = (m.Done, m.Bundled, m.Value, m.Error)
@@ -99,8 +102,11 @@ class Dialogue:
                 self._stops[node] = self._stops.get(node, 0.0) + fault.duration
         self._open: defaultdict[str, defaultdict[Peer, dict[int, Question]]] = defaultdict(_by_peer)
         """What a node has been asked, by who it is there and request."""
-        self._policy = get_policy(run.policy)
-        self._rule = rule_of(run.policy)
+        self._waits = all(get_policy(policy).waits for policy in run.policies)
+        rules = [rule_of(policy) for policy in run.policies]
+        self._drops = None if None in rules else frozenset(drop for rule in rules if rule for drop in rule.drops)
+        """Why pushes may be dropped, if that is known."""
+        self._policy = ", then ".join(run.policies)
         self._servers = frozenset(scenario.servers)
         self._dropped: set[tuple[Place, Token]] = set()
         self._lost: dict[str, list[str]] = {}
@@ -235,13 +241,13 @@ class Dialogue:
             self._dropped.update((place, token) for place in places)
             return self._on_dropped(push, dropped, held=held) + self._got(question.asker, payload, {})
         found = self._got(question.asker, payload, dict.fromkeys(places, push.sequence))
-        if not held and self._policy.waits:
+        if not held and self._waits:
             found.append(f"push {push.sequence} of key {places[0][0]!r} is answered, but is in no version")
         return found
 
     def _on_dropped(self, push: Push, reason: str, *, held: bool) -> list[str]:
         found = []
-        if self._rule is not None and reason not in self._rule.drops:
+        if self._drops is not None and reason not in self._drops:
             found.append(f"push {push.sequence} is dropped as {reason}, which {self._policy} does not do")
         if held:
             found.append(f"push {push.sequence} is dropped as {reason}, but was applied")
@@ -266,7 +272,7 @@ class Dialogue:
             if part.version < self._read.get((worker, place), 0):
                 found.append(f"{label}: version {part.version} is sent after {self._read[worker, place]}")
             self._read[worker, place] = part.version
-            number = pushed.get(place, 0) if self._policy.waits else 0
+            number = pushed.get(place, 0) if self._waits else 0
             while (place, (worker, number)) in self._dropped:
                 number -= 1
             if number and holdings.holds.get((worker, number), part.version + 1) > part.version:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 import numpy as np
 
+from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.merging import Merging
 from aiokv.optim import make_optimizer
 from sim.problems import make_problem
@@ -140,7 +141,8 @@ def _curve(run: Run) -> Curve:
     scenario, section = run.scenario, run.scenario.learning
     problem = make_problem(section, seed=run.seed, workers=scenario.cluster.workers)
     key = scenario.tensors[0].key
-    updates = [update for update in run.updates if (update.key, update.start) == (key, 0)]
+    # Until it is used alone, a small tensor may be the first one of a bundle.
+    updates = [update for update in run.updates if update.key == key and update.start in {0, BUNDLE_START}]
     updater = Updater(make_optimizer(section.optimizer, section.params), key, problem.start)
     reduce = _reducer(Merging(section.reduction, section.staleness_rate), scenario.cluster.workers)
 

@@ -13,7 +13,7 @@ from aiokv.wire import messages as m
 from sim.clock import after
 from sim.ledger import Ledger
 from sim.network import Closing, Packet, Pipe
-from sim.record import LogRecord, UpdateRecord
+from sim.record import DivideRecord, LogRecord, UpdateRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sim.timeline import Timeline
     from sim.trace import Trace
 
-Call = st.Join | st.Transfer | st.EnterBarrier | st.ConfigureOptimizer | st.Finish | st.Depart
+Call = st.Join | st.Transfer | st.EnterBarrier | st.ConfigureOptimizer | st.ChangePolicy | st.Finish | st.Depart
 """The stimuli that a node's user makes, and whose end it waits for."""
 
 
@@ -310,7 +310,9 @@ class Node:
                 self.stop(reason)
             case fx.Split(slot, parts):
                 self.ledger.split(slot, [part for part, _ in parts])
-            case fx.Release() | fx.Configure() | fx.Divide() | fx.Forget() | fx.Retire() | fx.Execute():
+            case fx.Divide(key, start, parts):
+                self._divide(key, start, [part for part, _ in parts])
+            case fx.Release() | fx.Configure() | fx.Forget() | fx.Retire() | fx.Execute():
                 # There is no memory to give back, no arithmetic to set up, and nobody sends commands.
                 pass
             case fx.Encode() | fx.Settle() | fx.ForgetResiduals() | fx.Prepare() | fx.Decode() | fx.ForgetReplicas():
@@ -366,6 +368,13 @@ class Node:
             self._world.checks.on_update(update)
         self._world.on_update(update)
         self.deliver(st.Applied(effect.key, effect.start, effect.version))
+
+    def _divide(self, key: Key, start: int, keys: list[Key]) -> None:
+        run, checks = self._world.run, self._world.checks
+        division = DivideRecord(len(run.updates), key, start, keys)
+        run.divisions.append(division)
+        if checks is not None:
+            checks.on_divide(division)
 
     def _norms(self, effect: fx.Norms) -> None:
         """Answer with zeros: a pass over the memory of the sum, and no arithmetic."""

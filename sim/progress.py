@@ -44,6 +44,9 @@ def heals(run: Run) -> bool:
     """
     cluster = run.scenario.cluster
     longest = max((step.computed - step.start for worker in run.workers for step in worker.steps), default=0.0)
+    if run.changes:
+        # Who asks for another policy waits until the slowest has come as far.
+        longest = max(worker.ended - worker.begun for worker in run.workers)
     late = max((fault.at for fault in run.scenario.fault if isinstance(fault, Late)), default=0.0)
     gone = lost_time(run.scenario)
     return (
@@ -86,7 +89,7 @@ def lacking_progress(run: Run) -> list[str]:
 def _bystanders(run: Run) -> list[str]:
     """Return the workers that must get through because only other workers are hit."""
     scenario = run.scenario
-    if run.policy.split(":")[0] not in UNWAITING or scenario.job.barrier_every:
+    if run.policy.split(":")[0] not in UNWAITING or scenario.job.barrier_every or run.changes:
         return []
     if not all(worker.steps for worker in run.workers):
         # To join and to initialise they need each other.

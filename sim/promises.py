@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import copy
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -114,6 +116,13 @@ def _adasync(rule: AdaSync, workers: int, version: Version) -> int:
     return min(workers, math.ceil(rule.k * math.sqrt((rule.halving + version - 1) / rule.halving)))
 
 
+def phase_of(run: Run, token: Token) -> int:
+    """Return how many changes of the policy the worker had asked for before this push."""
+    name, number = token
+    changes = run.worker_by_name[name].changes
+    return bisect.bisect_left(changes, number, key=lambda change: change[1])
+
+
 @dataclass(slots=True)
 class _Progress:
     """Applied pushes of a chunk, by rank."""
@@ -127,6 +136,8 @@ class _Progress:
     """The number of its newest round."""
     version: Version = 0
     """The newest one."""
+    base: Version = 0
+    """The newest one when the policy came into force."""
 
 
 class Promises:
@@ -141,13 +152,15 @@ class Promises:
 
     Args:
         run: what is looked at.
+        phase: how many changes of the policy were before; what belongs to other phases is not looked at.
     """
 
-    def __init__(self, run: Run) -> None:
-        policy = get_policy(run.policy)
+    def __init__(self, run: Run, phase: int = 0) -> None:
         self._run = run
-        self._rule = rule_of(run.policy)
-        self._decides = policy.decides
+        self._phase = phase
+        self._policy = run.policies[phase]
+        self._rule = rule_of(self._policy)
+        self._decides = get_policy(self._policy).decides
         self._chunks: dict[tuple[Key, int], _Progress] = {}
         # Keys of different groups go through different rounds.
         self._agrees = not any(tensor.group for tensor in run.scenario.tensors)
@@ -159,7 +172,10 @@ class Promises:
 
     def on_update(self, update: UpdateRecord, ranks: list[Rank]) -> list[str]:
         """Return what is wrong with an update of a chunk that these ranks push."""
-        progress = self._chunks.setdefault((update.key, update.start), _Progress(ranks=ranks))
+        progress = self._chunks.get((update.key, update.start))
+        if progress is None:
+            progress = _Progress(ranks=ranks, base=update.version - 1)
+            self._chunks[update.key, update.start] = progress
         found = [
             f"push {number} of {name} was applied, but dropped elsewhere as {self._run.dropped[name, number]}"
             for name, number in update.tokens
@@ -176,7 +192,7 @@ class Promises:
         name, number = drop.token
         found = []
         if self._rule is not None and drop.reason not in self._rule.drops:
-            found.append(f"push {number} of {name} was dropped as {drop.reason}; {self._run.policy} drops none as that")
+            found.append(f"push {number} of {name} was dropped as {drop.reason}; {self._policy} drops none as that")
         if not self._agrees:
             return found
         if drop.token in self._rounds:
@@ -190,31 +206,42 @@ class Promises:
         if self._rule is None or self._rule.lead == math.inf:
             return []
         found = []
+        before = worker.changes[self._phase - 1][1] if self._phase else 0
         for (key, start), progress in self._chunks.items():
             if worker.rank not in progress.ranks:
                 continue
-            lead = number - self._slowest(progress, worker.ended)
+            lead = number - before - self._slowest(progress, worker.ended)
             if lead > self._rule.lead:
                 text = f"{worker.name} goes on after push {number}, {lead} ahead of the slowest"
                 found.append(f"key {key!r} from element {start}: {text}")
         return found
+
+    def divide(self, place: tuple[Key, int], keys: Iterable[Key]) -> None:
+        """Take note that a chunk is now one chunk of each of these keys."""
+        whole = self._chunks.pop(place, None)
+        if whole is not None:
+            self._chunks |= {(key, 0): copy.deepcopy(whole) for key in keys}
 
     def finish(self) -> list[str]:
         """Return what is wrong with the whole run."""
         if self._rule is None:
             return []
         most = self._rule.stalest(1)
-        found = [
-            f"push {number} of {name} was applied at staleness {max(ages)}, {self._run.policy} drops such"
-            for (name, number), ages in self._ages.items()
-            if max(ages) > most and not self._run.worker_by_name[name].torn_reads
-        ]
         scenario = self._run.scenario
+        # Layers that are pushed one by one are read one by one, too: the first one decides.
+        age_of = min if scenario.job.overlap else max
+        found = [
+            f"push {number} of {name} was applied at staleness {age_of(ages)}, {self._policy} drops such"
+            for (name, number), ages in self._ages.items()
+            if age_of(ages) > most and not self._run.worker_by_name[name].torn_reads
+        ]
         if scenario.fault or scenario.stop != StopSection(departures=scenario.stop.departures):
             # Rounds that were closed need not have been made.
             return found
         ages: dict[Token, int] = {}
         for drop in self._run.drops:
+            if phase_of(self._run, drop.token) != self._phase:
+                continue
             progress = self._chunks.get((drop.key, drop.start))
             age = progress.version - drop.read if progress is not None else 0
             ages[drop.token] = max(ages.get(drop.token, 0), age)
@@ -246,20 +273,17 @@ class Promises:
     def _check_rule(self, rule: Rule, progress: _Progress, update: UpdateRecord, ranks: list[Rank]) -> list[str]:
         version = update.version
         found = []
-        size = len(update.tokens)
-        least, most = rule.size(len(ranks), version)
+        size, nth = len(update.tokens), version - progress.base
+        least, most = rule.size(len(ranks), nth)
         if not least <= size <= most:
             # Some have left, and the server may know of some of them.
             live = self._live(ranks, update.time)
-            least = rule.size(len(live), version)[0]
+            least = rule.size(len(live), nth)[0]
             if not least <= size <= most:
                 expected = str(most) if least == most else f"{least} to {most}"
-                found.append(f"version {version} holds {size} gradients, {self._run.policy} wants {expected}")
-        if self._decides and rule.stalest(version) < math.inf:
-            for token, staleness in zip(update.tokens, update.staleness, strict=True):
-                self._ages.setdefault(token, []).append(staleness)
-        elif update.staleness and max(update.staleness) > rule.stalest(version):
-            found.append(f"version {version} has gradients of staleness {update.staleness}")
+                found.append(f"version {version} holds {size} gradients, {self._policy} wants {expected}")
+        if rule.stalest(nth) < math.inf:
+            found += self._check_ages(update, rule.stalest(nth))
         if rule.distinct and len(set(update.ranks)) < size:
             found.append(f"version {version} holds two gradients of a worker: ranks {update.ranks}")
         progress.counts.update(update.ranks)
@@ -272,6 +296,19 @@ class Promises:
                 found.append(f"version {version} holds a gradient of rank {update.ranks}, it is the turn of {turn}")
         progress.last = update.ranks[-1]
         return found
+
+    def _check_ages(self, update: UpdateRecord, stalest: float) -> list[str]:
+        ages = list(zip(update.tokens, update.staleness, strict=True))
+        if self._phase:
+            # What a worker pushes first was computed from what it had read under the policy before.
+            workers, last = self._run.worker_by_name, self._phase - 1
+            ages = [(token, age) for token, age in ages if token[1] > workers[token[0]].changes[last][1] + 1]
+        if self._decides:
+            for token, age in ages:
+                self._ages.setdefault(token, []).append(age)
+        elif max((age for _, age in ages), default=0) > stalest:
+            return [f"version {update.version} has gradients of staleness {update.staleness}"]
+        return []
 
     def _check_lead(self, rule: Rule, progress: _Progress, update: UpdateRecord) -> list[str]:
         slowest = self._slowest(progress, update.time)
@@ -292,6 +329,8 @@ class Promises:
         return [rank for rank in ranks if rank not in gone]
 
     def _is_done(self, worker: WorkerRecord, now: float) -> bool:
+        if len(worker.changes) > self._phase:
+            return worker.changes[self._phase][0] <= now
         return len(worker.steps) >= self._run.scenario.steps_of(worker.name) and worker.ended <= now
 
 

@@ -14,6 +14,7 @@ from sim.compute import Constant, Erlang, Exponential, Normal, Pareto, ShiftedEx
 from sim.scenario import Scenario
 from sim.sections import (
     SCHEDULER,
+    ChangeSection,
     ClusterSection,
     JobSection,
     NetworkSection,
@@ -85,7 +86,21 @@ def random_scenario(seed: int) -> Scenario:
     count = stream.choice((0, 1, 1, 2, 3))
     draw = _mild if mild else _harsh
     drawn = [draw(stream, scenario, count) for _ in range(count)]
-    return msgspec.structs.replace(scenario, fault=tuple(drawn))
+    return msgspec.structs.replace(scenario, fault=tuple(drawn), change=_changes(seed, scenario))
+
+
+def _changes(seed: int, scenario: Scenario) -> tuple[ChangeSection, ...]:
+    """Return changes of the policy, in some scenarios; from a stream of their own."""
+    stream = random.Random(f"{seed}:change")
+    last = scenario.steps - 1
+    if not last or not _happens(stream, 0.2):
+        return ()
+    steps = sorted(stream.sample(range(1, scenario.steps), stream.randint(1, min(2, last))))
+    policies = [_policy(stream, scenario.cluster.workers, scenario.steps) for _ in steps]
+    names = [policy.split(":")[0] for policy in policies]
+    if "sum" in (*names, *scenario.policies) or (scenario.job.barrier_every and set(names) & set(UNMEETING)):
+        return ()
+    return tuple(ChangeSection(after=after, policy=policy) for after, policy in zip(steps, policies, strict=True))
 
 
 def _policy(stream: random.Random, workers: int, steps: int) -> str:

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiokv.core.records import Record
+from aiokv.policy import get_policy
 
 if TYPE_CHECKING:
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Rank, Version
     from sim.learning import Curve
     from sim.scenario import Scenario
+    from sim.sections import ChangeSection
 
 Token = tuple[str, int]
 """Stands for a gradient: the name of its worker and the number of the push (from 1) that brought it."""
@@ -64,6 +66,8 @@ class WorkerRecord:
     """When it was down and came back into the training."""
     saving: float = 0.0
     """Seconds spent on checkpoints."""
+    changes: list[tuple[float, int]] = field(default_factory=list)
+    """When it asked for each change of the policy, and how many pushes it had made."""
 
     @property
     def pushed(self) -> list[Step]:
@@ -83,6 +87,16 @@ class UpdateRecord(Record):
     tokens: list[Token]
     node: str = ""
     """The server that made it."""
+
+
+class DivideRecord(Record):
+    """A chunk of several keys became one chunk of each of them."""
+
+    updates: int
+    """How many of the run's updates were made before."""
+    key: Key
+    start: int
+    keys: list[Key]
 
 
 class DropRecord(Record):
@@ -129,6 +143,7 @@ class Run:
     seed: int
     workers: list[WorkerRecord] = field(default_factory=list)
     updates: list[UpdateRecord] = field(default_factory=list)
+    divisions: list[DivideRecord] = field(default_factory=list)
     drops: list[DropRecord] = field(default_factory=list)
     """One entry for each message that was dropped."""
     dropped: dict[Token, str] = field(default_factory=dict)
@@ -153,6 +168,22 @@ class Run:
     """What came of its workload; `sim.learning.curve_of` fills it in."""
     _applied: set[Token] = field(default_factory=set, repr=False)
     _by_name: dict[str, WorkerRecord] = field(default_factory=dict, repr=False)
+
+    @property
+    def changes(self) -> list[ChangeSection]:
+        """The changes of the policy that make a difference."""
+        found, before = [], str(get_policy(self.policy))
+        for change in self.scenario.change:
+            policy = str(get_policy(change.policy))
+            if policy != before:
+                found.append(change)
+            before = policy
+        return found
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies of the run, in the order in which they are in force."""
+        return [self.policy, *(change.policy for change in self.changes)]
 
     @property
     def applied(self) -> set[Token]:

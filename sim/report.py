@@ -383,6 +383,10 @@ def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
         "counted while all workers are at work"
         + (f", after the first {scenario.warmup} steps of the fastest" if scenario.warmup else ""),
     ]
+    lines += [
+        f"after {_count(change.after, 'step')} of a worker its policy becomes {change.policy}"
+        for change in scenario.change
+    ]
     if len(runs) > 1:
         lines.append(f"mean of {len(runs)} runs ± standard error of the mean")
     for policy, replications in results.items():

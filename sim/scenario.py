@@ -23,6 +23,7 @@ from sim.models import MODELS
 from sim.problems import WORKLOADS
 from sim.sections import (
     SCHEDULER,
+    ChangeSection,
     ClusterSection,
     Count,
     JobSection,
@@ -66,6 +67,8 @@ class Scenario(Section, frozen=True, kw_only=True):
     tensor: Annotated[tuple[TensorSection, ...], Meta(min_length=1)] = (TensorSection(key="weights", shape=(1024,)),)
     """In the order in which a step needs them."""
     fault: tuple[AnyFault, ...] = ()
+    change: tuple[ChangeSection, ...] = ()
+    """Other policies from some steps on, in this order."""
     stop: StopSection = StopSection()
     learning: LearningSection = LearningSection()
     assertions: tuple[str, ...] = ()
@@ -188,6 +191,7 @@ def parse_scenario(content: bytes, file: str, changes: Sequence[tuple[str, Any]]
         scenario = msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, file=path))
     for check in (
         _check_policies,
+        _check_changes,
         _check_times,
         _check_names,
         _check_tensors,
@@ -213,6 +217,29 @@ def _check_policies(scenario: Scenario) -> Found:
             return "policies", str(error)
     if len(set(scenario.policies)) < len(scenario.policies):
         return "policies", f"a policy stands there twice: {', '.join(scenario.policies)}"
+    return None
+
+
+def _check_changes(scenario: Scenario) -> Found:
+    before = 0
+    for number, change in enumerate(scenario.change):
+        place = f"change[{number}]"
+        try:
+            policies = [get_policy(policy) for policy in (*scenario.policies, change.policy)]
+        except AiokvError as error:
+            return f"{place}.policy", str(error)
+        if any(policy.keeps_sum for policy in policies):
+            return f"{place}.policy", "keys of policy sum keep it, and no other key can get it"
+        if not before < change.after < scenario.steps:
+            return f"{place}.after", f"expected {before + 1} to {scenario.steps - 1}, got {change.after}"
+        before = change.after
+    if scenario.change and scenario.job.cancel:
+        return "job.cancel", "when a gradient is too old depends on the policy; leave out [[change]]"
+    if scenario.change and scenario.cluster.on_worker_loss != "fail":
+        return (
+            "cluster.on_worker_loss",
+            "a worker that comes back does not know of other policies; leave out [[change]]",
+        )
     return None
 
 

@@ -102,6 +102,14 @@ class JobSection(Section, frozen=True, kw_only=True):
     """A worker with fewer steps than the others finishes, and leaves so many seconds later."""
 
 
+class ChangeSection(Section, frozen=True, kw_only=True):
+    """All keys get another policy, in every worker after the same step."""
+
+    after: Count
+    """Steps that a worker has taken when it asks for it."""
+    policy: str
+
+
 class StopSection(Section, frozen=True, kw_only=True):
     """Ends a run before all workers have taken all steps and have left."""
 

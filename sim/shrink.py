@@ -51,9 +51,15 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield change(**fields)
     for number in range(len(scenario.fault)):
         yield change(fault=scenario.fault[:number] + scenario.fault[number + 1 :])
+    for number in range(len(scenario.change)):
+        yield change(change=scenario.change[:number] + scenario.change[number + 1 :])
     for steps in sorted({1, scenario.steps // 2, scenario.steps - 1}):
         if 0 < steps < scenario.steps:
-            yield change(steps=steps, uneven={name: min(own, steps) for name, own in scenario.uneven.items()})
+            yield change(
+                steps=steps,
+                uneven={name: min(own, steps) for name, own in scenario.uneven.items()},
+                change=tuple(each for each in scenario.change if each.after < steps),
+            )
     if len(scenario.tensor) > 1:
         for number in range(len(scenario.tensor)):
             yield change(tensor=scenario.tensor[:number] + scenario.tensor[number + 1 :])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import simpy
 
-from aiokv.core.stimuli import Depart, EnterBarrier, Finish, Join, KeyOptions, Operation, Transfer
+from aiokv.core.stimuli import ChangePolicy, Depart, EnterBarrier, Finish, Join, KeyOptions, Operation, Transfer
 from aiokv.errors import AiokvError
 from sim.network import Flights
 from sim.record import LogRecord, Step
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.pace import Pace
     from sim.record import Run, WorkerRecord
     from sim.scenario import Scenario
-    from sim.sections import TensorSection
+    from sim.sections import ChangeSection, TensorSection
 
 _NO_OPTIONS: Final = KeyOptions()
 """Only those of an init count."""
@@ -61,6 +61,8 @@ class Worker:
     """How fast it computes, if that changes."""
     checks: Checks | None = None
     """Are told of every step."""
+    changes: list[ChangeSection] = field(default_factory=list)
+    """Of the policy."""
     expiry: Expiry | None = None
     """Tells when a computation is to be abandoned, if any is."""
     flights: Flights = field(default_factory=Flights)
@@ -173,6 +175,8 @@ class Worker:
                 step.answered = True
                 if job.barrier_every and (len(record.steps) + 1) % job.barrier_every == 0:
                     yield from self._meet(env, node, step)
+                if self.changes:
+                    yield from self._change(env, node, step)
             finally:
                 self._ended(env, step)
             if not step.cancelled:
@@ -196,6 +200,16 @@ class Worker:
     def _meet(self, env: simpy.Environment, node: Node, step: Step) -> Waiting:
         barrier = EnterBarrier(node.new_call(), "step", self.scenario.cluster.call_timeout)
         yield from self._wait(env, finish(node.call(barrier)), step)
+
+    def _change(self, env: simpy.Environment, node: Node, step: Step) -> Waiting:
+        """Ask for another policy, if there is to be one after this step."""
+        record = self.record
+        taken = len(record.steps) + 1
+        for change in self.changes:
+            if change.after == taken:
+                record.changes.append((env.now, taken))
+                asking = ChangePolicy(node.new_call(), change.policy, [], self.scenario.cluster.call_timeout)
+                yield from self._wait(env, finish(node.call(asking)), step)
 
     def _stepped(self, step: Step, number: int) -> None:
         if self.checks is not None and not step.cancelled:
@@ -226,6 +240,7 @@ class Worker:
                         yield from self._wait(env, finish(event), step)
                 # Whether the servers took it is seen in the next step, where its parameters are needed.
                 step.answered = True
+                yield from self._change(env, node, step)
             finally:
                 self._ended(env, step)
             self.on_step()
