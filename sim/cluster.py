@@ -12,7 +12,7 @@ from aiokv.core.session import Session
 from aiokv.policy import get_policy
 from aiokv.types import Role
 from sim.checks import Checks
-from sim.clock import Clock, after
+from sim.clock import Clock
 from sim.compute import step_times
 from sim.drops import Drops, Expiry, lifetime
 from sim.network import Network
@@ -122,7 +122,7 @@ class _Cluster:
             self._workers[name] = self._make_worker(name)
             self._start_worker(name)
         for strike in timeline.strikes:
-            after(self._env, strike.at, lambda _, strike=strike: self._strike(strike))  # type: ignore[misc]
+            self._env.after(strike.at, self._strike, strike)
 
     # --- the run ---
 
@@ -281,7 +281,7 @@ class _Cluster:
             process.interrupt(strike.kind)
         if strike.after is not None:
             self._restarts += 1
-            after(self._env, strike.after, lambda _: self._restart(strike.node))
+            self._env.after(strike.after, self._restart, strike.node)
 
     def _restart(self, name: str) -> None:
         """Start the program again, on the same host and under the same name."""

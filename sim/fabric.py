@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sim.clock import after
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import simpy
+    from sim.clock import Clock
 
 Port = tuple[str, str]
 """A node's name and "out" or "in"."""
@@ -84,7 +82,7 @@ class FairFabric:
         capacity: bytes a second of a port.
     """
 
-    def __init__(self, env: simpy.Environment, capacity: Callable[[Port], float]) -> None:
+    def __init__(self, env: Clock, capacity: Callable[[Port], float]) -> None:
         self.carried: dict[Port, float] = {}
         self._env = env
         self._capacity = capacity
@@ -103,7 +101,7 @@ class FairFabric:
     def _solve_soon(self) -> None:
         if not self._solving:
             self._solving = True
-            after(self._env, 0.0, self._solve)
+            self._env.after(0.0, self._solve)
 
     def _advance(self) -> None:
         now = self._env.now
@@ -112,17 +110,16 @@ class FairFabric:
                 flow.left -= flow.rate * (now - self._at)
         self._at = now
 
-    def _solve(self, _: simpy.Event) -> None:
+    def _solve(self) -> None:
         self._solving = False
         self._advance()
         fair_rates(self._flows, self._capacity)
         self._plan += 1
         if self._flows:
-            plan = self._plan
             soonest = min(max(0.0, flow.left) / flow.rate for flow in self._flows)
             # Decided here: a rest that rounding leaves could be too small for time to go on.
             over = [flow for flow in self._flows if flow.left / flow.rate <= soonest * (1.0 + ROUNDING)]
-            after(self._env, soonest, lambda _: self._finish(plan, over))
+            self._env.after(soonest, self._finish, self._plan, over)
 
     def _finish(self, plan: int, over: list[Flow]) -> None:
         if plan != self._plan:
@@ -147,7 +144,7 @@ class FifoFabric:
         capacity: bytes a second of a port.
     """
 
-    def __init__(self, env: simpy.Environment, capacity: Callable[[Port], float]) -> None:
+    def __init__(self, env: Clock, capacity: Callable[[Port], float]) -> None:
         self.carried: dict[Port, float] = {}
         self._env = env
         self._capacity = capacity
@@ -162,9 +159,9 @@ class FifoFabric:
         for port in ports:
             self._free[port] = end
 
-        def over(_: simpy.Event) -> None:
+        def over() -> None:
             for port in ports:
                 self.carried[port] = self.carried.get(port, 0.0) + nbytes
             done()
 
-        after(self._env, end - self._env.now, over)
+        self._env.after(end - self._env.now, over)

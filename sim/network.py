@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from aiokv.core.effects import URGENT
 from aiokv.core.records import Record
 from aiokv.wire.sendqueue import SendQueue
-from sim.clock import after
 from sim.fabric import FairFabric, FifoFabric
 from sim.sections import NetworkSection
 from sim.way import Way
@@ -22,10 +21,9 @@ from sim.way import Way
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import simpy
-
     from aiokv.types import Peer
     from aiokv.wire.messages import Message
+    from sim.clock import Clock
     from sim.fabric import Fabric, Port
     from sim.timeline import Disturbance
 
@@ -163,9 +161,9 @@ class Pipe:
         self._items.append(item)
         if delay < math.inf:
             # What arrives is always the oldest item, so that rounding of times can't change the order.
-            after(env, delay, self._deliver)
+            env.after(delay, self._deliver)
 
-    def _deliver(self, _: simpy.Event) -> None:
+    def _deliver(self) -> None:
         item = self._items.popleft()
         if isinstance(item, Packet):
             self.way.delivered += HEAD_BYTES + item.nbytes
@@ -252,7 +250,7 @@ class Network:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         net: NetworkSection | None = None,
         *,
         rack_of: Callable[[str], int] = lambda name: 0,
@@ -310,7 +308,7 @@ class Network:
         there, back = self.way(initiator.name, address[0]), self.way(address[0], initiator.name)
         if there.refuses(self.env.now) or back.refuses(self.env.now):
             fixed = self._net.retransmit
-            after(self.env, fixed, lambda _: done(None))
+            self.env.after(fixed, done, None)
             return
 
         def arrived() -> None:
@@ -323,7 +321,7 @@ class Network:
     def _after(self, way: Way, action: Callable[[], None]) -> None:
         delay = way.delay(self.env.now, HEAD_BYTES)
         if delay < math.inf:
-            after(self.env, delay, lambda _: action())
+            self.env.after(delay, action)
 
     def _join(self, initiator: Host, peer: Peer, target: Host) -> Pipe:
         there = Pipe(self, self.way(initiator.name, target.name), target)

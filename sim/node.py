@@ -10,7 +10,6 @@ from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
-from sim.clock import after
 from sim.ledger import Ledger
 from sim.network import Closing, Packet, Pipe
 from sim.record import DivideRecord, LogRecord, UpdateRecord
@@ -55,7 +54,7 @@ class Machine(Protocol):
 class World:
     """What all nodes of a run share."""
 
-    env: simpy.Environment
+    env: Clock
     network: Network
     trace: Trace
     run: Run
@@ -148,7 +147,7 @@ class Node:
     # --- the user's side ---
 
     @property
-    def env(self) -> simpy.Environment:
+    def env(self) -> Clock:
         """The simulated time."""
         return self._env
 
@@ -191,7 +190,7 @@ class Node:
     def pause(self, duration: float) -> None:
         """Stop the node for a while; what arrives meanwhile is handled then."""
         self._pauses += 1
-        after(self._env, duration, lambda _: self._resume())
+        self._env.after(duration, self._resume)
 
     def _resume(self) -> None:
         self._pauses -= 1
@@ -298,7 +297,7 @@ class Node:
             case fx.Fail(call, error):
                 self._calls.pop(call).succeed(error)
             case fx.Connect(peer, host, port, delay):
-                after(self._env, delay, lambda _: self._connect(peer, (host, port)))
+                self._env.after(delay, self._connect, peer, (host, port))
             case fx.Disconnect(peer, reason):
                 self._disconnect(peer, reason)
             case fx.Log(level, text):
@@ -349,7 +348,7 @@ class Node:
         self.applying[effect.key, effect.start] = tokens
         done = self._work(self._world.service.apply())
         if done > self._env.now:
-            after(self._env, done - self._env.now, lambda _: self._applied(effect, tokens))
+            self._env.after(done - self._env.now, self._applied, effect, tokens)
         else:
             self._applied(effect, tokens)
 
@@ -382,7 +381,7 @@ class Node:
         normed = st.Normed(effect.key, effect.start, effect.version, effect.phase, zeros)
         done = self._work(self._world.service.fold())
         if done > self._env.now:
-            after(self._env, done - self._env.now, lambda _: self.deliver(normed))
+            self._env.after(done - self._env.now, self.deliver, normed)
         else:
             self.deliver(normed)
 
@@ -420,7 +419,7 @@ class Node:
         if wanted is None or not self.alive or (self._timer is not None and self._timer <= wanted):
             return
         self._timer = wanted
-        after(self._env, max(0.0, wanted - now), lambda _: self._timer_off(wanted))
+        self._env.after(max(0.0, wanted - now), self._timer_off, wanted)
 
     def _timer_off(self, time: float) -> None:
         if time != self._timer:

@@ -7,10 +7,8 @@ import math
 import random
 from typing import TYPE_CHECKING, Final
 
-import simpy
-
 from sim import closed_forms as known
-from sim.clock import after
+from sim.clock import Clock
 from sim.compute import Constant, Exponential, Hyperexponential
 from sim.fabric import FifoFabric
 from sim.network import HEAD_BYTES, Closing, Network, Packet
@@ -63,19 +61,19 @@ def open_queues() -> Iterator[Case]:
 
 def _sojourns(law: Distribution, count: int) -> list[float]:
     """Return how long transfers take that come at random to a card; sizes follow a law, in transfer seconds."""
-    env = simpy.Environment()
+    env = Clock()
     speed = 1e9
     fabric = FifoFabric(env, lambda port: speed)
     stream = random.Random("1:queue")
     found: list[float] = []
 
-    def arrive(_: simpy.Event) -> None:
+    def arrive() -> None:
         start = env.now
         size = round(law.sample(stream) * speed)
         fabric.start("from", "to", size, math.inf, lambda: found.append(env.now - start))
-        after(env, stream.expovariate(LOAD), arrive)
+        env.after(stream.expovariate(LOAD), arrive)
 
-    after(env, 0.0, arrive)
+    env.after(0.0, arrive)
     while len(found) < count:
         env.step()
     return found[1000:]
@@ -99,7 +97,7 @@ class _Sink:
 
 def _arrivals(sharing: str, workers: int, servers: int) -> list[float]:
     """Return when the parts of a model arrive that all workers send at once to all servers."""
-    env = simpy.Environment()
+    env = Clock()
     network = Network(env, NetworkSection(bandwidth=GIGABIT_10, sharing=sharing))  # type: ignore[arg-type]
     times: list[float] = []
     sinks = [_Sink(f"server-{i}", lambda request: times.append(env.now)) for i in range(servers)]
@@ -138,7 +136,7 @@ def _iteration(costs: tuple[int, ...], mode: str) -> float:
 
     A layer takes 2 backward and 1 forward; `costs` are the times of its transfer, which is cut into parts of time 1.
     """
-    env = simpy.Environment()
+    env = Clock()
     part = 1024
     network = Network(env, NetworkSection(bandwidth=float(part), sharing="fifo"))
     left = list(costs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import simpy
 
 from aiokv.wire.messages import Heartbeat
+from sim.clock import Clock
 from sim.checks import Checks, InvariantError, find_violations
 from sim.cluster import simulate
 from sim.compute import Constant
@@ -114,7 +114,7 @@ class Endpoint:
 @pytest.fixture
 def used() -> Network:
     """Return a network over which a message has gone."""
-    env = simpy.Environment()
+    env = Clock()
     network = Network(env, NetworkSection(latency=0.5, bandwidth=1000.0), metered=True)
     listener, caller = Endpoint("there"), Endpoint("here")
     network.listen(("there", 1), listener)

@@ -10,43 +10,53 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as some
 
-from sim.clock import Clock, after
+from sim.clock import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 DELAYS = some.sampled_from([0.0, 0.0, 0.5, 1.0])
 PLANS = some.lists(some.lists(DELAYS, max_size=4), min_size=1, max_size=6)
+
+
+def _after(env: simpy.Environment, delay: float, action: Callable[[], None]) -> None:
+    """Call something later; in SimPy's own environment, by a time-out."""
+    if isinstance(env, Clock):
+        env.after(delay, action)
+        return
+    callbacks = env.timeout(delay).callbacks
+    assert callbacks is not None, "it has not happened yet"
+    callbacks.append(lambda _: action())
 
 
 def _history(env: simpy.Environment, plans: list[list[float]]) -> list[tuple[Any, ...]]:
     """Return what happens when, in a program that waits, calls later, triggers, interrupts and stops in the middle."""
     seen: list[tuple[Any, ...]] = []
 
-    def call(name: int, place: int, _: simpy.Event) -> None:
+    def call(name: int, place: int) -> None:
         seen.append(("called", env.now, name, place))
 
-    def trigger(event: simpy.Event, name: int, _: simpy.Event) -> None:
+    def trigger(event: simpy.Event, name: int) -> None:
         event.succeed(name)
 
-    def interrupt(_: simpy.Event) -> None:
+    def interrupt() -> None:
         for each in processes:
             if each.is_alive:
                 each.interrupt()
 
     def process(name: int, delays: list[float]) -> Generator[simpy.Event, Any, None]:
         for place, delay in enumerate(delays):
-            after(env, delay, partial(call, name, place))
+            _after(env, delay, partial(call, name, place))
             done = env.event()
             try:
                 yield env.timeout(delay)
-                after(env, delay, partial(trigger, done, name))
+                _after(env, delay, partial(trigger, done, name))
                 seen.append(("waited", env.now, name, (yield done), env.peek()))
             except simpy.Interrupt:
                 seen.append(("interrupted", env.now, name, place))
 
     processes = [env.process(process(name, delays)) for name, delays in enumerate(plans)]
-    after(env, 0.5, interrupt)
+    _after(env, 0.5, interrupt)
     env.run(until=processes[0])
     seen.append(("stopped", env.now))
     env.run()

@@ -7,10 +7,10 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.clock import Clock
 from sim.fabric import FairFabric, FifoFabric, Flow, fair_rates
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_no_port_is_over_its_capacity_and_every_transfer_has_a_full_one(pairs: l
 
 @pytest.mark.parametrize("kind", [FairFabric, FifoFabric])
 def test_a_busy_card_carries_as_much_as_it_can(kind: type[FairFabric] | type[FifoFabric]) -> None:
-    env = simpy.Environment()
+    env = Clock()
     fabric: Fabric = kind(env, lambda port: 1000.0)
     done: list[float] = []
     stream = random.Random("sizes")
@@ -70,11 +70,11 @@ def test_a_busy_card_carries_as_much_as_it_can(kind: type[FairFabric] | type[Fif
 
 
 def test_a_later_transfer_slows_an_earlier_one() -> None:
-    env = simpy.Environment()
+    env = Clock()
     fabric = FairFabric(env, lambda port: 10.0)
     done: dict[str, float] = {}
     fabric.start("a", "x", 100, math.inf, lambda: done.update(a=env.now))
-    env.run(until=4.0)
+    env.run(until=env.timeout(4.0))
     fabric.start("b", "x", 30, math.inf, lambda: done.update(b=env.now))
     env.run()
     # a has 60 left at 4; both go at 5 until b is done at 10, and a has 30 left.

@@ -8,6 +8,7 @@ import pytest
 import simpy
 
 from aiokv.wire.messages import Heartbeat
+from sim.clock import Clock
 from sim.faults import Link
 from sim.network import HEAD_BYTES, Closing, Network, Packet, Pipe
 from sim.sections import NetworkSection
@@ -19,7 +20,7 @@ ADDRESS = ("there", 1)
 class Endpoint:
     """A node that writes down what arrives, and when."""
 
-    def __init__(self, env: simpy.Environment, name: str) -> None:
+    def __init__(self, env: Clock, name: str) -> None:
         self.name = name
         self.alive = True
         self.arrived: list[tuple[float, int]] = []
@@ -36,8 +37,8 @@ class Endpoint:
             self.arrived.append((self._env.now, item.request))
 
 
-def connected(latency: float, bandwidth: float) -> tuple[simpy.Environment, Pipe, Endpoint, Endpoint]:
-    env = simpy.Environment()
+def connected(latency: float, bandwidth: float) -> tuple[Clock, Pipe, Endpoint, Endpoint]:
+    env = Clock()
     network = Network(env, NetworkSection(latency=latency, bandwidth=bandwidth), metered=True)
     here, there = Endpoint(env, "here"), Endpoint(env, "there")
     network.listen(ADDRESS, there)
@@ -112,7 +113,7 @@ def test_closing_comes_after_what_was_sent() -> None:
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_nobody_answers_where_nobody_listens(dead: bool) -> None:
-    env = simpy.Environment()
+    env = Clock()
     network = Network(env)
     if dead:
         listener = Endpoint(env, "there")
@@ -130,13 +131,13 @@ def test_each_side_knows_the_other_by_its_own_number() -> None:
 
 
 def test_nobody_is_reached_over_a_cut_link_until_it_heals() -> None:
-    env = simpy.Environment()
+    env = Clock()
     cut = Link(node="here", to="there", at=0.0, duration=3.0, cut=True)
     network = Network(env, disturbances=[Disturbance("here", "there", 0.0, 3.0, cut)])
     network.listen(ADDRESS, Endpoint(env, "there"))
     pipes: list[Pipe | None] = []
     network.connect(Endpoint(env, "here"), 0, ADDRESS, pipes.append)
-    env.run(until=3.0)
+    env.run(until=env.timeout(3.0))
     network.connect(Endpoint(env, "here"), 0, ADDRESS, pipes.append)
     env.run()
     assert [pipe is None for pipe in pipes] == [True, False]

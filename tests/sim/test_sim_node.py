@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import simpy
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
 from aiokv.optim import LAMB, Assign
+from sim.clock import Clock
 from sim.compute import Constant
 from sim.ledger import Ledger
 from sim.network import Network
@@ -50,7 +50,7 @@ class Script:
 
 
 def run(script: Script, service: ServerSection | None = None) -> tuple[Node, Run]:
-    env = simpy.Environment()
+    env = Clock()
     scenario = Scenario(steps=1, cluster=ClusterSection(workers=1), compute=Constant(mean=1.0))
     record = Run(scenario, "bsp", 0)
     world = World(env, Network(env), Trace(), record, Service(service or ServerSection()), Timeline())
