@@ -261,17 +261,15 @@ def _check_network(network: Network) -> list[str]:
     """Look at what the network's meters say: bytes, Little's law, and what cards can carry."""
     found = []
     meter, now = network.meter, network.env.now
-    queued: dict[tuple[str, str], int] = {}
     waited = 0.0
     for pipe in network.pipes:
-        pair = pipe.way.source, pipe.way.target
+        left = 0
         for packet in pipe.under_way:
-            queued[pair] = queued.get(pair, 0) + HEAD_BYTES + packet.nbytes
+            left += HEAD_BYTES + packet.nbytes
             waited += now - packet.sent
-    for pair, way in network.ways.items():
-        left = queued.get(pair, 0)
-        if way.sent != way.delivered + left:
-            found.append(f"{pair}: {way.sent} bytes sent are not {way.delivered} delivered and {left} under way")
+        if pipe.sent != pipe.delivered + left:
+            text = f"{pipe.sent} bytes sent are not {pipe.delivered} delivered and {left} under way"
+            found.append(f"{(pipe.way.source, pipe.way.target)}: {text}")
     if meter is not None:
         area, spent = meter.area_until(now), meter.spent + waited
         if not math.isclose(area, spent, rel_tol=1e-6, abs_tol=1e-6):

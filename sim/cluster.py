@@ -17,7 +17,7 @@ from sim.compute import step_times
 from sim.drops import Drops, Expiry, lifetime
 from sim.network import Network
 from sim.node import Machine, Node, World
-from sim.record import LinkRecord, Run, WorkerRecord
+from sim.record import Run, WorkerRecord
 from sim.sections import SCHEDULER
 from sim.service import Service
 from sim.timeline import draw_timeline
@@ -189,10 +189,7 @@ class _Cluster:
             for rank, tally in tallies.answer().ranks.items():
                 run.held[rank] = max(run.held.get(rank, 0.0), tally.waited / chunks)
         run.in_flight = [token for node in self._nodes.values() for token in node.in_flight]
-        run.links = [
-            LinkRecord(*pair, way.messages, way.sent, way.delivered, way.lost, way.duplicate)
-            for pair, way in sorted(self._network.traffic().items())
-        ]
+        run.links = self._network.traffic()
         if self._checks is not None:
             self._checks.finish(self._network)
 

@@ -15,11 +15,12 @@ from aiokv.core.effects import URGENT
 from aiokv.core.records import Record
 from aiokv.wire.sendqueue import SendQueue
 from sim.fabric import FairFabric, FifoFabric
+from sim.record import LinkRecord
 from sim.sections import NetworkSection
 from sim.way import Way
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from aiokv.types import Peer
     from aiokv.wire.messages import Message
@@ -72,6 +73,7 @@ class Pipe:
         "_closing",
         "_env",
         "_fabric",
+        "_fixed",
         "_items",
         "_last",
         "_limit",
@@ -79,8 +81,11 @@ class Pipe:
         "_moving",
         "_queue",
         "back",
+        "delivered",
         "flights",
+        "messages",
         "peer",
+        "sent",
         "target",
         "way",
     )
@@ -91,6 +96,7 @@ class Pipe:
         self._meter = network.meter
         self._limit = network.limit
         self.way = way
+        self._fixed = way.fixed
         self._queue: SendQueue[Packet] = SendQueue()
         self._moving: Packet | None = None
         self._items: deque[Packet | Closing] = deque()
@@ -102,20 +108,22 @@ class Pipe:
         """Is told of every message from its sending to its arrival."""
         self.peer: Peer = 0
         self.back: Pipe = self
+        self.sent = 0
+        """Bytes that were handed over, each once."""
+        self.delivered = 0
+        self.messages = 0
 
     def send(self, packet: Packet, priority: int = URGENT) -> None:
         """Send a message; of those that wait, the highest priority leaves first."""
         if self._closed:
             return
-        way = self.way
-        way.sent += HEAD_BYTES + packet.nbytes
-        way.messages += 1
-        now = self._env.now
+        self.sent += HEAD_BYTES + packet.nbytes
+        self.messages += 1
         if self._meter is not None:
+            packet.sent = now = self._env.now
             self._meter.enter(now)
-            packet.sent = now
         if self.flights is not None:
-            self.flights.enter(now)
+            self.flights.enter(self._env.now)
         if self._fabric is None:
             self._leave(packet)
             return
@@ -151,12 +159,11 @@ class Pipe:
 
     def _leave(self, item: Packet | Closing) -> None:
         """Put what has left the sender on its way."""
-        way, env = self.way, self._env
-        delay = way.fixed
+        env, delay = self._env, self._fixed
         if delay is None:
             nbytes = HEAD_BYTES + item.nbytes if isinstance(item, Packet) else 0
             # A stream keeps its order: what would overtake waits.
-            self._last = max(self._last, env.now + way.delay(env.now, nbytes))
+            self._last = max(self._last, env.now + self.way.delay(env.now, nbytes))
             delay = self._last - env.now
         self._items.append(item)
         if delay < math.inf:
@@ -166,13 +173,17 @@ class Pipe:
     def _deliver(self) -> None:
         item = self._items.popleft()
         if isinstance(item, Packet):
-            self.way.delivered += HEAD_BYTES + item.nbytes
-            now = self._env.now
+            self.delivered += HEAD_BYTES + item.nbytes
             if self._meter is not None:
-                self._meter.leave(now, item.sent)
+                self._meter.leave(self._env.now, item.sent)
             if self.flights is not None:
-                self.flights.leave(now)
+                self.flights.leave(self._env.now)
         self.target.arrive(self.peer, self.back, item)
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether anything is under way for longer than an instant."""
+        return self._fixed != 0 or self._fabric is not None
 
     @property
     def under_way(self) -> list[Packet]:
@@ -332,6 +343,16 @@ class Network:
         self.pipes += (there, back)
         return there
 
-    def traffic(self) -> Mapping[tuple[str, str], Way]:
-        """Return the ways over which anything was sent, by source and target."""
-        return {pair: way for pair, way in self.ways.items() if way.messages}
+    def traffic(self) -> list[LinkRecord]:
+        """Return what went over each way that was used, by source and target."""
+        links: dict[tuple[str, str], LinkRecord] = {}
+        for pipe in self.pipes:
+            way = pipe.way
+            pair = (way.source, way.target)
+            link = links.get(pair)
+            if link is None:
+                link = links[pair] = LinkRecord(*pair, 0, 0, 0, way.lost, way.duplicate)
+            link.messages += pipe.messages
+            link.sent += pipe.sent
+            link.delivered += pipe.delivered
+        return [link for _, link in sorted(links.items()) if link.messages]

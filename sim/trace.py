@@ -82,15 +82,16 @@ class Trace:
         self._view: View | None = None
         self._view_digest = ""
 
-    def add(self, time: float, node: str, effect: Effect) -> None:
-        """Count an effect in."""
+    def add(self, time: float, node: str, effects: list[Effect]) -> None:
+        """Count in what a node decided at a time."""
         entries = self._entries
-        if type(effect) is Send and type(effect.message) is not View:
-            # Most are; it is what `_entry` returns.
-            entries.append((time, node, _SENDS[type(effect.message)], effect))
-        else:
-            entries.append(_entry(time, node, effect, self._digest_of))
-        if len(entries) == BATCH:
+        for effect in effects:
+            if type(effect) is Send and type(effect.message) is not View:
+                # Most are; it is what `_entry` returns.
+                entries.append((time, node, _SENDS[type(effect.message)], effect))
+            else:
+                entries.append(_entry(time, node, effect, self._digest_of))
+        if len(entries) >= BATCH:
             self._take_in()
 
     def _take_in(self) -> None:

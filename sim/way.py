@@ -39,14 +39,10 @@ class Way:
     ) -> None:
         self.source = source
         self.target = target
-        self.sent = 0
-        """Bytes that were handed over, each once."""
-        self.delivered = 0
         self.lost = 0
         """Bytes that had to be sent again."""
         self.duplicate = 0
         """Bytes that arrived once more."""
-        self.messages = 0
         self._net = net
         self._extra = extra
         self._disturbances = disturbances

@@ -132,7 +132,7 @@ def find_physics(network: Network) -> list[str]:
 
 
 def test_bytes_that_vanish(used: Network) -> None:
-    used.way("here", "there").delivered -= 100
+    used.pipes[0].delivered -= 100
     assert find_physics(used) == ["('here', 'there'): 1000 bytes sent are not 900 delivered and 0 under way"]
 
 
