@@ -90,11 +90,12 @@ class Clock(Environment):
             raise EmptySchedule
         action(*arguments)
 
-    def run(self, until: Event | None = None) -> Any:  # type: ignore[override] - times are not needed
+    def run(self, until: Event | None = None) -> Any:  # type: ignore[override]
         """Let time go on.
 
         Args:
-            until: up to this event, whose value is returned; None: until nothing is left to happen.
+            until: up to this event, whose value is returned; None: until nothing is left to happen. Up to a time is up
+                to a `timeout` here.
 
         Raises:
             RuntimeError: nothing is left, and the event has not happened.

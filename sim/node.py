@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Stimulus
     from aiokv.types import Key, Peer, Version
     from sim.checks import Checks
+    from sim.clock import Clock
     from sim.drops import Drops
     from sim.network import Address, Flights, Network
     from sim.record import Run, Token

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.wire.messages import Heartbeat
-from sim.clock import Clock
 from sim.checks import Checks, InvariantError, find_violations
+from sim.clock import Clock
 from sim.cluster import simulate
 from sim.compute import Constant
 from sim.network import Closing, Network, Packet, Pipe

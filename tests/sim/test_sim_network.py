@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
-import simpy
 
 from aiokv.wire.messages import Heartbeat
 from sim.clock import Clock
@@ -13,6 +13,9 @@ from sim.faults import Link
 from sim.network import HEAD_BYTES, Closing, Network, Packet, Pipe
 from sim.sections import NetworkSection
 from sim.timeline import Disturbance
+
+if TYPE_CHECKING:
+    from simpy.events import ProcessGenerator
 
 ADDRESS = ("there", 1)
 
@@ -90,7 +93,7 @@ def test_a_connection_keeps_the_order_whatever_the_sizes_and_times() -> None:
     env, pipe, _, there = connected(latency=0.1, bandwidth=300.0)
     stream = random.Random("order")
 
-    def send_all() -> simpy.events.ProcessGenerator:
+    def send_all() -> ProcessGenerator:
         for number in range(500):
             pipe.send(packet(number, nbytes=stream.choice([0, 1, 10, 1000])))
             yield env.timeout(stream.choice([0.0, 0.0, 0.1, 1.0]))
