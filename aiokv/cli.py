@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PLUGIN_GROUP = "aiokv.commands"
 """Entry points of this group are commands: click commands under the entry point's name."""
 
+OWN = [EntryPoint("why", "aiokv.why:why", PLUGIN_GROUP)]
+"""Commands that have a room of their own; nothing of it is imported until it is used."""
+
 EXIT_OUTPUT_LOST = 141
 """128 + SIGPIPE."""
 
@@ -35,13 +38,13 @@ class _Commands(click.Group):
     """A group that finds further commands by name, and imports them only when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *entry_points(group=PLUGIN_GROUP).names})
+        return sorted({*super().list_commands(ctx), *_found().names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             return command
-        found = list(entry_points(group=PLUGIN_GROUP, name=cmd_name))
+        found = list(_found().select(name=cmd_name))
         return _Plugin(found[0]) if found else None
 
 
@@ -62,6 +65,10 @@ class _Plugin(click.Command):
             return _load(self._entry).get_short_help_str(limit)
         except Exception as error:  # noqa: BLE001 - a broken plug-in must not hide the help of all other commands
             return f"(not available: {_one_line(error)})"
+
+
+def _found() -> EntryPoints:
+    return EntryPoints([*OWN, *entry_points(group=PLUGIN_GROUP)])
 
 
 def _load(entry: EntryPoint) -> click.Command:
@@ -290,9 +297,9 @@ def run(
 ) -> None:
     """Run a training job on this machine.
 
-    Starts a scheduler, the servers, and COMMAND once for each worker, with a fresh token. Every node finds its place in
-    its environment: AIOKV_ROLE, AIOKV_SCHEDULER, AIOKV_NAME and so on, and the same under the names of MXNet. What they
-    print is shown with their names in front.
+    Starts a scheduler, the servers, and COMMAND once for each worker, with a fresh token if none is set. Every node
+    finds its place in its environment: AIOKV_ROLE, AIOKV_SCHEDULER, AIOKV_NAME and so on, and the same under the names
+    of MXNet. What they print is shown with their names in front.
 
     The job is done when every worker has exited with code 0. When a node fails, or at Ctrl-C, all others are ended too;
     unless it can be started again (--restarts): the scheduler always can, a worker with --on-worker-loss respawn.
@@ -310,6 +317,7 @@ def run(
       aiokv run --servers 2 --workers 4 -- python train.py --epochs 10
     """
     import asyncio
+    import secrets
 
     from aiokv.config import load_config
     from aiokv.launch import Job, LocalLauncher
@@ -331,6 +339,7 @@ def run(
         servers=config.num_servers,
         colocate=config.colocate,
         cluster=cluster or unique_cluster(),
+        token=config.token or secrets.token_hex(16),
         name_prefix=prefix,
         bind_host=config.bind_host,
         port=port,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiokv.core.deadlines import Deadlines
 from aiokv.core.effects import Effect, Refuse, Send
+from aiokv.core.waiting import Wait
 from aiokv.errors import BarrierTimeoutError, MembershipError
 from aiokv.wire import messages as m
 
@@ -103,14 +104,23 @@ class Barriers:
         return effects
 
     def _late(self, arrival: Arrival, roster: Roster) -> BarrierTimeoutError:
+        wait = self._wait(arrival, roster)
+        return BarrierTimeoutError(wait.late, ranks=wait.ranks)
+
+    def waiting(self, roster: Roster, now: float) -> list[m.WaitingCall]:
+        """Return for whom every call waits."""
+        return [
+            self._wait(self._arrivals[name], roster).shown(self._arrivals[name].rank, roster, due=due, now=now)
+            for name, due in self._waiting.times()
+        ]
+
+    def _wait(self, arrival: Arrival, roster: Roster) -> Wait:
         # Who came, and gave up a moment ago, is not who was waited for, unless all the others are here.
         gave_up = self._gave_up.get(arrival.place, {})
         absent = self._absent(arrival.place, roster)
         absent = [rank for rank in absent if rank not in gave_up] or absent
-        return BarrierTimeoutError(
-            f"barrier {arrival.place[0]!r}: rank {roster.labels(absent)} did not arrive within {arrival.waits:.3g} s",
-            ranks=absent,
-        )
+        what = f"barrier {arrival.place[0]!r}"
+        return Wait(what, f"rank {roster.labels(absent)} did not arrive", arrival.waits, absent)
 
     # --- for tests ---
 

@@ -50,6 +50,7 @@ from aiokv.core.stimuli import (
     Tick,
 )
 from aiokv.core.tallies import Tallies
+from aiokv.core.waiting import Wait
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
@@ -225,8 +226,15 @@ class Coordinator:
             case _ if isinstance(message, Asked):
                 return self._control.asked(received, message, self._rank_of(peer), self._roster)
             case _:
-                reason = f"unexpected {type(message).__name__} from a worker"
-                return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
+                return self._from_stranger(received, now)
+
+    def _from_stranger(self, received: Received, now: float) -> list[Effect]:
+        """Answer what no worker asks."""
+        peer, message = received.peer, received.message
+        if isinstance(message, m.GetWaiting):
+            return [Send(peer, received.request, self._waiting(now))]
+        reason = f"unexpected {type(message).__name__} from a worker"
+        return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
 
     # --- membership ---
 
@@ -399,6 +407,28 @@ class Coordinator:
         for stimulus in behind:
             effects += self.handle(stimulus, now=now)
         return effects
+
+    def _waiting(self, now: float) -> m.Waiting:
+        """Return for what every request that is not answered waits."""
+        calls = []
+        for name, due in self._deadlines.times():
+            wait = self._wait(name)
+            rank = self._ranks.get(name[0])
+            calls.append(wait.shown(rank, self._roster, due=due, now=now))
+        return m.Waiting(self._roster.epoch, tuple(calls))
+
+    def _wait(self, name: RequestName) -> Wait:
+        if name in self._answers:
+            return self._rounds.wait(name)
+        if name in self._creation:
+            return self._creation.wait(name, self._roster)
+        if name in self._exchanges:
+            return self._exchanges.wait(name)
+        if name in self._changes:
+            return self._changes.wait(name)
+        attach = self._attaching[name]
+        what = f"{attach.name} at {self._joiner.name}"
+        return Wait(what, f"the view of epoch {attach.epoch} is not here yet", attach.timeout)
 
     def _tick(self, now: float) -> list[Effect]:
         effects = self._joiner.tick(now)

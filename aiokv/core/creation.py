@@ -11,6 +11,7 @@ from aiokv.core.cuts import check_cut
 from aiokv.core.effects import Effect, Install, InstallRows, Refuse, Send, freed
 from aiokv.core.parked import Parked
 from aiokv.core.rows import check_norms, options_of
+from aiokv.core.waiting import Wait
 from aiokv.errors import AiokvError, CallTimeoutError, MembershipError, ProtocolError, UnknownKeyError
 from aiokv.policy import get_policy
 from aiokv.types import Piece, TensorSpec
@@ -187,11 +188,17 @@ class Creation:
 
     def expire(self, name: RequestName, roster: Roster) -> Effect:
         """Refuse an init whose time has come, and say for whom it has waited."""
-        message = self._parked.take(name)
+        wait = self.wait(name, roster)
+        self._parked.take(name)
+        return Refuse(*name, CallTimeoutError(wait.late, ranks=wait.ranks, key=wait.key))
+
+    def wait(self, name: RequestName, roster: Roster) -> Wait:
+        """Return for what an init waits."""
+        message = self._parked.get(name)
         root = _root(message)
-        text = f"{_named(message)}: not initialized by rank {roster.label(root)} within {message.timeout:.3g} s"
         key = message.keys[0] if isinstance(message, m.InitBundle) else message.key
-        return Refuse(*name, CallTimeoutError(text, ranks=[root], key=key))
+        reason = f"not initialized by rank {roster.label(root)}"
+        return Wait(_named(message), reason, message.timeout, [root], key)
 
 
 def _root(message: AnyInit) -> Rank:

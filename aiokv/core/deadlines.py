@@ -32,6 +32,10 @@ class Deadlines(Generic[K]):
         """Tell whether these entries are in it, and no others."""
         return self._times.keys() == entries
 
+    def times(self) -> list[tuple[K, float]]:
+        """Return all entries with their times, in the order in which they were added."""
+        return list(self._times.items())
+
     def add(self, entry: K, time: float) -> None:
         """Put an entry in, or give it another time."""
         self._times[entry] = time

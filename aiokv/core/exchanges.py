@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aiokv.core.bundle import Bundle, divide
 from aiokv.core.effects import Effect, Forget, Refuse, Send, freed
 from aiokv.core.parked import Parked
+from aiokv.core.waiting import Wait
 from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, UnknownKeyError
 from aiokv.wire import messages as m
 
@@ -280,7 +281,13 @@ class Exchanges:
 
     def expire(self, name: RequestName) -> Effect:
         """Refuse a pull whose key was not made in time."""
-        message = self._early.take(name).message
+        wait = self.wait(name)
+        self._early.take(name)
+        text = f"key {wait.key!r} is not initialized, and nobody did it within {wait.seconds:.3g} s"
+        return Refuse(*name, UnknownKeyError(text, key=wait.key))
+
+    def wait(self, name: RequestName) -> Wait:
+        """Return for what a pull of a key that is not there waits."""
+        message = self._early.get(name).message
         assert isinstance(message, m.Pull | m.PullRows), "only pulls wait for a key"
-        text = f"key {message.key!r} is not initialized, and nobody did it within {message.timeout:.3g} s"
-        return Refuse(*name, UnknownKeyError(text, key=message.key))
+        return Wait(f"pull of key {message.key!r}", "nobody has initialized it", message.timeout, [], message.key)

@@ -122,6 +122,8 @@ class Membership:
             if isinstance(message, (m.Register, m.Barrier)):
                 check_timeout(message.timeout)
             match message:
+                case m.GetWaiting():
+                    return [Send(peer, request, self._waiting(now))]
                 case m.Heartbeat():
                     return [] if member is None else [Send(peer, 0, m.Heartbeat())]
                 case m.Register():
@@ -139,6 +141,19 @@ class Membership:
                     return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
         except AiokvError as error:
             return [Refuse(peer, request, error)]
+
+    def _waiting(self, now: float) -> m.Waiting:
+        """Return for what every call that is not answered waits, and who is in the cluster."""
+        calls = self._barriers.waiting(self._roster, now)
+        missing = self.missing
+        for peer, _ in self._joining.times():
+            member = self._by_peer[peer]
+            calls.append(m.WaitingCall(member.name, "join", f"missing {missing}", seconds=max(0.0, now - member.heard)))
+        members = tuple(
+            m.MemberState(w.role, w.number, w.name, w.state, w.reason, w.host, w.port, max(0.0, now - w.heard))
+            for w in self._members.values()
+        )
+        return m.Waiting(self._epoch, tuple(calls), members)
 
     # --- joining ---
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aiokv.core.cuts import check_cut
 from aiokv.core.effects import Effect, Refuse, Send
 from aiokv.core.records import Record, field
+from aiokv.core.waiting import Wait
 from aiokv.errors import BarrierTimeoutError, KeyDeletedError, MembershipError, PolicyError
 from aiokv.policy import get_policy
 from aiokv.wire import messages as m
@@ -300,13 +301,17 @@ class PolicyChanges:
 
     def expire(self, name: RequestName) -> Effect:
         """Refuse a call whose time has come, and say who has not asked."""
+        wait = self.wait(name)
+        self._end(name)
+        return Refuse(*name, BarrierTimeoutError(f"{wait.late}; it stays asked", ranks=wait.ranks, key=wait.key))
+
+    def wait(self, name: RequestName) -> Wait:
+        """Return for what a call waits."""
         call = self._calls[name]
         change = self._changes[next(iter(call.keys))]
-        self._end(name)
         absent = change.absent(self._roster)
         reason = f"rank {self._roster.labels(absent)} did not call it" if absent else "what was pushed is not made"
-        text = f"set_policy {call.policy!r} of key {change.key!r}: {reason} within {call.waits:.3g} s; it stays asked"
-        return Refuse(*name, BarrierTimeoutError(text, ranks=absent, key=change.key))
+        return Wait(f"set_policy {call.policy!r} of key {change.key!r}", reason, call.waits, absent, change.key)
 
     def forget_peer(self, peer: Peer) -> None:
         """Nobody is there any longer to answer; what was asked stays so."""

@@ -8,6 +8,7 @@ from aiokv.core.answers import AnyPull, AnyPush, Asker
 from aiokv.core.bundle import split_slot
 from aiokv.core.chunk import Chunk, Contribution, Update, Waiter
 from aiokv.core.effects import Effect, Free, freed
+from aiokv.core.waiting import Wait
 from aiokv.errors import AiokvError, MembershipError, PolicyError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
 
@@ -289,12 +290,16 @@ class Rounds:
     def expire(self, name: RequestName, now: float) -> Effect:
         """Refuse a parked request whose time has come, and say what was missing."""
         waiter = self._answers.get(name)
-        error = self._late(waiter)
+        wait = self.wait(name)
+        text = f"{wait.late}; what was pushed stays counted"
+        error = RoundTimeoutError(text, ranks=wait.ranks, key=wait.key, round=wait.round)
         if waiter in waiter.chunks[0].awaiting:
             return self._answers.give_up(waiter, error, now)
         return self._answers.refuse(waiter, error)
 
-    def _late(self, waiter: Waiter) -> RoundTimeoutError:
+    def wait(self, name: RequestName) -> Wait:
+        """Return for what a parked request waits."""
+        waiter = self._answers.get(name)
         chunk = waiter.chunks[0]
         version = chunk.version + 1
         if waiter.held_since is not None:
@@ -314,12 +319,7 @@ class Rounds:
             reason = "its update is not applied yet"
             if chunk.gathering:
                 reason = f"no norms from {self._norms.missing(chunk)}"
-        return RoundTimeoutError(
-            f"{chunk.label}, round {version}: {reason} within {waiter.waits:.3g} s; what was pushed stays counted",
-            ranks=missing,
-            key=chunk.key,
-            round=version,
-        )
+        return Wait(f"{chunk.label}, round {version}", reason, waiter.waits, missing, chunk.key, version)
 
     def _awaited(self, waiter: Waiter) -> tuple[Chunk, Version, list[Rank]]:
         """Return a chunk for which a request waits, the version that it waits for, and whose contributions miss."""

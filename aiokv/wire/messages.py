@@ -680,6 +680,52 @@ class Switched(Message):
     timeout: float
 
 
+# --- who looks on ---
+
+
+class GetWaiting(Message):
+    """For what does each request wait that you have not answered? From anybody who knows the token."""
+
+
+class WaitingCall(Message):
+    """A request that waits: whose it is (empty: not known), what it is about, why it is not answered, and since when.
+
+    `ranks` are those that it waits for. `seconds` is how long it has waited.
+    """
+
+    who: str
+    what: str
+    reason: str
+    seconds: float
+    ranks: tuple[int, ...] = ()
+    key: str | int | None = None
+    round: int | None = None
+
+
+class MemberState(Message):
+    """A member as the scheduler knows it. `number` is its rank or index, -1 before it has one.
+
+    `seconds` is how long ago it was last heard.
+    """
+
+    role: Role
+    number: int
+    name: str
+    state: str
+    reason: str
+    host: str
+    port: int
+    seconds: float
+
+
+class Waiting(Message):
+    """The answer to `GetWaiting`; only a scheduler knows the members."""
+
+    epoch: int
+    calls: tuple[WaitingCall, ...]
+    members: tuple[MemberState, ...] = ()
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -736,6 +782,8 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     86: Tally,
     87: SetPolicy,
     88: Switched,
+    106: GetWaiting,
+    107: Waiting,
 }
 """Frame type number -> the class of its control message."""
 

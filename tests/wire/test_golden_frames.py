@@ -37,6 +37,7 @@ from aiokv.wire.messages import (
     GetRules,
     GetState,
     GetTally,
+    GetWaiting,
     Goodbye,
     Heartbeat,
     Hello,
@@ -44,6 +45,7 @@ from aiokv.wire.messages import (
     InitBundle,
     InitRows,
     Leave,
+    MemberState,
     Message,
     Met,
     Proof,
@@ -74,6 +76,8 @@ from aiokv.wire.messages import (
     Value,
     Verdict,
     View,
+    Waiting,
+    WaitingCall,
     Welcome,
     WorkerEntry,
 )
@@ -502,6 +506,25 @@ GOLDEN = [
         0,
         "41494f4b 01 58 0000  0900000000000000  0000000000000000 16000000  00000000",
         "94  91 07  a8 6b5f73796e633a32  90  cb 4000000000000000",
+    ),
+    Golden(
+        GetWaiting(),
+        10,
+        0,
+        "41494f4b 01 6a 0000  0a00000000000000  0000000000000000 01000000  00000000",
+        "90",
+    ),
+    Golden(
+        Waiting(
+            3,
+            (WaitingCall("rank 1 (b)", "key 7", "no norms", 0.5, (0,), 7, 2),),
+            (MemberState(Role.SERVER, -1, "s", "lost", "gone", "h", 9, 2.0),),
+        ),
+        11,
+        0,
+        "41494f4b 01 6b 0000  0b00000000000000  0000000000000000 4d000000  00000000",
+        "93  03  91 97 aa 72616e6b203120286229 a5 6b65792037 a8 6e6f206e6f726d73 cb 3fe0000000000000 91 00 07 02"
+        "  91 98 a6 736572766572 ff a1 73 a4 6c6f7374 a4 676f6e65 a1 68 09 cb 4000000000000000",
     ),
 ]
 

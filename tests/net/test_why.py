@@ -1,0 +1,77 @@
+"""`aiokv why` asks a running cluster, from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from aiokv.config import load_config
+from aiokv.errors import HandshakeError
+from aiokv.net.inquiry import ask_waiting
+from aiokv.why import MOST_ROWS, as_facts, show
+from aiokv.wire.messages import Waiting, WaitingCall
+
+if TYPE_CHECKING:
+    from tests.net.conftest import Cluster, MakeCluster
+
+
+async def look(running: Cluster, **settings: str) -> dict[str, Waiting | str]:
+    """Ask a cluster."""
+    config = load_config(environ={}, scheduler=running.scheduler.address, **{**running.settings, **settings})
+    return await ask_waiting(config, timeout=5.0)
+
+
+async def test_call_that_waits_for_another_worker_is_shown_while_it_does(cluster: MakeCluster) -> None:
+    async with cluster(workers=2, servers=2) as running:
+        first, second = running.workers
+        value = np.zeros((300, 300), np.float32)
+        await asyncio.gather(first.init({"w": value}), second.init({"w": value}))
+        pushing = asyncio.create_task(first.push("w", value))
+        answers = await look(running)
+        while not as_facts(answers)["waiting"]:
+            answers = await look(running)
+        shown = as_facts(answers)
+        assert {call["at"] for call in shown["waiting"]} <= {"server-0", "server-1"}
+        for call in shown["waiting"]:
+            assert (call["who"], call["ranks"], call["key"]) == ("rank 0 (worker-0)", (1,), "w")
+        assert [member["name"] for member in shown["members"] if member["role"] == "worker"] == ["worker-0", "worker-1"]
+        await second.push("w", value)
+        await pushing
+        assert as_facts(await look(running))["waiting"] == []
+
+
+async def test_who_does_not_know_the_token_learns_nothing(cluster: MakeCluster) -> None:
+    async with cluster(workers=1, servers=1, token="right") as running:
+        with pytest.raises(HandshakeError):
+            await look(running, token="wrong")
+
+
+def test_requests_that_wait_for_the_same_are_one_row_and_the_longest_waits_come_first() -> None:
+    calls = [
+        WaitingCall(f"rank {rank}", "key 'w', round 3", "no contribution from rank 9", rank + 1.0) for rank in range(3)
+    ]
+    calls.append(WaitingCall("rank 0", "barrier 'b'", "rank 9 did not arrive", 20.0))
+    console = Console(width=200, record=True, file=io.StringIO())
+    show({"scheduler": Waiting(4, ()), "server-0": Waiting(4, tuple(calls)), "server-1": "connection refused"}, console)
+    lines = console.export_text().splitlines()
+    assert any("server-1 says nothing: connection refused" in line for line in lines)
+    rows = [line.split() for line in lines if "rank 9" in line]
+    assert [row[:3] for row in rows] == [["20.0", "s", "1"], ["3.0", "s", "3"]]
+
+
+def test_only_so_many_rows_are_shown_and_the_rest_is_counted() -> None:
+    calls = tuple(WaitingCall("", f"key {number}", "nobody", 1.0) for number in range(MOST_ROWS + 5))
+    console = Console(width=200, record=True, file=io.StringIO())
+    show({"scheduler": Waiting(1, calls)}, console)
+    assert "and 5 more, which --json shows" in console.export_text()
+
+
+def test_facts_are_json() -> None:
+    answers: dict[str, Waiting | str] = {"scheduler": Waiting(1, (WaitingCall("a", "b", "c", 1.0, (2,), 7, 3),))}
+    assert json.loads(json.dumps(as_facts(answers)))["waiting"][0]["ranks"] == [2]
