@@ -483,7 +483,7 @@ class Operations(ABC):
                 or "trimmed_mean" of each element: one worker that is far off does little harm.
             staleness_rate: what each contribution is multiplied by before that: "1", "1/max(1,tau)" or "1/(1+tau)",
                 where tau is how many versions old the value is that it was computed from. Under "bsp" it is 0. For
-                dense keys of floats.
+                keys of floats.
             timeout: seconds.
             params: the rule's parameters.
 

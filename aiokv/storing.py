@@ -18,6 +18,8 @@ from aiokv.types import ROW_ID_BYTES
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from aiokv.store.memory import ParameterStore
@@ -110,7 +112,7 @@ def span(store: ParameterStore, message: m.Message, slot: Slot | None) -> tuple[
     return None
 
 
-def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None) -> Applied:
+def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None, factors: Sequence[float] = ()) -> Applied:
     key, start, version = update.key, update.start, update.version
     how = (update.rule, update.clock, update.divisor)
     error: AiokvError | None = None
@@ -119,7 +121,7 @@ def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None) ->
         if slots is None:
             store.apply(key, start, version, update.slot, *how, update.norms, update.read)
         else:
-            store.apply_rows(key, start, version, slots, *how)
+            store.apply_rows(key, start, version, slots, *how, factors)
     except UpdateRefusedError as refused:
         error = refused
     except Exception as failed:  # a rule of a user's own may raise anything
@@ -139,7 +141,7 @@ def begin_rows(store: ParameterStore, effect: ef.ApplyRows | ef.JoinRows) -> Non
 def compute_rows(store: ParameterStore, effect: ef.ApplyRows | ef.JoinRows) -> Applied | None:
     """Do the work; it may run in a thread, while the store does nothing but give memory for what lands."""
     if isinstance(effect, ef.ApplyRows):
-        return _apply(store, effect.update, effect.slots)
+        return _apply(store, effect.update, effect.slots, effect.factors)
     store.join_rows(effect.slot, effect.parts, effect.row_bytes)
     return None
 

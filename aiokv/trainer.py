@@ -9,6 +9,7 @@ import numpy as np
 
 from aiokv import files
 from aiokv.codec import make_codec
+from aiokv.core.merging import Merging
 from aiokv.errors import ConfigError, DataError, OptimizerError
 from aiokv.gradients import (
     GradientSum,
@@ -63,6 +64,9 @@ class Trainer:
         grad_accumulation: so many steps are added up and make one update.
         clip_norm: scale this worker's gradients down when their norm is larger; see `step`.
         loss_scale: what the loss was multiplied by; gradients are divided by it. "dynamic": see `loss_scale`.
+        reduction: what servers make of the workers' gradients: "sum", "mean", "mean_of_world", "median" or
+            "trimmed_mean"; see `aiokv.operations.Operations.set_optimizer`.
+        staleness_rate: what servers multiply each gradient by, of its staleness: "1", "1/max(1,tau)" or "1/(1+tau)".
         backend: what computes the updates of workers; see `aiokv.kernels.get_backend`.
 
     Raises:
@@ -84,14 +88,18 @@ class Trainer:
         grad_accumulation: int = 1,
         clip_norm: float | None = None,
         loss_scale: float | str | None = None,
+        reduction: str = "sum",
+        staleness_rate: str = "1",
         backend: str = "auto",
     ) -> None:
         self._params = without_aliases(params)
         self._replicas = {name: writable(name, replicas(name, self._params[name])) for name in self._params}
         self._weights = {name: arrays[0] for name, arrays in self._replicas.items()}
         self._rule = _rule(optimizer, optimizer_params)
+        self._merging = Merging(reduction, staleness_rate)
+        self._merging.check(self._rule)
         for name, weight in self._weights.items():
-            self._rule.check_dtype(name, weight.dtype.name)
+            self._merging.check_dtype(name, weight.dtype.name, self._rule)
         _check_more_than_0("grad_accumulation", grad_accumulation)
         if clip_norm is not None:
             _check_more_than_0("clip_norm", clip_norm)
@@ -119,6 +127,8 @@ class Trainer:
         self._store: KVStore | None = None
         if compression_params is not None:
             _check_compression(compression_params, self._place)
+        if self._place is not Place.SERVERS:
+            _check_sums(self._merging)
         if self._place is not Place.ALONE:
             self._store = self._connect(kvstore)
 
@@ -271,7 +281,7 @@ class Trainer:
         agreed = float(self._store.pull(DIVISOR)[0])
         if self._place is Place.SERVERS:
             rule = self._rule_dividing_by(agreed)
-            self._store.set_optimizer(rule.name, **rule_to_params(rule))
+            self._store.set_optimizer(rule.name, **self._merging._asdict(), **rule_to_params(rule))
         return agreed
 
     def _scaled(self, factor: float, divisor: float) -> dict[str, Array]:
@@ -412,7 +422,7 @@ class Trainer:
                 files.write(rank_url(url, rank), residual_file(state, rank, save_id, None))
             return
         assert self._store is not None, "servers are those of a store"
-        facts |= {"rule": self._rule.name}
+        facts |= {"optimizer": self._rule.name} | self._merging._asdict()
         self._store.save(url, keys=[*self._weights, OVERFLOW], facts={"trainer": facts})
 
     def load_states(self, url: str) -> None:
@@ -456,10 +466,12 @@ class Trainer:
         assert self._store is not None, "servers are those of a store"
 
         def check(facts: dict[str, Any]) -> None:
-            got = dict(facts.get("trainer", {})).get("rule")
-            if got != self._rule.name:
-                text = f"{url}: expected the states of a trainer with optimizer {self._rule.name!r}, got {got!r}"
-                raise DataError(text, path=url, expected=self._rule.name, got=got)
+            saved = dict(facts.get("trainer", {}))
+            for what, expected in {"optimizer": self._rule.name, **self._merging._asdict()}.items():
+                got = saved.get(what)
+                if got != expected:
+                    text = f"{url}: expected the states of a trainer with {what} {expected!r}, got {got!r}"
+                    raise DataError(text, path=url, expected=expected, got=got)
 
         loaded = self._store.load(url, keys=[*self._weights, OVERFLOW], check=check)
         facts: dict[str, Any] = loaded["trainer"]
@@ -492,6 +504,19 @@ def _learning(rule: Optimizer) -> LearningRule:
 def _check_more_than_0(name: str, value: float) -> None:
     if not 0 < value < float("inf"):
         raise ConfigError(f"{name} must be more than 0, got {value!r}", key=name, expected="more than 0", got=value)
+
+
+def _check_sums(merging: Merging) -> None:
+    """Refuse what only servers do with gradients.
+
+    Raises:
+        ConfigError: something else than a sum is wanted.
+    """
+    for name, got in merging._asdict().items():
+        expected = Merging._field_defaults[name]
+        if got != expected:
+            text = f"{name} {got!r} is for updates on the servers, but none update here; say update_on_kvstore=True"
+            raise ConfigError(text, key=name, expected=expected, got=got)
 
 
 def _check_compression(params: Mapping[str, Any], place: Place) -> None:

@@ -77,6 +77,17 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         says("What the loss is multiplied by for low precisions; not at all when not given."),
     ] = None
 
+    reduction: Annotated[
+        Literal["sum", "mean", "mean_of_world", "median", "trimmed_mean"],
+        Meta(description="one of sum, mean, mean_of_world, median, trimmed_mean"),
+        says("What servers make of the workers' gradients."),
+    ] = "sum"
+    staleness_rate: Annotated[
+        Literal["1", "1/max(1,tau)", "1/(1+tau)"],
+        Meta(description="one of 1, 1/max(1,tau), 1/(1+tau)"),
+        says("What servers multiply each gradient by; tau: how many versions old it is."),
+    ] = "1"
+
     def trainer_arguments(self) -> dict[str, Any]:
         """Return what `aiokv.Trainer` is called with, beside the parameters."""
         params = dict(self.optimizer_params)
@@ -91,6 +102,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "grad_accumulation": self.gradient_accumulation,
             "clip_norm": self.clip_norm,
             "loss_scale": self.loss_scale,
+            "reduction": self.reduction,
+            "staleness_rate": self.staleness_rate,
         }
 
 

@@ -218,6 +218,34 @@ def test_async_worker_with_an_overflow_leaves_only_its_own_step_out() -> None:
     assert on_cluster(work, 2, policy="asp") == [(True, [-1.0, -1.0]), (False, [-1.0, -1.0])]
 
 
+def test_servers_reduce_to_the_median() -> None:
+    """Of -1, -2 and -100 with rate 1."""
+
+    def work(kv: aiokv.KVStore) -> Any:
+        params = {"w": full(0, 2)}
+        trainer = aiokv.Trainer(params, "sgd", RATE_1, kvstore=kv, reduction="median")
+        trainer.step(1, {"w": full((1, 100, 2)[kv.rank], 2)})
+        return params["w"].tolist()
+
+    assert on_cluster(work, 3) == [[-2.0, -2.0]] * 3
+
+
+def test_servers_multiply_by_the_staleness() -> None:
+    """One worker's gradient of 1 is one update old, its next one is new, the other's one of 6 is two old."""
+
+    def work(kv: aiokv.KVStore) -> Any:
+        params = {"w": full(0, 2)}
+        trainer = aiokv.Trainer(params, "sgd", RATE_1, kvstore=kv, staleness_rate="1/(1+tau)")
+        for rank, gradients in [(0, [0]), (1, [0]), (0, [1, 1]), (1, [6])]:
+            if kv.rank == rank:
+                for value in gradients:
+                    trainer.step(1, {"w": full(value, 2)})
+            kv.barrier()
+        return params["w"].tolist()
+
+    assert on_cluster(work, 2, policy="asp")[1] == [-1 / 2 - 1 - 6 / 3] * 2
+
+
 # --- steps in this process ---
 
 
@@ -491,6 +519,10 @@ def test_states_of_something_else_are_refused(tmp_path: Path) -> None:
         ({"clip_norm": -1.0}, ConfigError, "clip_norm must be more than 0"),
         ({"loss_scale": 0.0}, ConfigError, "loss_scale must be a number of more than 0, or 'dynamic', got 0.0"),
         ({"loss_scale": "auto"}, ConfigError, "got 'auto'"),
+        ({"reduction": "max"}, OptimizerError, "unknown reduction 'max'"),
+        ({"staleness_rate": "1/tau"}, OptimizerError, "unknown staleness_rate '1/tau'"),
+        ({"reduction": "mean"}, ConfigError, "reduction 'mean' is for updates on the servers.*update_on_kvstore=True"),
+        ({"staleness_rate": "1/(1+tau)"}, ConfigError, r"staleness_rate '1/\(1\+tau\)' is for updates on the servers"),
     ],
 )
 def test_trainer_that_can_not_be(options: dict[str, Any], error: type[Exception], complaint: str) -> None:

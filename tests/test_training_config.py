@@ -108,8 +108,11 @@ def test_mistakes_in_the_file(text: str, complaint: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("strategy", "wanted"), [("auto", None), ("servers", True), ("workers", False)])
 def test_what_the_trainer_is_called_with(strategy: str, wanted: bool | None) -> None:
-    config = load_training_config(environ={}, kvstore_type="dist_sync", communication_strategy=strategy)
+    config = load_training_config(
+        environ={}, kvstore_type="dist_sync", communication_strategy=strategy, reduction="median"
+    )
     arguments = config.trainer_arguments()
+    assert (arguments["reduction"], arguments["staleness_rate"]) == ("median", "1")
     assert (arguments["kvstore"], arguments["update_on_kvstore"]) == ("dist_sync", wanted)
 
 

@@ -219,9 +219,9 @@ class Chunk(Record, eq=False):
         del rows
         return StoredChunk(self.key, self.start, self.version, self.nbytes)
 
-    def completed(self, update: Update, apply: Apply) -> Apply | ApplyRows:
-        """Return what makes the next version out of an update that is complete."""
-        del update
+    def completed(self, update: Update, apply: Apply, rate: Rate | None) -> Apply | ApplyRows:
+        """Return what makes the next version out of an update that is complete; `rate` is for what is not folded."""
+        del update, rate
         return apply
 
     def open(self, version: Version, contribution: Contribution, waiter: Waiter) -> Update:

@@ -385,10 +385,14 @@ class InstallRows(Record):
 
 
 class ApplyRows(Record):
-    """As `update`, which has no slot, of a row-sparse chunk: sum the rows in `slots`, in this order, and free them."""
+    """As `update`, which has no slot, of a row-sparse chunk: sum the rows in `slots`, in this order, and free them.
+
+    Each slot's values are multiplied by one of `factors`, if there are any, before they are added.
+    """
 
     update: Apply
     slots: list[Slot]
+    factors: list[float] = field(default_factory=list)
 
 
 class JoinRows(Record):

@@ -10,6 +10,7 @@ from aiokv.optim import Assign
 
 if TYPE_CHECKING:
     from aiokv.core.chunk import Chunk, Contribution, Update
+    from aiokv.core.merging import Rate
     from aiokv.core.roster import Roster
     from aiokv.core.rules import Rules
     from aiokv.core.tallies import Tallies
@@ -31,22 +32,22 @@ class Making:
 
     def sum_up(self, chunk: Chunk, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Add up what may be added; the highest place below which all is there is that of the first missing one."""
-        merging = self._rules.merging
-        if chunk.policy.keeps_sum:
-            return chunk.fold(update, first_missing, None)
-        # What is in step is not stale.
-        rate = None if chunk.policy.in_step else merging.rate
-        if merging.robust and not update.folded:
-            return chunk.combine(update, first_missing, merging.robust, rate)
+        robust, rate = self._rules.merging.robust, self._rate(chunk)
+        if robust and not update.folded and not chunk.policy.keeps_sum:
+            return chunk.combine(update, first_missing, robust, rate)
         # Also where the reduction was set while the round was open: a sum that is begun stays one.
         return chunk.fold(update, first_missing, rate)
+
+    def _rate(self, chunk: Chunk) -> Rate | None:
+        """Return what contributions are multiplied by, of their staleness; what is in step is not stale."""
+        return None if chunk.policy.keeps_sum or chunk.policy.in_step else self._rules.merging.rate
 
     def begin(self, chunk: Chunk, update: Update, roster: Roster) -> Effect:
         """Apply an update, or first let the norms be computed that its rule needs."""
         chunk.applying = True
         apply = self._apply(chunk, update, roster)
         if not apply.rule.norm_counts:
-            return chunk.completed(update, apply)
+            return chunk.completed(update, apply, self._rate(chunk))
         chunk.pending = apply
         return self._norms_of(apply)
 

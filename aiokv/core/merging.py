@@ -97,6 +97,3 @@ class Merging(NamedTuple):
                 "row-sparse"
             )
             raise OptimizerError(text, key=key, expected="sum, mean or mean_of_world", got=self.reduction)
-        if self.rate is not None:
-            text = f"staleness_rate {self.staleness_rate!r} is for dense keys, but key {key!r} is row-sparse"
-            raise OptimizerError(text, key=key, expected="1", got=self.staleness_rate)

@@ -134,20 +134,23 @@ class RowChunk(Chunk, eq=False):
 
     def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None) -> list[Effect]:
         """Leave all contributions where they are until the last one is there."""
-        del rate  # None, or the key had been refused
+        del rate  # `completed` gets it too
         if first_missing is None:
             update.folded, update.unfolded = sorted(update.contributions), []
         return []
 
-    def completed(self, update: Update, apply: Apply) -> ApplyRows:
-        """Return what sums the contributions and makes the next version."""
-        slots = []
-        for place in update.folded:
+    def completed(self, update: Update, apply: Apply, rate: Rate | None) -> ApplyRows:
+        """Return what multiplies and sums the contributions and makes the next version."""
+        slots: list[Slot] = []
+        factors: list[float] = []
+        for place, behind in zip(update.folded, apply.staleness, strict=True):
             contribution = update.contributions[place]
             if contribution.slot is not None:
                 slots.append(contribution.slot)
                 contribution.slot = None
-        return ApplyRows(apply, slots)
+                if rate is not None:
+                    factors.append(rate(behind))
+        return ApplyRows(apply, slots, factors)
 
 
 # --- messages with rows ---

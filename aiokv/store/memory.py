@@ -452,16 +452,26 @@ class ParameterStore:
             self._retire(stored.earlier.pop(version))
 
     def apply_rows(
-        self, key: Key, start: int, version: Version, slots: list[Slot], rule: Optimizer, clock: int, divisor: int
+        self,
+        key: Key,
+        start: int,
+        version: Version,
+        slots: list[Slot],
+        rule: Optimizer,
+        clock: int,
+        divisor: int,
+        factors: Sequence[float] = (),
     ) -> None:
         """Make `version` of a row-sparse chunk out of the sum of the rows in the slots, which stay. See `apply`.
+
+        If there are `factors`, the values of each slot are multiplied by its own one first.
 
         It may run in a thread, while nothing else is done with the chunk or with the slots.
         """
         table = self._tables[key, start]
         try:
             pushes = [table.parse(self._slots[slot].buffer) for slot in slots]
-            table.apply(pushes, rule, clock, divisor, self._backend)
+            table.apply(pushes, rule, clock, divisor, self._backend, factors)
             table.version = version
         except SumOverflowError as error:
             raise SumOverflowError(f"key {key!r}: {error}", key=key, round=version) from None

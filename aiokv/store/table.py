@@ -231,7 +231,13 @@ class Table:
         self._state, self._steps = None, 0
 
     def apply(
-        self, pushes: Sequence[tuple[Ids, Array]], rule: Optimizer, clock: int, divisor: int, backend: Backend
+        self,
+        pushes: Sequence[tuple[Ids, Array]],
+        rule: Optimizer,
+        clock: int,
+        divisor: int,
+        backend: Backend,
+        factors: Sequence[float] = (),
     ) -> None:
         """Make the next value out of the sum of the pushes, added in their order. After an error all is as it was.
 
@@ -241,8 +247,9 @@ class Table:
             clock: what the rule's schedule looks at.
             divisor: the sum is divided by it first.
             backend: who does the arithmetic.
+            factors: what the values of each push, floats, are multiplied by before they are added; empty for nothing.
         """
-        ids, total = self._sum(pushes, backend)
+        ids, total = self._sum(pushes, factors or [1.0] * len(pushes), backend)
         if divisor > 1:
             # A gradient that overflows shows it in its values.
             with np.errstate(all="ignore"):
@@ -258,17 +265,22 @@ class Table:
         self._steps += 1
         self._write(ids, places, new, state)
 
-    def _sum(self, pushes: Sequence[tuple[Ids, Array]], backend: Backend) -> tuple[Ids, Array]:
+    def _sum(
+        self, pushes: Sequence[tuple[Ids, Array]], factors: Sequence[float], backend: Backend
+    ) -> tuple[Ids, Array]:
         """Return the rows to be updated and the sums of what was pushed."""
         sets = [ids for ids, _ in pushes]
         if not self._lazy:
             sets.append(self._ids.rows[:, 0])
         ids = np.unique(np.concatenate(sets)) if sets else np.empty(0, np.int64)
         total = np.zeros((ids.size, self.row_size), PRECISIONS.get(self.dtype.name, self.dtype.name))
-        for some, values in pushes:
+        for (some, values), factor in zip(pushes, factors, strict=True):
             places = np.searchsorted(ids, some)
             sums = total[places]
-            backend.accumulate(sums.reshape(-1), values.reshape(-1))
+            # A gradient that overflows shows it in its values.
+            with np.errstate(all="ignore"):
+                added = values if factor == 1.0 else values.astype(total.dtype) * total.dtype.type(factor)
+            backend.accumulate(sums.reshape(-1), added.reshape(-1))
             total[places] = sums
         return ids, total
 

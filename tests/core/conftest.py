@@ -401,9 +401,11 @@ class Server:
             case ef.InstallRows(key, start, slot=slot):
                 assert (key, start) not in self.values
                 self.values[key, start] = {0: {} if slot is None else self.slots.pop(slot)}
-            case ef.ApplyRows(update, slots):
+            case ef.ApplyRows(update, slots, factors):
                 self.applying.append(update)
                 self.applied_rows[update.key, update.start] = slots
+                for slot, factor in zip(slots, factors, strict=bool(factors)):
+                    self.slots[slot] = {row: number * factor for row, number in self.slots[slot].items()}
             case ef.Decode(slot, target):
                 self.decoding.append((target, np.float32(0) if slot is None else self.slots.pop(slot)))
             case ef.JoinRows(slot, parts):

@@ -111,6 +111,43 @@ def test_chunk_without_elements_has_nothing_to_scale(make_server: type[Server]) 
         assert not server.seen(ef.Weigh)
 
 
+# tau is 0, 1, 2, 3: row 1 gets 12 each time, row 2 from the last one only.
+@pytest.mark.parametrize(
+    ("rate", "values"), [("1", [48, 12]), (ZHANG, [12 + 12 + 6 + 4, 4]), (SUM_RATE, [12 + 6 + 4 + 3, 3])]
+)
+def test_each_push_of_rows_counts_by_its_staleness(make_server: type[Server], rate: str, values: list[float]) -> None:
+    server = async_server(make_server, rate)
+    server.init_rows()
+    for rank in range(3):
+        server.push_rows(rank, {1: 12.0})
+    server.push_rows(3, {1: 12.0, 2: 12.0})
+    assert server.pull_rows(3, 1, 2).payload == values
+
+
+def test_rows_of_one_round_are_scaled_one_by_one(make_server: type[Server]) -> None:
+    """As above: version 3 is made with staleness 0, 1 and 2. One of them has no rows at all."""
+    server = async_server(make_server, SUM_RATE, policy="k_batch_async:3", reduction="mean")
+    server.init_rows()
+    for clock, read in ((1, 0), (2, 1)):
+        for rank in (0, 1, 3):
+            server.push_rows(rank, {1: 0.0}, read_version=read, clock=clock)
+    for rank, read, rows in ((2, 0, {1: 30.0, 2: 18.0}), (1, 1, {}), (0, 2, {1: 11.0})):
+        server.push_rows(rank, rows, read_version=read, clock=3)
+    assert server.pull_rows(0, 1, 2).payload == [11 + 30 / 3, 18 / 3]
+    (*_, last) = server.seen(ef.ApplyRows)
+    assert last.update.staleness == [0, 1, 2]
+    assert (last.factors, last.update.divisor) == ([1.0, 1 / 3], 3)
+
+
+def test_rows_that_are_in_step_are_not_scaled(server: Server) -> None:
+    configure(server, SUM_RATE)
+    server.init_rows()
+    for _ in range(3):
+        for rank in range(3):
+            server.push_rows(rank, {1: 1.0}, read_version=0)
+    assert server.pull_rows(0, 1).payload == [9]
+
+
 def test_30_learners_diverge_with_15_softsync_unless_the_rate_is_divided_by_the_staleness(
     make_server: type[Server],
 ) -> None:
@@ -176,18 +213,6 @@ def test_integers_are_not_scaled(server: Server, first: str) -> None:
         error = server.init("n", dtype="int32").answer
     assert isinstance(error, OptimizerError)
     assert error.details == {"key": "n", "expected": "float", "got": "int32"}
-
-
-@pytest.mark.parametrize("first", ["key", "rule"])
-def test_rows_are_not_scaled(server: Server, first: str) -> None:
-    if first == "key":
-        server.init_rows()
-        error = configure(server, ZHANG)
-    else:
-        configure(server, ZHANG)
-        error = server.init_rows().answer
-    assert isinstance(error, OptimizerError)
-    assert error.details == {"key": "t", "expected": "1", "got": ZHANG}
 
 
 def test_rate_is_saved_with_the_rule_and_loaded(make_server: type[Server]) -> None:

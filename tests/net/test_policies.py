@@ -184,6 +184,26 @@ async def test_each_push_is_scaled_by_its_staleness(cluster: MakeCluster, rate: 
         assert {*tallies[1].staleness} == {3}
 
 
+@pytest.mark.parametrize(("rate", "value"), [("1", 80), ("1/max(1,tau)", 64), ("1/(1+tau)", 46)])
+async def test_each_push_of_rows_is_scaled_by_its_staleness(cluster: MakeCluster, rate: str, value: float) -> None:
+    """As above, with rows 0 and 9 of 10, one on each server."""
+
+    def rows(number: float) -> aiokv.RowSparse:
+        return aiokv.RowSparse(np.array([0, 9]), np.full((2, 3), number, np.float32), (10, 3))
+
+    async with cluster(workers=2, servers=2, policy="asp", split_bytes=1) as running:
+        fast, slow = running.workers
+        await running.each(lambda kv: kv.set_optimizer("accumulate", staleness_rate=rate))
+        await running.each(lambda kv: kv.init_rows("t", (10, 3)))
+        for _ in range(3):
+            await fast.push("t", rows(8))
+            await fast.row_sparse_pull("t", row_ids=[0, 9])
+        await slow.push("t", rows(24))
+        await fast.push("t", rows(32))
+        got = await fast.row_sparse_pull("t", row_ids=[0, 5, 9])
+        np.testing.assert_array_equal(got.values[:, 0], [value, 0, value])
+
+
 @pytest.mark.parametrize(("rate", "value"), [("1/max(1,tau)", 3 + 100 + 600 / 2), ("1/(1+tau)", 3 + 100 + 600 / 3)])
 async def test_contributions_of_a_round_are_scaled_one_by_one(cluster: MakeCluster, rate: str, value: float) -> None:
     async with cluster(workers=3, servers=2, policy="k_async:2", chunk_bytes=64 * 1024) as running:

@@ -158,6 +158,9 @@ def test_states_of_something_else_change_nothing(tmp_path: Path) -> None:
             trainer.load_states(url)
         with pytest.raises(UnknownKeyError, match="has no key 'bias'"):
             trainer.load_states(other)
+        trainer = aiokv.Trainer(params, "adam", kvstore=kv, update_on_kvstore=True, reduction="mean")
+        with pytest.raises(DataError, match="reduction 'mean', got 'sum'"):
+            trainer.load_states(url)
         assert (kv.pull("bias") == params["bias"]).all()
         assert (params["bias"] == 0.5).all()
     with aiokv.create("local") as kv:

@@ -165,6 +165,22 @@ def test_a_mean_divides_the_sum() -> None:
     assert read(table, 1, 2) == [1, 1]
 
 
+def test_factors_multiply_each_push_by_its_own_one() -> None:
+    table = make()
+    pushes = [rows(table, {1: 1, 2: 4}), rows(table, {1: 2})]
+    table.apply(pushes, Accumulate(), 1, 1, BACKEND, [0.5, 1.0])
+    assert read(table, 1, 2) == [2.5, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_factors_of_low_precisions_round_nothing_before_the_sum(dtype: str) -> None:
+    """Three times a third and -1 is 0 in float32; a third is off by 8e-5 in float16, and by 6e-4 in bfloat16."""
+    table = make(dtype=dtype)
+    pushes = [rows(table, {1: number}) for number in (1, 1, 1, -1)]
+    table.apply(pushes, Accumulate(), 1, 1, BACKEND, [1 / 3, 1 / 3, 1 / 3, 1.0])
+    assert read(table, 1) == [0]
+
+
 class Broken(OwnRule, tag="broken_on_rows", frozen=True):
     """A rule that fails."""
 

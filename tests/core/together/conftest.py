@@ -83,8 +83,9 @@ class Store:
         values = payload[middle:].view(np.float32).reshape(-1, width)
         return dict(zip(payload[:middle].view(np.int64).tolist(), values, strict=True))
 
-    def apply_rows(self, update: ef.Apply, slots: list[int]) -> st.Applied:
+    def apply_rows(self, update: ef.Apply, slots: list[int], factors: list[float]) -> st.Applied:
         """Make the next version of a table whose rows have two elements."""
+        assert not factors, "no rule here has a staleness rate"
         versions = self.tables[update.key, update.start]
         value = versions[update.version] = dict(versions[update.version - 1])
         for slot in slots:
@@ -301,8 +302,8 @@ class Cluster:
                 self.ready.setdefault((node.name, -100 - effect.start), deque()).append((node, applied, None))
             case ef.InstallRows(key, start, slot=slot):
                 store.tables[key, start] = {0: store.take_rows(slot, WIDTH)}
-            case ef.ApplyRows(update, slots):
-                applied = store.apply_rows(update, slots)
+            case ef.ApplyRows(update, slots, factors):
+                applied = store.apply_rows(update, slots, factors)
                 self.ready.setdefault((node.name, -100 - update.start), deque()).append((node, applied, None))
             case ef.JoinRows(slot, parts, row_bytes):
                 pieces = [store.take_rows(part, row_bytes // 4) for part in parts]
