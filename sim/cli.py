@@ -19,7 +19,7 @@ from rich.table import Table
 
 from aiokv.errors import AiokvError, MissingExtraError
 from sim.checks import InvariantError
-from sim.scenario import json_schema, load_scenario, read_source, shipped_scenarios
+from sim.scenario import json_schema, load_scenario, shipped_scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -159,42 +159,20 @@ def sweep(
     """
     with _explained():
         _require("simpy")
-        from sim.sweep import parse_settings  # noqa: PLC0415
+        from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
 
-        combinations = parse_settings(settings)
-        if not any(key == "policies" for key, _ in combinations[0]):
-            policies = load_scenario(scenario).policies
-            combinations = [(("policies", (policy,)), *each) for policy in policies for each in combinations]
-        comparisons = _sweep(scenario, combinations, range(seed, seed + replications), jobs, out)
+        from sim.sweep import Sweep  # noqa: PLC0415
+
+        made = Sweep(scenario, settings, range(seed, seed + replications))
+        if out is not None:
+            _make_directory(out)
+        kept = None if out is None else out / "results.jsonl"
+        with _progress("sweeping", made.runs) as on_row, ProcessPoolExecutor(jobs) as executor:
+            comparisons = made.carry_out(executor, kept, on_row)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))
     else:
         Console().print(_comparison_table(comparisons, replications))
-
-
-def _sweep(
-    scenario: str,
-    combinations: Sequence[tuple[tuple[str, object], ...]],
-    seeds: range,
-    jobs: int,
-    out: Path | None,
-) -> list[Comparison]:
-    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
-
-    from sim.sweep import Task, compare, scenario_of, sweep  # noqa: PLC0415
-
-    content, file = read_source(scenario)
-    for changes in combinations:
-        # Whatever is wrong is said before anything runs.
-        scenario_of(content, file, changes)
-    tasks = [[Task(content, file, changes, seed) for seed in seeds] for changes in combinations]
-    if out is not None:
-        _make_directory(out)
-    flat = [task for row in tasks for task in row]
-    kept = None if out is None else out / "results.jsonl"
-    with _progress("sweeping", len(flat)) as on_row, ProcessPoolExecutor(jobs) as executor:
-        rows = sweep(flat, executor, kept, on_row)
-    return compare(combinations, [[rows[task.key] for task in row] for row in tasks])
 
 
 def _comparison_table(comparisons: Sequence[Comparison], replications: int) -> Table:

@@ -188,6 +188,7 @@ class _Cluster:
             chunks = max(1, len({(update.key, update.start) for update in run.updates if update.node == name}))
             for rank, tally in tallies.answer().ranks.items():
                 run.held[rank] = max(run.held.get(rank, 0.0), tally.waited / chunks)
+                run.duplicates[rank] = run.duplicates.get(rank, 0) + tally.duplicates
         run.in_flight = [token for node in self._nodes.values() for token in node.in_flight]
         run.links = self._network.traffic()
         if self._checks is not None:

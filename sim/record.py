@@ -152,6 +152,8 @@ class Run:
     """Seconds for which the policy held a worker's reads back, as the server counted that did so longest; the mean
     over its chunks.
     """
+    duplicates: dict[Rank, int] = field(default_factory=dict)
+    """How many pushes to a chunk came more than once, as the servers counted them."""
     logs: list[LogRecord] = field(default_factory=list)
     in_flight: list[Token] = field(default_factory=list)
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""

@@ -175,6 +175,7 @@ def worker_rows(run: Run) -> list[dict[str, Any]]:
             "applied": found[worker.name].applied,
             **{reason: found[worker.name].dropped[reason] for reason in reasons},
             "open": found[worker.name].open,
+            "duplicates": run.duplicates.get(worker.rank, 0),
             "staleness_mean": _mean_of(found[worker.name].staleness),
             "staleness_max": max(found[worker.name].staleness, default=0),
             "error": type(worker.error).__name__ if worker.error else "",

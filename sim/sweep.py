@@ -17,7 +17,7 @@ from sim.assertions import LEARNED, METRICS
 from sim.cluster import simulate
 from sim.intervals import half_width
 from sim.report import Summary, summarise
-from sim.scenario import parse_scenario
+from sim.scenario import parse_scenario, read_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -137,6 +137,50 @@ def sweep(
                 file.write(msgspec.json.encode(row) + b"\n")
         on_row()
     return rows
+
+
+class Sweep:
+    """Runs of a scenario with all combinations of some settings, each with the same seeds.
+
+    Args:
+        scenario: path of a scenario file, or the name of one that comes along.
+        settings: texts such as "policy=bsp,asp" and "workers=8,32"; the scenario's own policies if none is about these.
+        seeds: of the runs of each combination.
+
+    Raises:
+        ConfigError: a text without a key or without values, or something in a scenario that can't be.
+    """
+
+    def __init__(self, scenario: str, settings: Iterable[str], seeds: Iterable[int]) -> None:
+        content, file = read_source(scenario)
+        combinations = parse_settings(settings)
+        if not any(key == "policies" for key, _ in combinations[0]):
+            policies = parse_scenario(content, file).policies
+            combinations = [(("policies", (policy,)), *each) for policy in policies for each in combinations]
+        for changes in combinations:
+            # Whatever is wrong is said before anything runs.
+            scenario_of(content, file, changes)
+        seeds = list(seeds)
+        self._combinations = combinations
+        self._tasks = [[Task(content, file, changes, seed) for seed in seeds] for changes in combinations]
+
+    @property
+    def runs(self) -> int:
+        """How many there are."""
+        return sum(map(len, self._tasks))
+
+    def carry_out(
+        self, executor: Executor, kept: Path | None = None, on_row: Callable[[], None] = lambda: None
+    ) -> list[Comparison]:
+        """Return the results of all combinations; those that a file holds already are not computed again.
+
+        Args:
+            executor: where the runs are carried out; any of `concurrent.futures` or alike.
+            kept: file to which each result is added.
+            on_row: is called for each result.
+        """
+        rows = sweep([task for each in self._tasks for task in each], executor, kept, on_row)
+        return compare(self._combinations, [[rows[task.key] for task in each] for each in self._tasks])
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import lzma
+import math
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiokv.errors import ConfigError
 from sim.advice import barrier
 from sim.compute import Recorded, read_trace
+from sim.split import split
 from sim.validation.case import Case, exact, within
 from sim.validation.operations import read_operations
 from sim.validation.runs import run_ideal
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
 
 MAKESPANS: Final = {
     "1": {"bsp": 147867, "drop 1": 141370, "asp": 142581, "ssp:1": 144237, "ssp:3": 142581},
-    "2": {"bsp": 216150, "drop 1": 206045, "asp": 216129},
+    "2": {"bsp": 216150, "drop 1": 206045, "asp": 216129, "ssp:1": 216129},
     "4": {"bsp": 803975, "drop 2": 526019, "asp": 714863, "ssp:10": 787749},
 }
 """Time until the last worker has taken all its steps, by job and policy: sums over the recorded times."""
+
+UTILISATIONS: Final = {"1": 0.9001, "4": 0.4538}
+"""Share of the time in which workers compute under bsp, to four places."""
 
 SLOWDOWNS: Final = {
     "ST": {"all": 1.1787022, "forward-compute": 1.0874990, "backward-compute": 1.0741565},
@@ -90,6 +95,10 @@ def replays(job: str, law: Recorded) -> Iterator[Case]:
             run = run_ideal(policy, len(rows), len(rows[0]), law)
             value = max(worker.ended for worker in run.workers) - run.workers[0].begun
         yield exact(f"28 PAI job {job}, {policy}, normalised ms", value, expected)
+        if policy == "bsp" and job in UTILISATIONS:
+            worked = [split(run, worker).busy for worker in run.workers]
+            share = math.fsum(worked) / (value * len(worked))
+            yield within(f"28 PAI job {job}, utilisation", share, UTILISATIONS[job], 5e-5)
 
 
 def slowdowns(job: str, path: Path) -> Iterator[Case]:

@@ -1,0 +1,27 @@
+"""The script of the page about the simulator does what the text around it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "simulator.md"
+
+
+def test_the_sweep_from_python_compares_all_combinations(tmp_path: Path) -> None:
+    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    [script] = [snippet for snippet in snippets if "Sweep" in snippet]
+    (tmp_path / "compare.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, "-W", "error", "compare.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    assert done.stderr == ""
+    steps = dict(re.findall(r"^(.*): ([\d.]+) s ± [\d.]+$", done.stdout, re.MULTILINE))
+    settings = [
+        f"policy={policy}, network.latency={latency}" for policy in ("bsp", "backup:1") for latency in (0.001, 0.1)
+    ]
+    assert list(steps) == settings
+    bsp, slow_bsp, backup, _ = map(float, steps.values())
+    # A round waits twice for the network; the backup worker stands in for the slow one.
+    assert slow_bsp > bsp + 0.15 > backup
