@@ -18,6 +18,7 @@ from sim.drops import Drops, Expiry, lifetime
 from sim.network import Network
 from sim.node import Machine, Node, World
 from sim.record import Run, WorkerRecord
+from sim.saving import Saves, States
 from sim.sections import SCHEDULER
 from sim.service import Service
 from sim.timeline import draw_timeline
@@ -93,6 +94,7 @@ class _Cluster:
             seed=seed,
             metered=check,
         )
+        self._saves = Saves(self._run, self._checks)
         self._enough = self._env.event()
         life = lifetime(policy) if scenario.job.cancel else None
         self._expiry = None if life is None else Expiry(self._env, life)
@@ -104,6 +106,7 @@ class _Cluster:
             self._run,
             Service(scenario.server, seed),
             timeline,
+            States(scenario),
             self._checks,
             self._count_update,
             check and scenario.cluster.workers <= MAX_VALIDATED,
@@ -240,6 +243,7 @@ class _Cluster:
             pace=self._timeline.paces.get(name),
             checks=self._checks,
             changes=self._run.changes,
+            saves=self._saves,
             expiry=self._expiry,
         )
 

@@ -27,11 +27,22 @@ if TYPE_CHECKING:
     from sim.drops import Drops
     from sim.network import Address, Flights, Network
     from sim.record import Run, Token
+    from sim.saving import States
     from sim.service import Service
     from sim.timeline import Timeline
     from sim.trace import Trace
 
-Call = st.Join | st.Transfer | st.EnterBarrier | st.ConfigureOptimizer | st.ChangePolicy | st.Finish | st.Depart
+Call = (
+    st.Join
+    | st.Transfer
+    | st.EnterBarrier
+    | st.ConfigureOptimizer
+    | st.ChangePolicy
+    | st.ReadRules
+    | st.ReadState
+    | st.Finish
+    | st.Depart
+)
 """The stimuli that a node's user makes, and whose end it waits for."""
 
 
@@ -61,6 +72,8 @@ class World:
     run: Run
     service: Service
     timeline: Timeline
+    states: States
+    """How much there is to save."""
     checks: Checks | None = None
     """What is asked after every event whether all is well."""
     on_update: Callable[[UpdateRecord], None] = lambda update: None
@@ -74,7 +87,7 @@ _LANDING: Final = frozenset((*_PUSHES, m.Init, m.InitBundle))
 """Messages whose payload gets a slot."""
 
 
-def _nbytes(payload: fx.Payload | None) -> int:
+def _nbytes(payload: fx.Payload | None, states: States) -> int:
     match payload:
         case fx.CallMemory():
             return payload.stop - payload.start
@@ -83,7 +96,7 @@ def _nbytes(payload: fx.Payload | None) -> int:
         case fx.StoredChunks(chunks):
             return sum(chunk.nbytes for chunk in chunks)
         case fx.StoredState():
-            raise NotImplementedError("the simulator's workloads save nothing")
+            return states.nbytes(payload)
         case None | fx.EncodedParts() | fx.StoredDifference():
             # Nothing is compressed in a simulation.
             return 0
@@ -296,7 +309,7 @@ class Node:
             case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():
                 raise NotImplementedError("the simulator's workloads have no row-sparse keys")
             case fx.Restore():
-                raise NotImplementedError("the simulator's workloads save nothing")
+                raise NotImplementedError("the simulator's workloads load nothing")
             case fx.Install(slot=slot) | fx.Free(slot=slot) | fx.Skip(slot=slot):
                 self.ledger.take(slot)
             case fx.Fail(call, error):
@@ -338,7 +351,7 @@ class Node:
         if self._checks is not None:
             to, now = pipe.target.name, self._env.now
             self._checks.dialogue.sent(self.name, peer, to, request, message, payload, now)
-        pipe.send(Packet(request, message, 0 if payload is None else _nbytes(payload)), priority)
+        pipe.send(Packet(request, message, 0 if payload is None else _nbytes(payload, self._world.states)), priority)
 
     def _is_deaf(self) -> bool:
         return any(begin <= self._env.now < end for begin, end in self._deaf)

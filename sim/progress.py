@@ -89,7 +89,8 @@ def lacking_progress(run: Run) -> list[str]:
 def _bystanders(run: Run) -> list[str]:
     """Return the workers that must get through because only other workers are hit."""
     scenario = run.scenario
-    if run.policy.split(":")[0] not in UNWAITING or scenario.job.barrier_every or run.changes:
+    meets = scenario.job.barrier_every or scenario.job.save_every or run.changes
+    if run.policy.split(":")[0] not in UNWAITING or meets:
         return []
     if not all(worker.steps for worker in run.workers):
         # To join and to initialise they need each other.

@@ -86,7 +86,8 @@ def random_scenario(seed: int) -> Scenario:
     count = stream.choice((0, 1, 1, 2, 3))
     draw = _mild if mild else _harsh
     drawn = [draw(stream, scenario, count) for _ in range(count)]
-    return msgspec.structs.replace(scenario, fault=tuple(drawn), change=_changes(seed, scenario))
+    made = msgspec.structs.replace(scenario, fault=tuple(drawn), change=_changes(seed, scenario))
+    return _saving(seed, made)
 
 
 def _changes(seed: int, scenario: Scenario) -> tuple[ChangeSection, ...]:
@@ -101,6 +102,17 @@ def _changes(seed: int, scenario: Scenario) -> tuple[ChangeSection, ...]:
     if "sum" in (*names, *scenario.policies) or (scenario.job.barrier_every and set(names) & set(UNMEETING)):
         return ()
     return tuple(ChangeSection(after=after, policy=policy) for after, policy in zip(steps, policies, strict=True))
+
+
+def _saving(seed: int, scenario: Scenario) -> Scenario:
+    """Let all workers save together, in some scenarios; drawn from a stream of their own."""
+    stream, job = random.Random(f"{seed}:save"), scenario.job
+    policies = (*scenario.policies, *(change.policy for change in scenario.change))
+    meets = not job.overlap and not {policy.split(":")[0] for policy in policies} & set(UNMEETING)
+    if not _happens(stream, 0.2) or not meets or scenario.workers[0] in scenario.uneven:
+        return scenario
+    job = msgspec.structs.replace(job, save_every=stream.choice((1, 2)), save_bandwidth=stream.choice((1e3, 1e9)))
+    return msgspec.structs.replace(scenario, job=job)
 
 
 def _policy(stream: random.Random, workers: int, steps: int) -> str:

@@ -99,6 +99,15 @@ class DivideRecord(Record):
     keys: list[Key]
 
 
+class SaveRecord(Record):
+    """All workers have saved together, from when the first one came until rank 0 was done."""
+
+    begin: float
+    end: float
+    steps: int
+    """How many each worker had taken."""
+
+
 class DropRecord(Record):
     """A server answered that a push is in no update, and why."""
 
@@ -143,6 +152,7 @@ class Run:
     seed: int
     workers: list[WorkerRecord] = field(default_factory=list)
     updates: list[UpdateRecord] = field(default_factory=list)
+    saves: list[SaveRecord] = field(default_factory=list)
     divisions: list[DivideRecord] = field(default_factory=list)
     drops: list[DropRecord] = field(default_factory=list)
     """One entry for each message that was dropped."""

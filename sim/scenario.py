@@ -246,6 +246,11 @@ def _check_changes(scenario: Scenario) -> Found:
 def _check_times(scenario: Scenario) -> Found:
     if scenario.warmup >= scenario.steps:
         return "warmup", f"expected less than steps = {scenario.steps}, got {scenario.warmup}"
+    if scenario.job.save_every and scenario.job.overlap:
+        return "job.save_every", "nobody may push while all save; set overlap = false"
+    first = scenario.workers[0]
+    if scenario.job.save_every and scenario.steps_of(first) < scenario.steps:
+        return "job.save_every", f"{first} writes, so it has to take all steps; leave it out of [uneven]"
     if scenario.job.cancel and scenario.job.overlap:
         return "job.cancel", "a computation whose layers are pushed one by one can't be abandoned; set overlap = false"
     if scenario.job.cancel and any(tensor.group for tensor in scenario.tensor):

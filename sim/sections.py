@@ -94,6 +94,14 @@ class JobSection(Section, frozen=True, kw_only=True):
     """Every worker saves a checkpoint at the first step after so long; 0: never."""
     checkpoint_cost: Seconds = 0.0
     """Seconds that it does not compute then."""
+    save_every: Annotated[int, Meta(ge=0)] = 0
+    """All workers call `save` together after so many steps each time: worker-0 reads all servers and writes; 0: never.
+    Not with `overlap`.
+    """
+    save_state: Annotated[float, Meta(ge=0)] = 0.0
+    """Bytes that the update rule keeps for each byte of weights, such as 1 for momentum and 2 for adam."""
+    save_bandwidth: Annotated[float, Meta(gt=0)] = math.inf
+    """Bytes a second at which worker-0 writes."""
     separate: bool = False
     """Push and pull with two calls of their own, both at once, instead of one that does both."""
     barrier_every: Annotated[int, Meta(ge=0)] = 0

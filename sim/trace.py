@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from aiokv.core.effects import Send
+from aiokv.core.effects import Complete, Send
 from aiokv.errors import AiokvError
 from aiokv.wire.messages import View
 
@@ -39,6 +39,9 @@ def canonical(time: float, node: str, effect: Effect, view_digest: Callable[[Vie
 
 
 def _entry(time: float, node: str, effect: Effect, view_digest: Callable[[View], str]) -> tuple[Any, ...]:
+    if type(effect) is Complete and isinstance(effect.result, dict):
+        # Its keys may be numbers, which JSON has no place for.
+        return time, node, "Complete", effect.call, list(effect.result.items())
     if type(effect) is not Send:
         return time, node, type(effect).__name__, effect
     # A message is encoded as a list of its fields, so its type has to be said.

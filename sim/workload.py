@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,9 +12,10 @@ from aiokv.core.stimuli import ChangePolicy, Depart, EnterBarrier, Finish, Join,
 from aiokv.errors import AiokvError
 from sim.network import Flights
 from sim.record import LogRecord, Step
+from sim.waiting import Waiting, finish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from aiokv.core.session import Session
     from aiokv.types import Key, Rank, TensorSpec
@@ -24,25 +24,12 @@ if TYPE_CHECKING:
     from sim.node import Node
     from sim.pace import Pace
     from sim.record import Run, WorkerRecord
+    from sim.saving import Saves
     from sim.scenario import Scenario
     from sim.sections import ChangeSection, TensorSection
 
 _NO_OPTIONS: Final = KeyOptions()
 """Only those of an init count."""
-
-Waiting = Generator[simpy.Event, Any, None]
-"""Part of a SimPy process."""
-
-
-def finish(call: simpy.Event) -> Waiting:
-    """Wait for the end of a node's call.
-
-    Raises:
-        AiokvError: the call failed.
-    """
-    error = yield call
-    if error is not None:
-        raise error
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,6 +50,8 @@ class Worker:
     """Are told of every step."""
     changes: list[ChangeSection] = field(default_factory=list)
     """Of the policy."""
+    saves: Saves
+    """How all workers save together."""
     expiry: Expiry | None = None
     """Tells when a computation is to be abandoned, if any is."""
     flights: Flights = field(default_factory=Flights)
@@ -150,10 +139,11 @@ class Worker:
 
     def _train(self, env: simpy.Environment, node: Node) -> Waiting:
         record, job, pushes = self.record, self.scenario.job, len(self.record.pushed)
-        saves = job.checkpoint_interval > 0
+        saves = job.checkpoint_interval > 0 or job.save_every > 0
         for _ in range(self._steps_left):
             if saves:
                 yield from self._save(env)
+                yield from self._save_together(env, node)
             step = Step(env.now, math.nan, math.nan, answered=False)
             try:
                 if self.expiry is not None:
@@ -263,6 +253,16 @@ class Worker:
             finally:
                 record.saving += env.now - start
                 record.ended = self._saved_at = env.now
+
+    def _save_together(self, env: simpy.Environment, node: Node) -> Waiting:
+        record, every = self.record, self.scenario.job.save_every
+        if every and record.steps and len(record.steps) % every == 0:
+            start = env.now
+            try:
+                yield from self.saves.save(node, record.rank, len(record.steps))
+            finally:
+                record.saving += env.now - start
+                record.ended = env.now
 
     def _initialise(self, node: Node, rank: Rank) -> Waiting:
         """Initialise the tensors that this worker has to do with, those of each group with one call."""

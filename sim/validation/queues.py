@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiokv.types import Peer
     from sim.laws import Distribution
     from sim.network import Pipe
-    from sim.workload import Waiting
+    from sim.waiting import Waiting
 
 THINK, SERVICE = 0.1, 0.005
 LOAD: Final = 0.8

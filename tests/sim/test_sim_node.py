@@ -15,6 +15,7 @@ from sim.ledger import Ledger
 from sim.network import Network
 from sim.node import Node, World
 from sim.record import Run
+from sim.saving import States
 from sim.scenario import Scenario
 from sim.sections import ClusterSection, ServerSection
 from sim.service import Service
@@ -53,7 +54,8 @@ def run(script: Script, service: ServerSection | None = None) -> tuple[Node, Run
     env = Clock()
     scenario = Scenario(steps=1, cluster=ClusterSection(workers=1), compute=Constant(mean=1.0))
     record = Run(scenario, "bsp", 0)
-    world = World(env, Network(env), Trace(), record, Service(service or ServerSection()), Timeline())
+    service_times = Service(service or ServerSection())
+    world = World(env, Network(env), Trace(), record, service_times, Timeline(), States(scenario))
     node = Node(world, "node", script)
     node.ledger.land(("worker-0", 1))
     node.ledger.land(("worker-1", 1))

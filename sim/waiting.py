@@ -1,0 +1,22 @@
+"""What processes of SimPy in a run wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import simpy
+
+Waiting = Generator[simpy.Event, Any, None]
+"""Part of a SimPy process."""
+
+
+def finish(call: simpy.Event) -> Waiting:
+    """Wait for the end of a node's call.
+
+    Raises:
+        AiokvError: the call failed.
+    """
+    error = yield call
+    if error is not None:
+        raise error
