@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from aiokv.errors import KeyUseError, NotFiniteError, SpecMismatchError, SumOverflowError
 from aiokv.kernels.foreign import OnDevice, is_on_device
+from aiokv.list_sums import Resident
 from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:
+    from aiokv.codec import Codec
     from aiokv.core.stimuli import Rows
     from aiokv.list_sums import Merger
 
@@ -51,7 +53,7 @@ class Arguments:
     """
 
     keys: list[Key]
-    sources: list[Array]
+    sources: list[Any]
     targets: list[Array]
     outs: list[Any]
     single: bool
@@ -84,8 +86,12 @@ class Arguments:
         """How many bytes `merge` has to add."""
         return sum(array.nbytes for arrays in self.lists.values() for array in arrays)
 
-    def merge(self, merger: Merger) -> None:
+    def merge(self, merger: Merger, codec: Codec | None = None) -> None:
         """Put the sum of each list in the place of its first array, which stays as it is.
+
+        Args:
+            merger: who makes the sums.
+            codec: with which they will be encoded; where a device can do that, they are left there.
 
         Raises:
             SpecMismatchError: an array lies where it can't be summed.
@@ -93,11 +99,19 @@ class Arguments:
         """
         for index, arrays in self.lists.items():
             try:
-                self.sources[index] = merger.sum(self.keys[index], arrays)
+                make = merger.keep if merger.keeps(arrays, codec) else merger.sum
+                self.sources[index] = make(self.keys[index], arrays)
             except SumOverflowError as error:
                 key = self.keys[index]
                 raise SumOverflowError(f"key {key!r}: {error.message}", key=key) from None
         self.lists = {}
+
+    def bring(self) -> None:
+        """Copy sums that were left on devices to the host's memory."""
+        for index, source in enumerate(self.sources):
+            if isinstance(source, Resident):
+                self.sources[index] = source.to_host()
+                source.release()
 
     def finish(self) -> Any:
         """Return what the caller gets: the array or list of a single key, else the list of those."""

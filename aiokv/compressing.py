@@ -15,6 +15,7 @@ from aiokv.codec.encoder import Encoder
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Encoded
 from aiokv.errors import AiokvError, SpecMismatchError
+from aiokv.list_sums import Device, Resident
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,10 @@ class Kept:
 
     size: int
     dtype: str
-    encoder: Encoder | None = None
+    encoder: Any = None
+    """An `Encoder`, or what the device has in its place."""
+    device: Device | None = None
+    """Where it encodes, and keeps the residual; None: in the host's memory."""
     left: Array | None = None
     returned: Array | None = None
     """What was left before a job that has failed."""
@@ -78,18 +82,18 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor that is to be encoded, and what becomes of it.
+    """A tensor that is to be encoded, and what becomes of it. Its gradient is an array, or lies on a device.
 
     What is left goes with it: `left`, `returned`, and the residual of the encoder `replaced`. `merge` adds them up.
     """
 
     number: int
     cuts: Cuts
-    gradient: Array
+    gradient: Any
     kept: Kept
     left: Array | None
     returned: Array | None = None
-    replaced: Encoder | None = None
+    replaced: Any = None
     pieces: list[memoryview] = field(default_factory=list)
 
     def merge(self) -> None:
@@ -105,10 +109,11 @@ class Tensor:
             self.left += values
 
     def corrected(self) -> Array:
-        """Return the gradient with what is left, in the gradient's precision."""
+        """Return the gradient with what is left, in the gradient's precision, in the host's memory."""
+        gradient: Array = self.gradient.to_host() if isinstance(self.gradient, Resident) else self.gradient
         if self.left is None:
-            return self.gradient
-        return (self.gradient.reshape(-1) + self.left).astype(self.gradient.dtype)
+            return gradient
+        return (gradient.reshape(-1) + self.left).astype(gradient.dtype)
 
     def copy(self) -> None:
         """Cut the tensor as it is."""
@@ -124,10 +129,20 @@ class Job:
         self.codec = effect.codec
         self.tensors = tensors
         self.nbytes = sum(tensor.gradient.nbytes for tensor in tensors)
+        self.waits = any(isinstance(tensor.gradient, Resident) for tensor in tensors)
+        """Whether it has to wait for a device."""
         self.error: AiokvError | None = None
 
     def run(self) -> None:
         """Encode all of the tensors, or none: an error is kept for `Compressor.finish`."""
+        try:
+            self._encode()
+        finally:
+            for tensor in self.tensors:
+                if isinstance(tensor.gradient, Resident):
+                    tensor.gradient.release()
+
+    def _encode(self) -> None:
         for tensor in self.tensors:
             tensor.merge()
         if self.codec is None:
@@ -135,6 +150,7 @@ class Job:
                 tensor.copy()
             return
         checked = []
+        by_device: dict[Device, list[Tensor]] = {}
         try:
             for tensor in self.tensors:
                 encoder = tensor.kept.encoder
@@ -142,12 +158,26 @@ class Job:
                 if self.codec.error_feedback and tensor.left is not None:
                     encoder.put_back(tensor.left)
                     tensor.left = None
-                checked.append((tensor, encoder, encoder.check(tensor.corrected())))
+                if tensor.kept.device is not None:
+                    by_device.setdefault(tensor.kept.device, []).append(tensor)
+                else:
+                    checked.append((tensor, encoder, encoder.check(tensor.corrected())))
+            on_devices = [
+                (
+                    device,
+                    tensors,
+                    device.check([(each.kept.encoder, each.gradient.values, each.cuts) for each in tensors]),
+                )
+                for device, tensors in by_device.items()
+            ]
         except AiokvError as error:
             self.error = error
             return
         for tensor, encoder, flat in checked:
             tensor.pieces = encoder.encode_checked(flat, tensor.cuts)
+        for device, tensors, found in on_devices:
+            for tensor, pieces in zip(tensors, device.encode(found), strict=True):
+                tensor.pieces = pieces
 
 
 class Compressor:
@@ -182,16 +212,35 @@ class Compressor:
         for number, key, cuts in effect.tensors:
             gradient = sources[number]
             kept = self._kept_of(key, gradient.size, gradient.dtype.name)
-            replaced = None
-            if kept.encoder is not None and kept.encoder.codec != effect.codec:
-                replaced, kept.encoder = kept.encoder, None
-            if kept.encoder is None and effect.codec is not None:
-                dtype = gradient.dtype.name
-                kept.encoder = Encoder(effect.codec, key, gradient.size, dtype, rank=rank, backend=self._backend)
+            device = self._device_for(gradient, kept, effect.codec)
+            replaced = kept.encoder
+            if replaced is not None and (replaced.codec, kept.device) == (effect.codec, device):
+                replaced = None
+            elif effect.codec is None:
+                kept.encoder, kept.device = None, None
+            else:
+                # A codec goes on where it was when the gradient comes from elsewhere.
+                step = 0 if replaced is None or replaced.codec != effect.codec else replaced.step
+                kept.encoder = self._new_encoder(effect.codec, key, kept, rank, device, step)
+                kept.device = device
             # To add them up takes long where tensors are large: the job does it.
             tensors.append(Tensor(number, cuts, gradient, kept, kept.left, kept.returned, replaced))
             kept.left = kept.returned = None
         return Job(effect, tensors)
+
+    def _device_for(self, gradient: Any, kept: Kept, codec: Codec | None) -> Device | None:
+        """Return where a gradient is encoded; without error feedback, what is left is added in the host's memory."""
+        if codec is None or not isinstance(gradient, Resident):
+            return None
+        residual = kept.encoder is not None and kept.encoder.codec != codec and kept.encoder.codec.error_feedback
+        if not codec.error_feedback and (residual or kept.left is not None or kept.returned is not None):
+            return None
+        return gradient.device
+
+    def _new_encoder(self, codec: Codec, key: Key, kept: Kept, rank: Rank, device: Device | None, step: int) -> Any:
+        if device is not None:
+            return device.new_encoder(codec, key, kept.size, kept.dtype, step)
+        return Encoder(codec, key, kept.size, kept.dtype, rank=rank, backend=self._backend, step=step)
 
     def _kept_of(self, key: Key, size: int, dtype: str) -> Kept:
         kept = self._kept.get(key)

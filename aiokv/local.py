@@ -143,6 +143,7 @@ class _LocalWorker(Operations):
             raise OptimizerError("an updater makes updates of whole arrays: set a rule for row-sparse keys")
         await super()._ready(operation, arguments)
         if self._updater is not None and arguments.sources:
+            arguments.bring()
             # Without a rule the store takes what is pushed as the new value.
             pairs = zip(arguments.keys, arguments.sources, strict=True)
             arguments.sources = [await self._updated(key, source) for key, source in pairs]

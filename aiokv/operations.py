@@ -39,6 +39,7 @@ from aiokv.types import Tally, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from aiokv.codec import Codec as PushCodec
     from aiokv.compressing import Compressor
     from aiokv.core.session import Session
     from aiokv.list_sums import Merger
@@ -231,8 +232,8 @@ class Operations(ABC):
         if not sparse:
             return sending(key, value, lists=lists)
         bounds = [self._session.row_bounds(name, sparse_spec(name, each)) for name, each in sparse]
-        nbytes = sum(sparse_nbytes(each) for _, each in sparse)
-        return await self._prepare(functools.partial(sending_rows, keys, values, bounds), nbytes)
+        nbytes = SLOW if self._merger.uses_devices else sum(sparse_nbytes(each) for _, each in sparse)
+        return await self._prepare(functools.partial(sending_rows, keys, values, bounds, self._merger), nbytes)
 
     async def _init(self, arguments: Arguments, options: st.KeyOptions, timeout: float | None) -> None:
         await self._merge(arguments)
@@ -764,15 +765,22 @@ class Operations(ABC):
         # After an error something may still come: then the memory is not used again.
         self._staging.give_back(staged)
 
-    async def _merge(self, arguments: Arguments) -> None:
+    async def _merge(self, arguments: Arguments, codec: PushCodec | None = None) -> None:
         if arguments.lists:
             nbytes = SLOW if self._merger.uses_devices else arguments.listed_nbytes
-            await self._prepare(lambda: arguments.merge(self._merger), nbytes)
+            await self._prepare(lambda: arguments.merge(self._merger, codec), nbytes)
 
     async def _ready(self, operation: st.Operation, arguments: Arguments) -> None:
         """Put together what a call sends, and refuse what must not be pushed."""
-        await self._merge(arguments)
-        if self._guard.looks and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
+        pushes = operation in {st.Operation.PUSH, st.Operation.PUSHPULL}
+        codec = self._session.compression.push
+        # Dense keys that are sent with rows are not compressed, and what is looked at has to be in the host's memory.
+        keeps = pushes and not arguments.rows and not self._guard.looks
+        await self._merge(arguments, codec if keeps else None)
+        if keeps and codec != self._session.compression.push:
+            # It was changed meanwhile.
+            await self._prepare(arguments.bring, SLOW)
+        if self._guard.looks and pushes:
             nbytes = sum(source.nbytes for source in arguments.sources)
             norm = await self._prepare(lambda: self._guard.measure(arguments), nbytes)
             self._guard.admit(arguments.keys, norm)

@@ -19,9 +19,11 @@ from aiokv.core.row_parts import cut_rows
 from aiokv.core.rows import check_table
 from aiokv.core.stimuli import Rows
 from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
+from aiokv.kernels.foreign import OnDevice, is_on_device
 from aiokv.types import TensorSpec
 
 if TYPE_CHECKING:
+    from aiokv.list_sums import Merger
     from aiokv.types import Key
 
 Array = NDArray[Any]
@@ -37,7 +39,8 @@ class RowSparse:
     Args:
         indices: whole numbers, 0 <= index < shape[0], in any order and shape; kept as one dimension of int64.
         values: the values of each row: an array whose first dimension is as long as the indices, and whose
-            others are those of the tensor. It is not copied.
+            others are those of the tensor. It is not copied. It may lie on a device, for a store that uses that device:
+            there rows of one index are summed.
         shape: of the whole tensor.
 
     Raises:
@@ -53,10 +56,10 @@ class RowSparse:
             raise SpecMismatchError("a row-sparse value has at least one dimension, got shape ()", got="()")
         self.indices: Ids = row_ids_of(indices, self.shape[0])
         """Row ids, in the order given."""
-        self.values: Array = np.asarray(values)
+        self.values: Any = OnDevice(values) if is_on_device(values) else np.asarray(values)
         """Values of each row, in the same order."""
         expected = (self.indices.size, *self.shape[1:])
-        if not self.indices.size and not self.values.size:
+        if not self.indices.size and not self.values.nbytes:
             self.values = np.empty(expected, self.values.dtype)
         if self.values.shape != expected:
             text = f"{self.indices.size} rows of shape {self.shape[1:]} need values of shape {expected}"
@@ -96,7 +99,7 @@ class RowSparse:
         return TensorSpec(self.shape, self.values.dtype.name)
 
     def to_dense(self) -> Array:
-        """Return the whole tensor."""
+        """Return the whole tensor; of values in the host's memory."""
         unique = self.summed()
         dense = np.zeros(self.shape, self.values.dtype)
         dense[unique.indices] = unique.values
@@ -107,8 +110,14 @@ class RowSparse:
 
         Raises:
             SumOverflowError: a sum of integers is out of range.
+            SpecMismatchError: the values lie on a device.
         """
         ids, values = self.indices, self.values
+        if isinstance(values, OnDevice):
+            got = type(values.array).__name__
+            expected = "values in the host's memory"
+            text = f"expected {expected}, got {got} on a device: a store that uses the device sums them"
+            raise SpecMismatchError(text, expected=expected, got=got)
         if np.all(ids[1:] > ids[:-1]):
             return self
         order = np.argsort(ids, kind="stable")
@@ -131,8 +140,14 @@ def _add_runs(values: Array, starts: NDArray[np.intp]) -> Array:
         return np.asarray(sums)
     # A long sum of low precision is exact, or nearly so, only in a higher one.
     precise = np.float64 if dtype == np.float64 else np.float32
+    first = np.zeros(len(values), bool)
+    first[starts] = True
+    run = np.cumsum(first) - 1
+    sums = values[starts].astype(precise)
     with np.errstate(all="ignore"):
-        return np.asarray(np.add.reduceat(values, starts, axis=0, dtype=precise).astype(dtype))
+        # One after the other: `reduceat` has an order of its own, which differs from processor to processor.
+        np.add.at(sums, run[~first], values[~first].astype(precise))
+        return np.asarray(sums.astype(dtype))
 
 
 def row_ids_of(ids: Any, rows: int) -> Ids:
@@ -141,6 +156,9 @@ def row_ids_of(ids: Any, rows: int) -> Ids:
     Raises:
         SpecMismatchError: one is no row of a tensor with so many.
     """
+    if is_on_device(ids):
+        got = f"{type(ids).__name__} on a device"
+        raise SpecMismatchError(f"row ids must be in the host's memory, got {got}: copy them", expected="host", got=got)
     array = np.asarray(ids).reshape(-1)
     if not array.size:
         return np.empty(0, np.int64)
@@ -182,7 +200,7 @@ def sparse_spec(key: Key, value: Any) -> TensorSpec:
 def sparse_nbytes(value: Any) -> int:
     """Return about how many bytes there are to pack of a sparse value that has a spec."""
     if isinstance(value, RowSparse):
-        return value.indices.nbytes + value.values.nbytes
+        return value.indices.nbytes + int(value.values.nbytes)
     rows, width = value.shape
     return int(min(rows, value.nnz)) * int(width) * int(value.data.itemsize)
 
@@ -190,13 +208,14 @@ def sparse_nbytes(value: Any) -> int:
 # --- arguments of calls ---
 
 
-def sending_rows(keys: list[Key], values: list[Any], bounds: list[list[int]]) -> Arguments:
+def sending_rows(keys: list[Key], values: list[Any], bounds: list[list[int]], merger: Merger) -> Arguments:
     """Read the arguments of a call that sends to some row-sparse keys, and maybe to others. Any thread may call it.
 
     Args:
         keys: all keys.
         values: the value of each, sparse or not.
         bounds: the first row of each chunk, for each sparse value in their order.
+        merger: who sums rows that lie on devices.
 
     Raises:
         KeyUseError, SpecMismatchError, SumOverflowError: a value is missing or can't be.
@@ -206,7 +225,7 @@ def sending_rows(keys: list[Key], values: list[Any], bounds: list[list[int]]) ->
     arguments.specs = [spec_of(source) for source in arguments.sources]
     sparse = [(key, value) for key, value in zip(keys, values, strict=True) if is_sparse(value)]
     for (key, value), starts in zip(sparse, bounds, strict=True):
-        rows = (value if isinstance(value, RowSparse) else RowSparse.from_csr(value)).summed()
+        rows = _unique(key, value if isinstance(value, RowSparse) else RowSparse.from_csr(value), merger)
         counts = _counts(rows.indices, starts)
         arguments.keys.append(key)
         arguments.sources.append(_packed(rows, counts))
@@ -214,6 +233,14 @@ def sending_rows(keys: list[Key], values: list[Any], bounds: list[list[int]]) ->
         arguments.rows.append(Rows(counts))
         arguments.row_values.append(rows.values)
     return arguments
+
+
+def _unique(key: Key, rows: RowSparse, merger: Merger) -> RowSparse:
+    """Return rows in the host's memory, each once, increasing."""
+    if not isinstance(rows.values, OnDevice):
+        return rows.summed()
+    ids, values = merger.sum_rows(key, rows.indices, rows.values)
+    return RowSparse(ids, values, rows.shape).summed()
 
 
 def _counts(ids: Ids, bounds: list[int]) -> list[int]:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from aiokv.arrays import sending
+from aiokv.codec import make_codec
 from aiokv.errors import KeyUseError, SpecMismatchError
 from aiokv.kernels import get_backend
-from aiokv.list_sums import Merger, least_loaded, sum_in_order
+from aiokv.kernels.foreign import OnDevice
+from aiokv.list_sums import Merger, Resident, least_loaded, sum_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +35,15 @@ class Simulated:
 
     def to_host(self, array: Any, /) -> Array:
         return np.asarray(array).copy()
+
+    def encodes(self, codec: Any, dtype: str, /) -> bool:
+        return dtype == "float32"
+
+    def keep_sum(self, arrays: Sequence[Any], /) -> Array:
+        return sum_in_order([np.asarray(array) for array in arrays], get_backend("reference")).reshape(-1)
+
+    def release(self, total: Array, /) -> None:
+        self.buffers["released"] = total.size
 
 
 class OnGPU:
@@ -54,7 +65,7 @@ class OnGPU:
 
 
 def merger(count: int) -> tuple[Merger, list[Simulated]]:
-    devices = [Simulated() for _ in range(count)]
+    devices: Any = [Simulated() for _ in range(count)]
     return Merger(get_backend("reference"), devices), devices
 
 
@@ -115,6 +126,29 @@ def test_whole_numbers_on_a_device_are_summed_in_the_hosts_memory() -> None:
     arguments.merge(merging)
     assert [source.tolist() for source in arguments.sources] == [[4, 6]]
     assert not devices[0].buffers
+
+
+def test_sums_that_a_device_can_encode_stay_there_until_they_are_wanted_in_the_hosts_memory() -> None:
+    merging, devices = merger(2)
+    parts = [OnGPU(np.full((2, 2), n, np.float32), number=1) for n in (1, 2)]
+    arguments = sending({"sum": parts, "double": np.ones(2), "none": OnGPU(np.ones(0, np.float32))}, None)
+    arguments.merge(merging, make_codec("2bit", {}))
+    kept = arguments.sources[0]
+    assert isinstance(kept, Resident)
+    assert (kept.shape, kept.dtype, kept.size) == ((2, 2), np.dtype("float32"), 4)
+    assert kept.device is merging._devices[0]
+    assert not any(isinstance(source, Resident) for source in arguments.sources[1:])
+    arguments.bring()
+    assert arguments.sources[0].tolist() == [[3, 3]] * 2
+    assert devices[0].buffers == {"released": 4}
+
+
+def test_a_single_array_is_encoded_where_it_lies_and_stays_its_owners() -> None:
+    merging, devices = merger(2)
+    kept = merging.keep("w", [OnDevice(OnGPU(np.ones(3, np.float32), number=1))])
+    kept.release()
+    assert kept.device is merging._devices[1]
+    assert not devices[1].buffers
 
 
 def test_arrays_on_a_device_need_a_store_that_sums_there() -> None:

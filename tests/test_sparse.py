@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 import aiokv
 from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
+from aiokv.kernels import get_backend
+from aiokv.list_sums import Merger
 from aiokv.sparse import is_sparse, sending_rows
 
 scipy_sparse = pytest.importorskip("scipy.sparse")
@@ -39,6 +41,18 @@ def test_rows_of_one_id_are_added_in_the_order_given() -> None:
     """1e8 + 1 - 1e8 in float32 is 0."""
     value = aiokv.RowSparse([1, 1, 1], np.array([1e8, 1, -1e8], np.float32), (2,))
     np.testing.assert_array_equal(value.to_dense(), [0, 0])
+
+
+@pytest.mark.parametrize("width", [1, 3, 16])
+def test_however_many_rows_of_one_id_there_are_the_order_is_theirs(width: int) -> None:
+    rng = np.random.default_rng(width)
+    ids, values = rng.integers(0, 3, 200), rng.standard_normal((200, width)).astype(np.float32)
+    found = aiokv.RowSparse(ids, values, (3, width)).summed()
+    for row in range(3):
+        expected = np.zeros(width, np.float32)
+        for number in np.flatnonzero(ids == row):
+            expected = expected + values[number]
+        assert found.values[row].tobytes() == expected.tobytes()
 
 
 def test_low_precision_is_summed_in_float32() -> None:
@@ -107,7 +121,7 @@ def test_no_rows() -> None:
 
 def test_payloads_are_ids_then_values_for_each_server() -> None:
     value = aiokv.RowSparse([6, 1, 5], np.array([6, 1, 5], np.int16), (8,))
-    arguments = sending_rows(["w"], [value], [[0, 4]])
+    arguments = sending_rows(["w"], [value], [[0, 4]], Merger(get_backend("reference")))
     assert arguments.rows[0].counts == [1, 2]
     expected = np.int64(1).tobytes() + np.int16(1).tobytes()
     expected += np.array([5, 6], np.int64).tobytes() + np.array([5, 6], np.int16).tobytes()

@@ -36,6 +36,7 @@ class Encoder:
         dtype: of the gradients. float16, bfloat16 and float32 are corrected in float32, float64 in float64.
         rank: of the worker. Random choices depend on it, so that the errors of the workers average out.
         backend: "auto", "cpu" or "reference"; see `aiokv.codec.formats.make_format`.
+        step: how many gradients were encoded before.
 
     Raises:
         SpecMismatchError: gradients of that dtype can't be compressed.
@@ -44,7 +45,15 @@ class Encoder:
     """
 
     def __init__(
-        self, codec: Codec, key: Key, size: int, dtype: str = "float32", *, rank: Rank = 0, backend: str = "auto"
+        self,
+        codec: Codec,
+        key: Key,
+        size: int,
+        dtype: str = "float32",
+        *,
+        rank: Rank = 0,
+        backend: str = "auto",
+        step: int = 0,
     ) -> None:
         codec.check_dtype(key, dtype)
         self._codec = codec
@@ -54,7 +63,7 @@ class Encoder:
         self._precision = np.dtype(PRECISIONS[dtype])
         self._format = make_format(codec, backend)
         self._residual = self._zeros() if codec.error_feedback else None
-        self._step = 0
+        self._step = step
         self._random_key = _random_key(codec, key, rank)
 
     def __repr__(self) -> str:
@@ -98,7 +107,7 @@ class Encoder:
         flat = self._check_gradient(gradient)
         with np.errstate(all="ignore"):
             if not self._format.fits(flat, self._residual):
-                raise self._unusable(flat)
+                raise not_encodable(self._codec, self._key, flat)
         return flat
 
     def encode_checked(self, flat: Array, cuts: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -189,25 +198,27 @@ class Encoder:
     def _zeros(self) -> Array:
         return np.zeros(self._size, self._precision)
 
-    def _unusable(self, gradient: Array) -> NotFiniteError:
-        outside = np.flatnonzero(~(np.abs(gradient) <= FLOAT32_MAX))
-        if outside.size:
-            got = f"{gradient[outside[0]]} at element {outside[0]}, and {outside.size - 1} more"
-            what = f"the gradient of key {self._key!r} has {got}"
-        else:
-            got = "a sum that is too large"
-            what = f"the gradient of key {self._key!r} and its residual have {got}"
-        return NotFiniteError(
-            f"{what}: codec {self._codec.name!r} needs finite numbers that float32 can hold. The residual is unchanged",
-            key=self._key,
-            expected="finite numbers",
-            got=got,
-        )
-
     def _mismatch(self, what: str, expected: str, got: str) -> SpecMismatchError:
         return SpecMismatchError(
             f"{what} of key {self._key!r} must be {expected}, got {got}", key=self._key, expected=expected, got=got
         )
+
+
+def not_encodable(codec: Codec, key: Key, gradient: Array) -> NotFiniteError:
+    """Return the error that says why a gradient can't be encoded with its residual."""
+    outside = np.flatnonzero(~(np.abs(gradient) <= FLOAT32_MAX))
+    if outside.size:
+        got = f"{gradient[outside[0]]} at element {outside[0]}, and {outside.size - 1} more"
+        what = f"the gradient of key {key!r} has {got}"
+    else:
+        got = "a sum that is too large"
+        what = f"the gradient of key {key!r} and its residual have {got}"
+    return NotFiniteError(
+        f"{what}: codec {codec.name!r} needs finite numbers that float32 can hold. The residual is unchanged",
+        key=key,
+        expected="finite numbers",
+        got=got,
+    )
 
 
 def _random_key(codec: Codec, key: Key, rank: Rank) -> int:

@@ -227,7 +227,7 @@ class Client(Driver, Operations):
 
     def _encode(self, effect: ef.Encode) -> None:
         job = self._compressor.begin(effect, self._arguments[effect.call].sources, self.rank)
-        if job.nbytes > TURN_BYTES:
+        if job.waits or job.nbytes > TURN_BYTES:
             task = self._encoding[effect.call] = self._loop.create_task(self._encode_aside(job))
             task.add_done_callback(lambda _: self._encoding.pop(effect.call))
             return

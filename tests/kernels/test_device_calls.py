@@ -148,3 +148,50 @@ def test_bfloat16_of_a_device_keeps_its_bits() -> None:
         found = kv.pull("w")
     total = parts[0].astype(np.float32) + parts[1].astype(np.float32) + parts[2].astype(np.float32)
     assert found.tobytes() == total.astype(ml_dtypes.bfloat16).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 8)], ids=str)
+def test_rows_on_the_device_are_summed_there_in_their_order(kv: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    values = (10 * numbers(40, *shape)).astype(dtype)
+    values[3] = -0.0
+    ids = np.random.default_rng(0).integers(0, 9, 40)
+    ids[3] = 17
+    found = []
+    with aiokv.create("local") as local:
+        for store, place in ((local, np.asarray), (kv, put)):
+            store.init_rows("t", (20, *shape), dtype)
+            store.push("t", aiokv.RowSparse(ids, place(values), (20, *shape)))
+            found.append(store.row_sparse_pull("t", row_ids=np.arange(20)).values.tobytes())
+    assert found[0] == found[1]
+
+
+async def test_rows_and_dense_keys_in_one_call() -> None:
+    """Dense keys that go with rows are not compressed."""
+    async with cluster_of_one() as kv:
+        await kv.init("w", np.zeros(40, np.float32))
+        await kv.init_rows("t", (9, 5))
+        await kv.set_gradient_compression("2bit")
+        dense, rows = numbers(40), numbers(3, 5)
+        await kv.push({"w": put(dense), "t": aiokv.RowSparse([4, 1, 4], put(rows), (9, 5))})
+        assert (await kv.pull("w")).tobytes() == dense.tobytes()
+        pulled = await kv.row_sparse_pull("t", row_ids=[1, 4])
+    assert pulled.values.tobytes() == np.stack([rows[1], rows[0] + rows[2]]).tobytes()
+
+
+def test_no_rows_on_the_device(kv: Any) -> None:
+    kv.init_rows("t", (9, 5))
+    kv.push("t", aiokv.RowSparse([], put(np.empty((0, 5), np.float32)), (9, 5)))
+    assert not kv.row_sparse_pull("t", row_ids=[1]).values.any()
+
+
+def test_rows_on_a_device_need_a_store_that_uses_it(kv: Any) -> None:
+    rows = aiokv.RowSparse([1], put(np.ones((1, 2), np.float32)), (4, 2))
+    with pytest.raises(SpecMismatchError, match="a store that uses the device sums them"):
+        rows.to_dense()
+    with aiokv.create("local") as local:
+        local.init_rows("t", (4, 2))
+        with pytest.raises(SpecMismatchError, match="key 't': expected arrays in host memory"):
+            local.push("t", rows)
+    with pytest.raises(SpecMismatchError, match=r"row ids must be in the host's memory, got .* on a device"):
+        aiokv.RowSparse(put(np.array([1])), np.ones((1, 2)), (4, 2))

@@ -135,7 +135,7 @@ async def test_large_sparse_pushes_are_packed_in_threads_and_go_in_their_order(
     cluster: MakeCluster, threads: Callable[..., list[tuple[int, bool]]]
 ) -> None:
     """The second push is small, and would be ready before the first one."""
-    packed = threads(operations, "sending_rows", lambda _keys, values, _bounds: values[0].indices.size)
+    packed = threads(operations, "sending_rows", lambda _keys, values, *_: values[0].indices.size)
     rows, width = 4000, 400
     async with cluster(workers=1) as running:
         (kv,) = running.workers

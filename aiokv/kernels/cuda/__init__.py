@@ -8,6 +8,7 @@
     reduce      sums, norms, clipping
     optimize    updates, and the squares for those that need norms
     codec       compression with residuals; float8 and select have parts of it
+    encoding    gradients to payloads, as `aiokv.codec.encoder` does
     devices     the devices of this machine, and the buffers that a worker sums in
     sparse      rows: gathered, scattered, and added in the order of their duplicates
 

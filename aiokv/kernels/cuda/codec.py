@@ -1,6 +1,7 @@
 """Compression on the device: what `aiokv.codec.reference` does, in one pass, with the same bits.
 
-A residual is brought up to date in the pass that reads it. Values must have been checked: no NaN and no infinity.
+A residual is brought up to date in the pass that reads it; without error feedback there is none. Values must have been
+checked: no NaN and no infinity.
 """
 
 from __future__ import annotations
@@ -19,32 +20,50 @@ WORD = "uint32"
 
 FLOAT8_MAX = np.float32(448)
 
+GRADIENT, RESIDUAL = ("gradient", "float32"), ("residual", "float32")
+
 ENCODE_1BIT = """\
-def element_of(gradient, residual, threshold, one):
-    corrected = add(gradient, residual)
     high = corrected > threshold
-    return where(high, 1, 0), add(corrected, where(high, -one, one))
+    code = where(high, 1, 0)
+    left = add(corrected, where(high, -one, one))
 """
 
 ENCODE_2BIT = """\
-def element_of(gradient, residual, threshold, one):
-    corrected = add(gradient, residual)
     high, low = corrected >= threshold, corrected <= -threshold
     code = where(high, 3, where(low, 2, 0))
-    return code, where(high, add(corrected, -threshold), where(low, add(corrected, threshold), corrected))
+    left = where(high, add(corrected, -threshold), where(low, add(corrected, threshold), corrected))
 """
 
 VALUE_1BIT = "where(code == 1, one, -one)"
 VALUE_2BIT = "where(code == 3, threshold, where(code == 2, -threshold, to_precision(0)))"
 
 
+def _encoding(
+    name: str, codes: tuple[str, str], lines: str, numbers: tuple[str, ...], *, feeds_back: bool, **more: Any
+) -> Streaming:
+    """Return a kernel that makes codes of values, and what is left of each where there is a residual.
+
+    Args:
+        name: of the kernel.
+        codes: name and dtype of the array of codes.
+        lines: source that makes `code` and `left` of `corrected`.
+        numbers: names of the numbers of each tensor.
+        feeds_back: whether there is a residual.
+        more: other attributes of the kernel.
+    """
+    reads, writes = (GRADIENT, *[RESIDUAL] * feeds_back), (codes, *[RESIDUAL] * feeds_back)
+    source = f"def element_of({', '.join([*[array for array, _ in reads], *numbers])}):\n"
+    source += f"    corrected = {'add(gradient, residual)' if feeds_back else 'gradient'}\n{lines}"
+    source += f"    return code, {'left' * feeds_back}\n"
+    return Streaming(name, reads, writes, source, numbers, **more)
+
+
 @functools.cache
-def encode_bits_spec(bits: int) -> Streaming:
+def encode_bits_spec(bits: int, *, feeds_back: bool = True) -> Streaming:
     """Return the kernel that makes 1 or 2 bits of each value: gradient, residual -> payload, residual."""
-    arrays = (("gradient", "float32"), ("residual", "float32"))
-    writes = (("payload", WORD), ("residual", "float32"))
-    source = ENCODE_2BIT if bits == 2 else ENCODE_1BIT  # noqa: PLR2004 - the codec's name says it
-    return Streaming(f"encode_{bits}bit", arrays, writes, source, ("threshold", "one"), packed="payload", bits=bits)
+    lines = ENCODE_2BIT if bits == 2 else ENCODE_1BIT  # noqa: PLR2004 - the codec's name says it
+    codes, numbers = ("payload", WORD), ("threshold", "one")
+    return _encoding(f"encode_{bits}bit", codes, lines, numbers, feeds_back=feeds_back, packed="payload", bits=bits)
 
 
 @functools.cache
@@ -92,33 +111,28 @@ def decode_bits(bits: int, payload: Any, threshold: float, out: Any, *, adds: bo
 @functools.cache
 def encode_half_spec(dtype: str, *, feeds_back: bool) -> Streaming:
     """Return the kernel that rounds to float16 or bfloat16: gradient, residual -> codes, residual."""
-    reads = (("gradient", "float32"),) + (("residual", "float32"),) * feeds_back
-    corrected = "add(gradient, residual)" if feeds_back else "gradient"
-    lines = [f"def element_of({', '.join(name for name, _ in reads)}, most):", f"    corrected = {corrected}"]
-    lines.append("    limited = where(corrected > most, most, where(corrected < -most, -most, corrected))")
-    lines.append("    code = element(limited, like_codes)")
-    lines.append("    return number(code), add(corrected, -number(code))" if feeds_back else "    return number(code),")
-    writes = (("codes", dtype),) + (("residual", "float32"),) * feeds_back
-    return Streaming(f"encode_{dtype}", reads, writes, "\n".join(lines), ("most",))
+    return _encoding(f"encode_{dtype}", ("codes", dtype), ENCODE_HALF, ("most",), feeds_back=feeds_back)
 
+
+ENCODE_HALF = """\
+    limited = where(corrected > most, most, where(corrected < -most, -most, corrected))
+    code = number(element(limited, like_codes))
+    left = add(corrected, -code)
+"""
 
 ENCODE_FLOAT8 = """\
-def element_of(gradient, residual, scale, most):
-    corrected = add(gradient, residual)
     units = divide(corrected, scale)
     code = to_float8(where(units > most, most, where(units < -most, -most, units)))
-    return code, add(corrected, -multiply(from_float8(code), scale))
+    left = add(corrected, -multiply(from_float8(code), scale))
 """
 
 VALUE_FLOAT8 = "multiply(from_float8(codes), scale)"
 
 
 @functools.cache
-def encode_float8_spec() -> Streaming:
+def encode_float8_spec(*, feeds_back: bool = True) -> Streaming:
     """Return the kernel that rounds to 8-bit floats in units of a scale: gradient, residual -> codes, residual."""
-    reads = (("gradient", "float32"), ("residual", "float32"))
-    writes = (("codes", "uint8"), ("residual", "float32"))
-    return Streaming("encode_float8", reads, writes, ENCODE_FLOAT8, ("scale", "most"))
+    return _encoding("encode_float8", ("codes", "uint8"), ENCODE_FLOAT8, ("scale", "most"), feeds_back=feeds_back)
 
 
 @functools.cache
@@ -132,11 +146,14 @@ def decode_float8_spec(*, adds: bool) -> Streaming:
 
 
 @functools.cache
-def largest_spec() -> Streaming:
-    """Return the kernel that finds the largest magnitude of each part."""
-    reads = (("gradient", "float32"), ("residual", "float32"))
-    source = "def element_of(gradient, residual):\n    return wide(abs(add(gradient, residual))),"
-    return Streaming("largest", reads, (), source, reduction="largest")
+def largest_spec(*, feeds_back: bool = True) -> Streaming:
+    """Return the kernel that finds the largest magnitude of each part; a NaN counts as an infinity."""
+    reads = (GRADIENT, *[RESIDUAL] * feeds_back)
+    names = [*[name for name, _ in reads], "most", "infinity"]
+    size = f"abs({'add(gradient, residual)' if feeds_back else 'gradient'})"
+    source = f"def element_of({', '.join(names)}):\n    size = {size}\n"
+    source += "    return wide(where(size <= most, size, infinity)),"
+    return Streaming("largest", reads, (), source, ("most", "infinity"), reduction="largest")
 
 
 MOST = """\
@@ -155,9 +172,16 @@ def most_kernel() -> Any:
     return make_kernel(MOST, "float64", {})
 
 
+LIMITS = [np.finfo(np.float32).max, np.inf]
+"""The numbers of `largest_spec`."""
+
+
 def largest(gradient: Any, residual: Any, *, stream: Any = 0) -> Any:
-    """Return the largest magnitude of a gradient with its residual, float64[1] on the device: it is a float32."""
-    results = Launch(largest_spec(), [[gradient, residual]], stream).run(stream=stream)
+    """Return the largest magnitude of a gradient with its residual, float64[1] on the device: it is a float32.
+
+    It is infinite where one of them is no number, too.
+    """
+    results = Launch(largest_spec(), [[gradient, residual]], stream).run([LIMITS], stream)
     if results is None:
         return launch.to_device(np.zeros(1), stream)
     found = launch.new_on_device(1, np.float64, stream)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import cuda
 
 from aiokv.errors import DeviceMemoryError
-from aiokv.kernels.checks import BFLOAT16, mismatch
-from aiokv.kernels.cuda import reduce, sparse
+from aiokv.kernels.checks import BFLOAT16, is_low, mismatch
+from aiokv.kernels.cuda import encoding, reduce, sparse
+from aiokv.kernels.cuda.encoding import DeviceEncoder, read
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.tensors import Copy, Tensor, memory_of, tensor_of, writable_tensor
 from aiokv.kernels.foreign import is_on_device
@@ -19,6 +21,7 @@ from aiokv.optim import PRECISIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from aiokv.codec import Codec
     from aiokv.kernels.reference import Array
     from aiokv.types import Key
 
@@ -42,6 +45,8 @@ class Device:
         self._lock = threading.Lock()
         self._copying: Any = None
         """The stream of copies from the host's memory: they need not wait for sums."""
+        self._idle: dict[int, list[Any]] = {}
+        """Buffers of float32 for sums that are kept, by their length."""
 
     def sum_arrays(self, key: Key, arrays: Sequence[Any]) -> Array:
         """Return the sum of arrays of one float dtype, in their order, as an array in the host's memory.
@@ -56,14 +61,93 @@ class Device:
         with self._lock, cuda.gpus[self.number]:
             tensors = [self._bring(array) for array in arrays]
             first = tensors[0]
-            total = self._buffer(key, first.size, np.dtype(PRECISIONS[first.dtype.name]))
+            found = np.empty(tuple(arrays[0].shape), first.dtype)
             if not first.size:
-                return np.empty(first.shape, first.dtype)
-            reduce.sum_into([total], [tensors])
+                return found
+            total = self._buffer(key, first.size, np.dtype(PRECISIONS[first.dtype.name]))
             # A sum that is too large for the dtype shows it in its values.
             with np.errstate(all="ignore"):
-                found: Array = total.copy_to_host().astype(first.dtype, copy=False)
-            return found.reshape(tuple(arrays[0].shape))
+                reduce.sum_into([total], [tensors])
+                rounded = self._narrowed(total, first.dtype) if is_low(first.dtype) else tensor_of("total", total)
+            read(rounded, found.reshape(-1))
+            return found
+
+    def sum_rows(self, ids: Array, values: Any) -> tuple[Array, Array]:
+        """Return row ids, increasing and each once, and the sums of their rows in the host's memory.
+
+        Args:
+            ids: int64[n] in the host's memory, at least one, in any order.
+            values: a row of floats for each, on this device.
+
+        Raises:
+            SpecMismatchError: the values can't be used.
+            DeviceMemoryError: the device has not enough memory.
+        """
+        with self._lock, cuda.gpus[self.number], np.errstate(all="ignore"):
+            tensor = self._bring(values)
+            segments = sparse.segments_of(ids)
+            shape = (segments.rows.size, *tensor.shape[1:])
+            found = np.empty(shape, tensor.dtype)
+            if found.size:
+                total = self._allocate(found.size, np.dtype(PRECISIONS[tensor.dtype.name]))
+                sparse.sum_segments(total, segments, tensor, tensor.size // ids.size)
+                rounded = self._narrowed(total, tensor.dtype) if is_low(tensor.dtype) else tensor_of("total", total)
+                read(rounded, found.reshape(-1))
+            return segments.rows, found
+
+    # --- gradients that are encoded here ---
+
+    def encodes(self, codec: Codec, dtype: str) -> bool:
+        """Say whether gradients of a dtype can be encoded here."""
+        return encoding.encodes(codec, dtype)
+
+    def keep_sum(self, arrays: Sequence[Any]) -> Tensor:
+        """Return the sum that `sum_arrays` makes of arrays of at most float32, in float32 on this device.
+
+        A single array of float32 is its own sum, and stays the caller's.
+
+        Raises:
+            SpecMismatchError: an array can't be used.
+            DeviceMemoryError: the device has not enough memory.
+        """
+        with self._lock, cuda.gpus[self.number], np.errstate(all="ignore"):
+            tensors = [self._bring(array) for array in arrays]
+            first = tensors[0]
+            if len(tensors) == 1 and first.dtype == np.float32:
+                return first
+            idle = self._idle.get(first.size)
+            total = idle.pop() if idle else self._allocate(first.size, np.dtype(np.float32))
+            reduce.sum_into([total], [tensors])
+            if len(tensors) > 1 and is_low(first.dtype):
+                reduce.sum_into([total], [[self._narrowed(total, first.dtype)]])
+            return tensor_of("total", total)
+
+    def release(self, total: Tensor) -> None:
+        """Take back a sum that `keep_sum` has made, and that nobody reads any longer."""
+        with self._lock:
+            self._idle.setdefault(total.size, []).append(total.owner)
+
+    def new_encoder(self, codec: Codec, key: Key, size: int, dtype: str, step: int) -> DeviceEncoder:
+        """Return what encodes the gradients of a key here, and keeps their residual."""
+        return DeviceEncoder(codec, key, size, dtype, self.number, step=step)
+
+    def check(self, gradients: Sequence[tuple[DeviceEncoder, Tensor, Sequence[tuple[int, int]]]]) -> Any:
+        """Look whether gradients of one codec can be encoded, all of them; return what `encode` needs to know.
+
+        Args:
+            gradients: encoder, values and cuts of each.
+
+        Raises:
+            NotFiniteError: one can't be encoded. Nothing has changed.
+        """
+        found = [encoding.Gradient(*each) for each in gradients]
+        with self._lock, cuda.gpus[self.number]:
+            return found, encoding.check(found)
+
+    def encode(self, checked: Any) -> list[list[memoryview]]:
+        """Return the payloads of what was checked, for each gradient one for each cut."""
+        with self._lock, cuda.gpus[self.number]:
+            return encoding.encode(*checked)
 
     # --- copies ---
 
@@ -151,6 +235,13 @@ class Device:
         here = self._allocate(tensor.nbytes, np.dtype(np.uint8))
         here.copy_to_device(memory_of(tensor))
         return Tensor(here.__cuda_array_interface__["data"][0], tensor.size, tensor.dtype, here, tensor.shape)
+
+    def _narrowed(self, total: Any, dtype: np.dtype[Any]) -> Tensor:
+        """Return a sum in a lower precision."""
+        memory = self._allocate(total.size * dtype.itemsize, np.dtype(np.uint8))
+        found = replace(tensor_of("total", memory), size=total.size, dtype=dtype)
+        reduce.narrow(total, found)
+        return found
 
     def _buffer(self, key: Key, size: int, dtype: np.dtype[Any]) -> Any:
         buffer = self._buffers.get(key)

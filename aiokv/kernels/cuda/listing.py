@@ -65,6 +65,7 @@ def _sums() -> list[Listed]:
         found.append(streaming(f"sum of 8 x {low} in float32", reduce.sum_spec("float32", (low,) * 8, adds=False)))
         found.append(streaming(f"sum of 2 x {low}", reduce.sum_spec(low, (low,) * 2, adds=False)))
         found.append(streaming(f"accumulate {low} in float32", reduce.sum_spec("float32", (low,), adds=True)))
+        found.append(streaming(f"narrow to {low}", reduce.narrow_spec(low)))
     mixed = ("float16", "bfloat16", "float32")
     found += [
         streaming("sum of 2 x float64", reduce.sum_spec("float64", ("float64",) * 2, adds=False)),
@@ -149,13 +150,14 @@ def _selection() -> list[Listed]:
         "pick": ("int64[1]", "int64[1]", "int64"),
         "tally": (*TABLE, "int64[1]", "int64[2]"),
         "scan": ("int64[2]",),
-        "write": (*TABLE, "int64[1]", "int64[2]", "int64[1]", "float32[1]"),
+        "write": (*TABLE, "int64[1]", "int64[2]", "uint32[1]", "float32[1]"),
     }
 
     def made(name: str) -> Callable[[], Any]:
         return lambda: select.select_kernel(name)
 
-    return [Listed(f"top-k, {name}", made(name), types) for name, types in arguments.items()]
+    found = [Listed(f"top-k, {name}", made(name), types) for name, types in arguments.items()]
+    return [*found, Listed("top-k, clear", select.clear_kernel, ("int64", "uint32[1]"))]
 
 
 def _rows() -> list[Listed]:
@@ -167,4 +169,6 @@ def _rows() -> list[Listed]:
         Listed("add rows, float16 to float32", lambda: sparse.add_kernel("float32", "float16"), adds),
         Listed("gather rows", lambda: sparse.copy_kernel("float32", gathers=True), copies),
         Listed("scatter rows", lambda: sparse.copy_kernel("float32", gathers=False), copies),
+        streaming("fill float32", sparse.fill_spec("float32")),
+        streaming("clear", sparse.fill_spec("uint8")),
     ]

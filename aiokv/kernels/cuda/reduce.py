@@ -86,6 +86,25 @@ def sum_into(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: A
     _sum(outs, sources, stream, squares=False)
 
 
+NARROW = "def element_of(total):\n    return total,"
+
+
+@functools.cache
+def narrow_spec(dtype: str) -> Streaming:
+    """Return the kernel that rounds float32 to a lower precision; what is too large becomes infinite."""
+    return Streaming(f"narrow_{dtype}", (("total", "float32"),), (("out", dtype),), NARROW)
+
+
+def narrow(total: Any, out: Any, *, stream: Any = 0) -> None:
+    """Round float32 to float16 or bfloat16.
+
+    Raises:
+        SpecMismatchError: arrays do not fit.
+    """
+    out = tensor_of("out", out)
+    Launch(narrow_spec(out.dtype.name), [[total, out]], stream).run(stream=stream)
+
+
 def sum_and_squares(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: Any = 0) -> Any:
     """Write sums as `sum_into` does, and return the sum of the squares of all results, float64[1] on the device.
 

@@ -21,6 +21,8 @@ from aiokv.kernels.cuda.tensors import tensor_of
 DIGITS = 256
 SHIFTS = (24, 16, 8, 0)
 GROUP = 4
+MOST_SHORT = 1 << 32
+"""From how many elements on a place needs more than 32 bits."""
 
 COUNT_DIGIT = (
     "cuda.atomic.add(shared, int64(size_of({x}) >> shift) & 255, where(size_of({x}) >> above == prefix, 1, 0))"
@@ -168,6 +170,37 @@ def select_kernel(name: str) -> Any:
     return make_kernel(SOURCES[name], "float32", {"x": "float32"}, [SIZE_OF], **more)
 
 
+CLEAR = """\
+def kernel(at_array, places):
+    for n in range(cuda.grid(1), places.size, cuda.gridsize(1)):
+        write(at_array, places[n], like_x)
+"""
+
+
+@functools.cache
+def clear_kernel() -> Any:
+    """Return the kernel that writes zeros to places."""
+    return make_kernel(CLEAR, "float32", {"x": "float32"})
+
+
+def clear_places(array: Any, places: Any, *, stream: Any = 0) -> None:
+    """Make elements zero.
+
+    Args:
+        array: float32.
+        places: which, from `largest_places` of an array of that length.
+        stream: in whose order it happens.
+
+    Raises:
+        SpecMismatchError: the array is not float32.
+    """
+    tensor = tensor_of("array", array)
+    if tensor.dtype != np.float32:
+        raise mismatch("array", "float32", f"{tensor.dtype}")
+    blocks = launch.geometry(-(-places.size // launch.THREADS))
+    clear_kernel()[(*blocks, stream)](tensor.address, places)
+
+
 def largest_places(array: Any, count: int, *, stream: Any = 0) -> tuple[Any, Any]:
     """Return the places of the largest magnitudes, increasing, and the values there; of equal ones the first.
 
@@ -177,7 +210,8 @@ def largest_places(array: Any, count: int, *, stream: Any = 0) -> tuple[Any, Any
         stream: in whose order it happens; the host waits for nothing.
 
     Returns:
-        int64[count] and float32[count] on the device.
+        Places, uint32[count] or, in a tensor that is longer than that can say, int64[count]; and float32[count]; both
+        on the device.
 
     Raises:
         SpecMismatchError: the array is not float32, or has too few elements.
@@ -193,7 +227,8 @@ def largest_places(array: Any, count: int, *, stream: Any = 0) -> tuple[Any, Any
         select_kernel("histogram")[blocks](table.addresses, table.parts, state, counts, shift)
         select_kernel("pick")[one](counts, state, shift)
     tallies = launch.new_on_device((table.count, 2), np.int64, stream)
-    places = launch.new_on_device(count, np.int64, stream)
+    # Half of the bytes have to be copied to the host where 32 bits will do.
+    places = launch.new_on_device(count, np.uint32 if tensor.size < MOST_SHORT else np.int64, stream)
     values = launch.new_on_device(count, np.float32, stream)
     select_kernel("tally")[blocks](table.addresses, table.parts, state, tallies)
     select_kernel("scan")[one](tallies)

@@ -176,23 +176,59 @@ def scatter(table: Any, ids: Array, rows: Any, width: int, *, stream: Any = 0) -
     _copy(*_checked("table", table, ids, "rows", rows, width), ids, width, stream, gathers=False)
 
 
-CLEAR = "def element_of(zero):\n    return zero,"
+def sum_segments(out: Any, segments: Segments, values: Any, width: int, *, stream: Any = 0) -> None:
+    """Write for each segment the sum of its rows, in their order, one after the other.
+
+    Args:
+        out: a row for each segment.
+        segments: of the values, at least one.
+        values: rows of the dtype of the result, or of a lower precision than float32.
+        width: elements of a row, at least one.
+        stream: in whose order it happens.
+
+    Raises:
+        SpecMismatchError: arrays do not fit.
+    """
+    count = segments.rows.size
+    rows = np.arange(count)
+    total, found = _checked("out", out, rows, "out", out, width)[0], tensor_of("values", values)
+    check_sum(total.dtype.name, [found.dtype.name])
+    # With this one a sum has the sign of its zeros.
+    fill(total, -0.0, stream=stream)
+    arrays = [launch.to_device(array, stream) for array in (rows, segments.starts, segments.order)]
+    group = group_of(total.dtype.name, found.dtype.name)
+    blocks = launch.geometry(_blocks(count, width, group))
+    kernel = add_kernel(total.dtype.name, found.dtype.name)
+    kernel[(*blocks, stream)](total.address, found.address, *arrays, width, _aligned(total, found, width, group))
+
+
+FILL = "def element_of(value):\n    return value,"
 
 
 @functools.cache
-def clear_spec() -> Streaming:
-    """Return the kernel that writes zeros: of any dtype, as all have the same."""
-    return Streaming("clear", (), (("out", "uint8"),), CLEAR, ("zero",))
+def fill_spec(dtype: str) -> Streaming:
+    """Return the kernel that writes one number everywhere."""
+    precision = "float64" if dtype == "float64" else "float32"
+    return Streaming(f"fill_{dtype}", (), (("out", dtype),), FILL, ("value",), precision)
 
 
-def clear(out: Any, *, stream: Any = 0) -> None:
-    """Make all elements zero.
+def fill(out: Any, value: float, *, stream: Any = 0) -> None:
+    """Make all elements one number.
 
     Raises:
         SpecMismatchError: the array can't be written.
     """
     tensor = tensor_of("out", out)
-    Launch(clear_spec(), [[_as_unsigned(tensor, 1)]], stream).run([[0]], stream)
+    Launch(fill_spec(tensor.dtype.name), [[tensor]], stream).run([[value]], stream)
+
+
+def clear(out: Any, *, stream: Any = 0) -> None:
+    """Make all elements zero, of any dtype: all have the same zero.
+
+    Raises:
+        SpecMismatchError: the array can't be written.
+    """
+    fill(_as_unsigned(tensor_of("out", out), 1), 0, stream=stream)
 
 
 def scatter_bytes(table: Tensor, ids: Array, values: Any, *, stream: Any = 0) -> None:
