@@ -91,8 +91,9 @@ class Answers:
         self, received: Received, rank: Rank, message: AnyPush | AnyPull, chunks: list[Chunk], now: float
     ) -> Waiter:
         """Let a request wait for chunks."""
-        name = (received.peer, received.request)
-        waiter = self._waiters[name] = Waiter(*name, rank, message.timeout, chunks, len(chunks), message.priority)
+        peer, request = name = (received.peer, received.request)
+        waiter = Waiter(peer, request, rank, message.timeout, chunks, len(chunks), message.priority)
+        self._waiters[name] = waiter
         waiter.value_codec = message.value_codec
         self._deadlines.add(name, now + message.timeout)
         return waiter
@@ -222,7 +223,6 @@ class Answers:
 
     def _hold(self, waiter: Waiter, now: float) -> list[Effect] | None:
         """Hold a read back, if it has to be; None: it has not."""
-        # Keys that have a gate are never read together.
         chunk = waiter.chunks[0]
         if self._may_read(chunk, waiter.rank):
             return None
@@ -260,7 +260,9 @@ class Answers:
             if chunk.rounds is not None:
                 self._awaiting[chunk] = None
             return []
-        held = self._hold(waiter, now) if waiter.want_value else None
+        # Keys that have a gate are never read together.
+        has_gate = waiter.want_value and waiter.chunks[0].gate is not None
+        held = self._hold(waiter, now) if has_gate else None
         return [self._answer(waiter, now)] if held is None else held
 
     def _answer(self, waiter: Waiter, now: float) -> Effect:
@@ -268,8 +270,8 @@ class Answers:
         if waiter.held_since is not None:
             self._tallies.waited(waiter.rank, now - waiter.held_since)
         if waiter.want_value:
-            named = waiter.peer, waiter.request, waiter.rank
-            asker = Asker(*named, waiter.priority, waiter.rows, waiter.value_codec, waiter.dropped)
+            peer, request, rank = waiter.peer, waiter.request, waiter.rank
+            asker = Asker(peer, request, rank, waiter.priority, waiter.rows, waiter.value_codec, waiter.dropped)
             return self.value(asker, waiter.chunks)
         if waiter.key is not None:
             return Send(waiter.peer, waiter.request, m.Reached(self._stage(waiter.chunks[0], waiter.rank)))

@@ -274,12 +274,13 @@ class Calls:
             return self._fence(call)
         if call.change is not None:
             return self._begin_change(call, call.change)
-        asking = self._directory.asking(call.tensors) if _pushes(call) else None
+        pushes = _pushes(call)
+        asking = self._directory.asking(call.tensors) if pushes else None
         if asking is not None:
             text = f"{call.what}: another policy of key {asking!r} was asked for in vain: call set_policy again"
             return self.fail(call, PolicyError(text, key=asking))
         # Rows are sent as they are.
-        if _pushes(call) and call.transfer is not None and not call.transfer.rows:
+        if pushes and call.transfer is not None and not call.transfer.rows:
             call.encode = self._encodings.encode(call.number, call.tensors, call.compression.push)
         if call.encode is None:
             return self._exchange(call)
@@ -341,9 +342,10 @@ class Calls:
         return self._send(call, parts)
 
     def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
-        effects: list[Effect] = [
-            Send(part.peer, self.ask(call, part.peer, part), part.message, part.sends, part.priority) for part in parts
-        ]
+        effects: list[Effect] = []
+        for part in parts:
+            request = self.ask(call, part.peer, part)
+            effects.append(Send(part.peer, request, part.message, part.sends, part.priority))
         return effects or self._complete(call)
 
     def _resume(self, keys: tuple[Key, ...]) -> list[Effect]:
@@ -386,16 +388,18 @@ class Calls:
         effects: list[Effect] = []
         freed: tuple[Key, ...] = ()
         if part is not None:
-            counted = not isinstance(message, m.Error) or is_counted(message.code)
-            if part.push is not None and not counted:
+            # Not by `isinstance`, which takes five times as long to say no.
+            counted = type(message) is not m.Error or is_counted(message.code)
+            push = part.push
+            if push is not None and not counted:
                 self._directory.take_back(part)
-            if isinstance(part.sends, EncodedParts):
+            if type(part.sends) is EncodedParts:
                 effects.append(self._settle(part, part.sends, counted=counted))
-            if part.push is not None and isinstance(message, (m.Value, m.Done)) and message.dropped:
-                part.push.dropped = message.dropped
+            if push is not None and isinstance(message, (m.Value, m.Done)) and message.dropped:
+                push.dropped = message.dropped
             freed = self._directory.answered(part)
-            if part.push is not None and part.push.dropped and freed:
-                self._count_dropped(pending.call, freed, part.push.dropped)
+            if push is not None and push.dropped and freed:
+                self._count_dropped(pending.call, freed, push.dropped)
             if part.bundle is not None and isinstance(message, m.Bundled):
                 self._directory.bundled(part.bundle, message.bundle)
         call = self._calls.get(pending.call)
@@ -428,7 +432,7 @@ class Calls:
         return self._requests.pop(request)
 
     def _advance(self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int) -> list[Effect]:
-        if isinstance(message, m.Error):
+        if type(message) is m.Error:
             return self.fail(call, from_code(message.code, message.message, message.details))
         # The length of a compressed difference is checked where it is decoded.
         fits = not nbytes if part is None else part.fits(nbytes)

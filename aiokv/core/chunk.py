@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows, Weigh
 from aiokv.core.records import Record, field
@@ -68,11 +68,8 @@ class Contribution(Record, eq=False):
     read_version: Version
     clock: int
     slot: Slot | None
+    place: int
     read: Version | None = None
-    place: int = -1
-
-    def __post_init__(self) -> None:
-        self.place = self.rank
 
 
 class Update(Record, eq=False):
@@ -186,7 +183,8 @@ class Chunk(Record, eq=False):
     def own_rounds(self) -> ChunkPolicy:
         """The policy, of a chunk whose rounds are not decided elsewhere."""
         assert not self.policy.decides, "a decided round waits for its steps"
-        return cast("ChunkPolicy", self.policy)
+        # Not by `cast`, which is a call for each push.
+        return self.policy  # type: ignore[return-value]
 
     @property
     def is_whole(self) -> bool:

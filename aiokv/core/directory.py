@@ -217,7 +217,7 @@ class Directory:
         pushes = operation is not Operation.PULL
         receives = operation is not Operation.PUSH
         if pushes:
-            self._advance_clock(plan, [key for key, _ in tensors[dense:]])
+            self._advance_clock(plan, [key for key, _ in tensors[dense:]] if rows else [])
         parts: list[Part] = []
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
@@ -340,9 +340,12 @@ class Directory:
         if not self._open:
             return None
         dense = len(tensors) - sparse
-        plan = self._plan(tensors[:dense])
+        plan = self._plan(tensors[:dense] if sparse else tensors)
         units = plan.keys + [key for key, _ in tensors[dense:]] if sparse else plan.keys
-        return next((key for key in units if self._open.get(key, 0) >= most), None)
+        for key in units:
+            if self._open.get(key, 0) >= most:
+                return key
+        return None
 
     def answered(self, part: Part) -> tuple[Key, ...]:
         """Take note that a message is answered; return the keys of which one push less is under way."""

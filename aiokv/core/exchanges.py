@@ -165,7 +165,8 @@ class Exchanges:
         return effects + self._wake((message.key,), message.start, now) if isinstance(message, m.InitRows) else effects
 
     def _exchange(self, received: Received, message: m.Push | m.Pull, rank: Rank, now: float) -> list[Effect]:
-        if isinstance(message, m.Pull) and self._is_missing(message):
+        # Not by `isinstance`, which takes five times as long to say no.
+        if type(message) is m.Pull and self._is_missing(message):
             return self._wait_for_key(received, message, now)
         chunk = self._catalog.lookup(message)
         bundle = self._catalog.bundle_of(message.key)

@@ -32,10 +32,11 @@ class Making:
 
     def sum_up(self, chunk: Chunk, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Add up what may be added; the highest place below which all is there is that of the first missing one."""
-        robust, rate = self._rules.merging.robust, self._rate(chunk)
-        if robust and not update.folded and not chunk.policy.keeps_sum:
-            return chunk.combine(update, first_missing, robust, rate)
+        rate = self._rate(chunk)
         # Also where the reduction was set while the round was open: a sum that is begun stays one.
+        robust = None if update.folded else self._rules.merging.robust
+        if robust and not chunk.policy.keeps_sum:
+            return chunk.combine(update, first_missing, robust, rate)
         return chunk.fold(update, first_missing, rate)
 
     def _rate(self, chunk: Chunk) -> Rate | None:

@@ -76,7 +76,8 @@ class Rounds:
             PolicyError: the rank has asked for another policy, and others have not yet.
             CodecError: the value is wanted in an unknown codec.
         """
-        self._answers.check_codec(message)
+        if message.value_codec:
+            self._answers.check_codec(message)
         nbytes = 0
         for chunk in chunks:
             nbytes += chunk.nbytes_of(message)
@@ -99,7 +100,8 @@ class Rounds:
             chunks, slots = [chunks[place] for place in fresh], [slots[place] for place in fresh]
             versions = [versions[place] for place in fresh]
         for place, chunk in enumerate(chunks):
-            contribution = Contribution(rank, message.sequence, message.read_version, message.clock, slots[place])
+            head = message.sequence, message.read_version, message.clock
+            contribution = Contribution(rank, *head, slots[place], rank)
             chunk.pushed[rank] = message.sequence
             if chunk.policy.decides:
                 return effects + self._steps.push(chunk, contribution, waiter, now)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1_000_000
 
-ANSWERS = (m.Done, m.Value, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Met, m.Tally, m.Reached)
+ANSWERS = (m.Value, m.Done, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Met, m.Tally, m.Reached)
 """The only messages by which requests are answered."""
 
 MAX_OPEN_PUSHES = 16

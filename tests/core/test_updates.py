@@ -56,7 +56,7 @@ def test_missing_ranks_and_sum_are_the_same_in_every_order_of_arrival(states: li
         assert [other for other in range(len(states)) if update.waits_for(other)] == missing
         here.add(rank)
         if not update.is_past(rank):
-            update.add(Contribution(rank, 1, 0, 1, slot=100 + rank))
+            update.add(Contribution(rank, 1, 0, 1, 100 + rank, rank))
             folds += [fold for fold in chunk.fold(update, update.first_missing(), None) if isinstance(fold, Fold)]
             assert update.folded == sorted(update.folded)
     assert update.first_missing() is None
@@ -70,7 +70,7 @@ def test_policy_is_asked_once_for_an_update_and_a_view() -> None:
     chunk, update, roster = make_chunk(policy), Update(1), view(["alive"] * 100)
     for rank in range(99, -1, -1):
         chunk.expect(update, roster)
-        update.add(Contribution(rank, 1, 0, 1, slot=rank))
+        update.add(Contribution(rank, 1, 0, 1, rank, rank))
     assert policy.asked == 1
     chunk.expect(update, view(["alive"] * 100, epoch=2))
     assert policy.asked == 2
