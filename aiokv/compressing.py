@@ -193,6 +193,8 @@ class Compressor:
         self._pieces: dict[tuple[int, int, int], Piece] = {}
         self._decoders: dict[Codec, Decoder] = {}
         self._replicas: dict[tuple[Peer, Key, int], Array] = {}
+        self._held: dict[int, dict[Key, dict[str, Any] | None]] = {}
+        """By the clock of a checkpoint, what was left of keys then; None: nothing."""
 
     @property
     def backend(self) -> str:
@@ -320,6 +322,18 @@ class Compressor:
                 scatter(bytes_of(values), [targets[tensor] for tensor in tensors])
 
     # --- checkpoints ---
+
+    def keep(self, clock: int, keys: Iterable[Key]) -> None:
+        """Keep what is left of keys, before more is encoded, until it is taken."""
+        held = self._held.setdefault(clock, {})
+        for key in keys:
+            if key not in held:
+                held[key] = self._kept[key].state() if key in self._kept else None
+
+    def take(self, clock: int) -> dict[Key, dict[str, Any]]:
+        """Return what was kept for a clock, and what is left of all other keys. See `Kept.state`."""
+        self.keep(clock, list(self._kept))
+        return {key: state for key, state in self._held.pop(clock).items() if state is not None}
 
     @property
     def kept(self) -> dict[Key, Kept]:

@@ -155,6 +155,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint_folder: Annotated[
         Text, says("Files are saved to and loaded from this folder, or URL of one, and nowhere else; empty: anywhere.")
     ] = ""
+    checkpoint_every: Annotated[
+        Bytes,
+        says("The scheduler's: a checkpoint of the whole cluster after every so many rounds. 0: none is made so."),
+    ] = 0
+    checkpoint_seconds: Annotated[
+        Limit, says("The scheduler's: a checkpoint of the whole cluster every so many seconds. 0: none is made so.")
+    ] = 0.0
+    checkpoint_keep: Annotated[Count, says("The scheduler's: how many checkpoints of the whole cluster stay.")] = 3
+    resume: Annotated[
+        Text,
+        says(
+            "The scheduler's: the servers begin with a checkpoint. latest: the newest complete one in "
+            "checkpoint_folder, if there is one; or path or URL of a folder of checkpoints, or of one."
+        ),
+    ] = ""
     check_finite: Annotated[
         Flag, says("A worker refuses to push NaN and infinities, which takes a look at every gradient.")
     ] = False
@@ -231,6 +246,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.uses_tls and not self.tls_ca:
             raise ConfigError("tls_cert and tls_key need tls_ca, or this node could not tell who the others are")
+        checkpoints = self.checkpoint_every or self.checkpoint_seconds or self.resume == "latest"
+        if checkpoints and not self.checkpoint_folder:
+            raise ConfigError(
+                "checkpoint_every, checkpoint_seconds and resume = 'latest' need checkpoint_folder, the place of "
+                "checkpoints",
+                key="checkpoint_folder",
+            )
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key belong together: give both, or none of them")
 

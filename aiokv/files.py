@@ -29,11 +29,13 @@ class Aside:
     Args:
         url: a path, or an address that fsspec knows.
         folder: where it has to be; see `find`.
+        ends_with_checksum: whether the checksum is written behind all else.
     """
 
-    def __init__(self, url: str, folder: str = "") -> None:
+    def __init__(self, url: str, folder: str = "", *, ends_with_checksum: bool = True) -> None:
         self._url = url
         self._folder = folder
+        self._ends_with_checksum = ends_with_checksum
         self._lock = threading.Lock()
         self._over = False
         self._digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
@@ -44,7 +46,7 @@ class Aside:
 
     @property
     def checksum(self) -> bytes:
-        """What the file ends with, once it is sealed."""
+        """The BLAKE2b of what was written, once it is sealed."""
         return self._checksum
 
     def stop(self) -> None:
@@ -68,7 +70,7 @@ class Aside:
         """
         with self._working():
             self._checksum = self._digest.digest()
-            self._write([self._checksum])
+            self._write([self._checksum] if self._ends_with_checksum else [])
             if not self._over and self._is_local:
                 self._file.flush()
                 os.fsync(self._file.fileno())

@@ -99,7 +99,7 @@ def unpack(content: bytes | memoryview, path: str) -> tuple[dict[str, Array], di
     """
     view = memoryview(content).toreadonly()
     try:
-        begin, described, metadata = _read_head(view)
+        begin, described, metadata = read_head(view)
         data = view[begin:]
         arrays: dict[str, Array] = {}
         end = 0
@@ -122,7 +122,7 @@ def unpack(content: bytes | memoryview, path: str) -> tuple[dict[str, Array], di
     return arrays, metadata
 
 
-def _read_head(view: memoryview) -> tuple[int, dict[str, _Tensor], dict[str, str]]:
+def read_head(view: memoryview) -> tuple[int, dict[str, _Tensor], dict[str, str]]:
     """Return where the arrays begin, what there is, and the texts."""
     begin = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
     if begin > len(view):

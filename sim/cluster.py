@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Final
 
+from aiokv.core.checkpoint_keeper import CheckpointPlan
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.membership import ClusterPlan, Membership
@@ -14,6 +15,7 @@ from aiokv.types import Role
 from sim.checks import Checks
 from sim.clock import Clock
 from sim.compute import step_times
+from sim.disk import Disk
 from sim.drops import Drops, Expiry, lifetime
 from sim.network import Network
 from sim.node import Machine, Node, World
@@ -107,10 +109,13 @@ class _Cluster:
             Service(scenario.server, seed),
             timeline,
             States(scenario),
+            Disk(self._run, scenario.cluster.checkpoint_write),
             self._checks,
             self._count_update,
             check and scenario.cluster.workers <= MAX_VALIDATED,
         )
+        self._run.checkpoints = self._world.disk.complete
+        self._starts = 0
         self._nodes: dict[str, Node] = {}
         self._lives: dict[str, int] = {}
         self._workers: dict[str, Worker] = {}
@@ -208,6 +213,8 @@ class _Cluster:
 
     def _plan(self) -> ClusterPlan:
         cluster = self._scenario.cluster
+        self._starts += 1
+        checkpoints = CheckpointPlan("disk", self._starts, cluster.checkpoint_every, cluster.checkpoint_seconds)
         return ClusterPlan(
             num_workers=cluster.workers,
             num_servers=cluster.servers,
@@ -217,6 +224,7 @@ class _Cluster:
             split_bytes=cluster.split_bytes,
             on_worker_loss=cluster.on_worker_loss,
             respawn_timeout=cluster.respawn_timeout,
+            checkpoints=checkpoints,
         )
 
     def _start_server(self, name: str) -> None:

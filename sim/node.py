@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aiokv.types import Key, Peer, Version
     from sim.checks import Checks
     from sim.clock import Clock
+    from sim.disk import Disk
     from sim.drops import Drops
     from sim.network import Address, Flights, Network
     from sim.record import Run, Token
@@ -74,6 +75,8 @@ class World:
     timeline: Timeline
     states: States
     """How much there is to save."""
+    disk: Disk
+    """Where checkpoints lie."""
     checks: Checks | None = None
     """What is asked after every event whether all is well."""
     on_update: Callable[[UpdateRecord], None] = lambda update: None
@@ -308,7 +311,7 @@ class Node:
                 self._apply(effect)
             case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():
                 raise NotImplementedError("the simulator's workloads have no row-sparse keys")
-            case fx.Restore():
+            case fx.Restore() | fx.ReadCheckpoint() | fx.LoadSnapshots():
                 raise NotImplementedError("the simulator's workloads load nothing")
             case fx.Install(slot=slot) | fx.Free(slot=slot) | fx.Skip(slot=slot):
                 self.ledger.take(slot)
@@ -334,8 +337,36 @@ class Node:
                 pass
             case fx.Encode() | fx.Settle() | fx.ForgetResiduals() | fx.Prepare() | fx.Decode() | fx.ForgetReplicas():
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
+            case fx.KeepResiduals() | fx.WriteResiduals():
+                raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
+            case _:
+                self._perform_on_disk(effect)
+
+    def _perform_on_disk(
+        self, effect: fx.Snapshot | fx.DropSnapshots | fx.WriteSnapshots | fx.WriteManifest | fx.RemoveCheckpoints
+    ) -> None:
+        disk = self._world.disk
+        match effect:
+            case fx.Snapshot():
+                disk.hold(self.name, effect)
+            case fx.DropSnapshots(clock):
+                disk.drop(self.name, clock)
+            case fx.WriteSnapshots(clock):
+                written = st.PartWritten(clock, disk.write(self.name, effect))
+                self._env.after(disk.seconds, self._wrote, written)
+            case fx.WriteManifest(clock):
+                disk.finish(effect)
+                self.deliver(st.ManifestWritten(clock))
+            case fx.RemoveCheckpoints(places):
+                disk.remove(places)
             case _:
                 assert_never(effect)
+
+    def _wrote(self, written: st.PartWritten) -> None:
+        if self._pauses:
+            self._waiting.append(lambda: self._wrote(written))
+        else:
+            self.deliver(written)
 
     def _send(self, peer: Peer, request: int, message: m.Message, payload: fx.Payload | None, priority: int) -> None:
         pipe = self._pipes.get(peer)

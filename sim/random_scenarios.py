@@ -83,6 +83,7 @@ def random_scenario(seed: int) -> Scenario:
         ),
         tensor=_tensors(stream, workers),
     )
+    scenario = msgspec.structs.replace(scenario, cluster=_checkpoints(cluster, seed))
     count = stream.choice((0, 1, 1, 2, 3))
     draw = _mild if mild else _harsh
     drawn = [draw(stream, scenario, count) for _ in range(count)]
@@ -113,6 +114,19 @@ def _saving(seed: int, scenario: Scenario) -> Scenario:
         return scenario
     job = msgspec.structs.replace(job, save_every=stream.choice((1, 2)), save_bandwidth=stream.choice((1e3, 1e9)))
     return msgspec.structs.replace(scenario, job=job)
+
+
+def _checkpoints(cluster: ClusterSection, seed: int) -> ClusterSection:
+    """Let there be checkpoints in half of the scenarios."""
+    stream = random.Random(f"{seed}:checkpoints")
+    if _happens(stream, 0.5):
+        return cluster
+    return msgspec.structs.replace(
+        cluster,
+        checkpoint_every=stream.choice((0, 1, 2, 3)),
+        checkpoint_seconds=stream.choice((0.0, STEP, 3.0 * STEP)),
+        checkpoint_write=stream.choice((0.0, 0.01, 4.0 * STEP)),
+    )
 
 
 def _policy(stream: random.Random, workers: int, steps: int) -> str:

@@ -9,6 +9,7 @@ from aiokv.core.records import Record
 from aiokv.policy import get_policy
 
 if TYPE_CHECKING:
+    from aiokv.core.saved_chunks import ChunkState
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Rank, Version
     from sim.learning import Curve
@@ -165,6 +166,8 @@ class Run:
     duplicates: dict[Rank, int] = field(default_factory=dict)
     """How many pushes to a chunk came more than once, as the servers counted them."""
     logs: list[LogRecord] = field(default_factory=list)
+    checkpoints: dict[str, list[ChunkState]] = field(default_factory=dict)
+    """What the checkpoints of the cluster have that are complete, by their folders."""
     in_flight: list[Token] = field(default_factory=list)
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""
     unstopped: list[str] = field(default_factory=list)

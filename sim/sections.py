@@ -39,6 +39,12 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     join_timeout: Positive = 120.0
     on_worker_loss: Literal["fail", "respawn"] = "fail"
     respawn_timeout: Positive = 30.0
+    checkpoint_every: Annotated[int, Meta(ge=0)] = 0
+    """A checkpoint of the whole cluster after so many rounds; 0: none."""
+    checkpoint_seconds: Seconds = 0.0
+    """One every so many seconds; 0: none."""
+    checkpoint_write: Seconds = 0.0
+    """How long a server writes its part; it goes on meanwhile."""
     chunk_bytes: Bytes = 512 * 1024
     split_bytes: Bytes = 64 * 1024
 

@@ -148,6 +148,18 @@ class Calls:
         """Tell whether a call is not over."""
         return number in self._calls
 
+    def open_pushes(self, clock: int) -> list[int]:
+        """Return the ids of the requests that push with a clock, or an earlier one, and are not answered."""
+        return [
+            number
+            for number, request in self._requests.items()
+            if request.part and request.part.push and getattr(request.part.message, "clock", 0) <= clock
+        ]
+
+    def is_unanswered(self, request: int) -> bool:
+        """Tell whether a request was asked and is not answered."""
+        return request in self._requests
+
     def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | CallBuffer | Replica | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer.
 

@@ -140,7 +140,8 @@ class Chunk(Record, eq=False):
     `refused` says of the last pushes whose update could not be made why.
 
     `since` is the version and `before` each rank's pushes at which its policy began; `leaving` are the ranks that have
-    asked for another one, so that this one waits for them no longer.
+    asked for another one, so that this one waits for them no longer. `cut` is the clock of the last checkpoint that has
+    its value.
     """
 
     is_dense: ClassVar[bool] = True
@@ -172,6 +173,7 @@ class Chunk(Record, eq=False):
     leaving: dict[Rank, None] = field(default_factory=dict)
     awaiting: dict[Waiter, None] = field(default_factory=dict)
     refused: dict[tuple[Rank, int], AiokvError] = field(default_factory=dict)
+    cut: int = 0
     nbytes: int = 0
     """Bytes of the elements."""
 

@@ -8,6 +8,7 @@ import msgspec
 
 from aiokv.core.answers import Answers
 from aiokv.core.catalog import Catalog
+from aiokv.core.cluster_checkpoints import Checkpoints
 from aiokv.core.compression import Codecs, Decoding, check_length
 from aiokv.core.control import Asked, Control
 from aiokv.core.creation import Creation
@@ -29,6 +30,7 @@ from aiokv.core.making import Making
 from aiokv.core.neighbours import Neighbours
 from aiokv.core.norms import Norms, Outcome
 from aiokv.core.policy_changes import PolicyChanges
+from aiokv.core.resuming import Resuming
 from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.rows import Tables
@@ -37,15 +39,18 @@ from aiokv.core.saving import Saving, restored
 from aiokv.core.steps import Steps
 from aiokv.core.stimuli import (
     Applied,
+    CheckpointRead,
     Connected,
     ConnectFailed,
     Decoded,
     Executed,
     Join,
     Normed,
+    PartWritten,
     PeerLost,
     Received,
     Restored,
+    SnapshotsLoaded,
     Stimulus,
     Tick,
 )
@@ -102,9 +107,11 @@ class Coordinator:
         self.tallies = tallies = Tallies()
         """What became of contributions."""
         self._answers = Answers(self._deadlines, self._codecs, tallies)
-        self._making = Making(self._rules, tallies)
+        self._checkpoints = Checkpoints(self._catalog, self._rules)
+        self._making = Making(self._rules, tallies, self._checkpoints)
         self._steps = Steps(self._deciding, self._answers, self._making, tallies)
         self._rounds = Rounds(self._answers, self._making, self._steps, self._norms, tallies)
+        self._resuming = Resuming(self._catalog, self._rules, self._rounds.begin)
         tables = Tables(self._catalog, self._creation, self._rounds)
         saving = Saving(self._catalog, self._rules, self._creation)
         self._control = Control(joiner, self._catalog, self._rules, self._codecs, saving, tallies)
@@ -128,7 +135,7 @@ class Coordinator:
                 return [] if self._decoding.hold(stimulus) else self._received(stimulus, now)
             case PeerLost() if self._decoding.hold(stimulus):
                 return []
-            case Applied() | Normed() | Restored():
+            case Applied() | Normed() | Restored() | PartWritten() | CheckpointRead() | SnapshotsLoaded():
                 return self._stored(stimulus, now)
             case Decoded():
                 return self._decoded(stimulus, now)
@@ -156,10 +163,18 @@ class Coordinator:
             case _:
                 raise TypeError(f"not a stimulus for a server: {stimulus!r}")
 
-    def _stored(self, stimulus: Applied | Normed | Restored, now: float) -> list[Effect]:
+    def _stored(
+        self,
+        stimulus: Applied | Normed | Restored | PartWritten | CheckpointRead | SnapshotsLoaded,
+        now: float,
+    ) -> list[Effect]:
         """The store has done something."""
         if isinstance(stimulus, Restored):
             return [restored(stimulus)]
+        if isinstance(stimulus, PartWritten):
+            return self._checkpoints.written(stimulus)
+        if isinstance(stimulus, CheckpointRead | SnapshotsLoaded):
+            return self._resumed(stimulus, now)
         chunk = self._catalog.chunks[stimulus.key, stimulus.start]
         if isinstance(stimulus, Applied):
             return self._exchanges.applied(chunk, stimulus, now)
@@ -194,6 +209,12 @@ class Coordinator:
                 return self._stop(reason, failed=False)
             case m.Error(code, text, details) if request == REGISTER_REQUEST:
                 return self._joiner.fail(from_code(code, text, details))
+            case m.CheckpointAt(clock):
+                return self._checkpoints.asked(clock)
+            case m.CheckpointRest(clock):
+                return self._checkpoints.rest(clock)
+            case m.CheckpointDropped(clock):
+                return self._checkpoints.dropped(clock)
             case _:
                 reason = f"unexpected {type(message).__name__} from the scheduler"
                 return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
@@ -224,7 +245,7 @@ class Coordinator:
                 deleted = self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
                 return deleted + self._changes.deleted()
             case _ if isinstance(message, Asked):
-                return self._control.asked(received, message, self._rank_of(peer), self._roster)
+                return self._asked(received, message)
             case _:
                 return self._from_stranger(received, now)
 
@@ -236,6 +257,12 @@ class Coordinator:
         reason = f"unexpected {type(message).__name__} from a worker"
         return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
 
+    def _asked(self, received: Received, message: Asked) -> list[Effect]:
+        effects = self._control.asked(received, message, self._rank_of(received.peer), self._roster)
+        if isinstance(message, m.PutRules):
+            return self._checkpoints.loaded(message.clock) + effects
+        return effects
+
     # --- membership ---
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
@@ -244,11 +271,9 @@ class Coordinator:
         self._joiner.on_view(view, now)
         self._roster = self._answers.roster = Roster(view)
         effects = self._joiner.complete()
-        for (peer, request), attach in list(self._attaching.items()):
-            if attach.epoch <= view.epoch:
-                del self._attaching[peer, request]
-                self._deadlines.discard((peer, request))
-                effects += self._answer_attach(peer, request, attach, now)
+        effects += self._resuming.viewed(view, self._index)
+        self._checkpoints.viewed(view, self._index)
+        effects += self._let_in(now)
         effects += self._creation.roster_changed(self._roster) + self._changes.viewed()
         effects += self._go_on(self._norms.viewed(view), now)
         for gone, reason in self._neighbours.gone():
@@ -256,9 +281,43 @@ class Coordinator:
         effects += self._steps.decided(self._deciding.changed(self._roster, now), now)
         return effects + self._rounds.advance(self._catalog.chunks.values(), now)
 
+    @property
+    def _index(self) -> int:
+        """The server's number in the view."""
+        view = self._joiner.view
+        assert view is not None, "there is none before"
+        return next(entry.index for entry in view.servers if entry.name == self._joiner.name)
+
+    def _let_in(self, now: float) -> list[Effect]:
+        """Answer those who have said who they are before that could be known, or before their values were there."""
+        effects: list[Effect] = []
+        for (peer, request), attach in list(self._attaching.items()):
+            if attach.epoch <= self._roster.epoch and not self._resuming.is_busy:
+                del self._attaching[peer, request]
+                self._deadlines.discard((peer, request))
+                effects += self._answer_attach(peer, request, attach, now)
+        return effects
+
+    def _resumed(self, stimulus: CheckpointRead | SnapshotsLoaded, now: float) -> list[Effect]:
+        """Go on with a checkpoint, and let the workers in when it is loaded."""
+        effects: list[Effect] = []
+        if isinstance(stimulus, CheckpointRead):
+            effects = self._resuming.read(stimulus)
+        else:
+            self._resuming.loaded(stimulus)
+        error = self._resuming.error
+        if error is None:
+            self._checkpoints.resumed(self._rules.newest)
+            return effects + self._let_in(now)
+        for name in self._attaching:
+            self._deadlines.discard(name)
+            effects.append(Refuse(*name, error))
+        self._attaching.clear()
+        return [*effects, *self._stop(f"the checkpoint can't be loaded: {error}", failed=True)]
+
     def _attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float) -> list[Effect]:
-        if message.epoch > self._roster.epoch:
-            # The other side has a view that has not reached this server yet.
+        if message.epoch > self._roster.epoch or self._resuming.is_busy:
+            # The other side has a view that has not reached this server yet, or the values are not here.
             self._attaching[peer, request] = message
             self._deadlines.add((peer, request), now + message.timeout)
             return []
@@ -326,7 +385,7 @@ class Coordinator:
         if self._joiner.joining:
             return self._joiner.fail(error)
         text = f"{error}; {self._joiner.name} serves its workers until they leave"
-        return [Log("warning", text), *self._stop_when_alone()]
+        return [Log("warning", text), *self._checkpoints.scheduler_gone(), *self._stop_when_alone()]
 
     def _stop_when_alone(self) -> list[Effect]:
         if self._scheduler_lost and not self._ranks:
@@ -448,7 +507,9 @@ class Coordinator:
                 effects.append(self._changes.expire(name))
             else:
                 attach = self._attaching.pop(name)
-                text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
+                text = f"{self._joiner.name} has not loaded its part of the checkpoint in {attach.timeout:g} s"
+                if not self._resuming.is_busy:
+                    text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
                 effects.append(Refuse(*name, CallTimeoutError(text)))
         return effects
 

@@ -299,6 +299,10 @@ class Directory:
         for one in known:
             one.clock = self.clock
 
+    def next_clock(self, keys: Iterable[Key]) -> int:
+        """Return the clock that a push of keys would have now."""
+        return max([self.clock, *(self.counted(key) + 1 for key in keys)])
+
     def pushed(self, key: Key) -> int:
         """Return how often this worker has pushed a key."""
         known = self._known.get(key)

@@ -9,11 +9,12 @@ from aiokv.core.records import Record, field
 if TYPE_CHECKING:
     from aiokv.codec import Codec
     from aiokv.commands import Command
+    from aiokv.core.saved_chunks import ChunkState
     from aiokv.errors import AiokvError
     from aiokv.initializers import Initializer
     from aiokv.optim import Optimizer
     from aiokv.types import Key, Peer, Piece, Rank, Slot, TensorSpec, Version
-    from aiokv.wire.messages import Message
+    from aiokv.wire.messages import CheckpointFile, Message, RulesState
 
 # --- payloads, by reference: the driver finds the bytes ---
 
@@ -242,6 +243,20 @@ class ForgetResiduals(Record):
     keys: list[Key]
 
 
+class KeepResiduals(Record):
+    """Keep what is left of keys as it is now, for the checkpoint of a clock; it may have been kept already."""
+
+    clock: int
+    keys: list[Key]
+
+
+class WriteResiduals(Record):
+    """Write what was kept for the checkpoint of a clock, and what is left of all other keys; ends in `PartWritten`."""
+
+    clock: int
+    place: str
+
+
 # --- effects of a server on its store ---
 
 
@@ -444,6 +459,65 @@ class Restore(Record):
     slot: Slot
 
 
+class Snapshot(Record):
+    """Hold on to the chunk's value and to a copy of its state as they are now, for the checkpoint of `clock`.
+
+    `states` are, for each key that lies in it, what else is to be saved.
+    """
+
+    clock: int
+    key: Key
+    start: int
+    version: Version
+    states: list[ChunkState]
+
+
+class DropSnapshots(Record):
+    """Let go of all that is held for the checkpoint of a clock."""
+
+    clock: int
+
+
+class WriteSnapshots(Record):
+    """Write all that is held for the checkpoint of a clock to the folder `place`, and let go; ends in `PartWritten`.
+
+    It is the part of server number `index`. Nothing else waits for that.
+    """
+
+    clock: int
+    place: str
+    index: int
+    rules: RulesState
+
+
+class ReadCheckpoint(Record):
+    """Read what the checkpoint in the folder `place` has, without the arrays; ends in `CheckpointRead`."""
+
+    place: str
+
+
+class WantedChunk(Record):
+    """Elements, or rows, [start, stop) of a key whose value is to be made of parts of others.
+
+    `sources` are numbers of those that were read. The value gets this `version`; it has about so many bytes.
+    """
+
+    key: Key
+    start: int
+    stop: int
+    version: Version
+    rule: Optimizer
+    sources: list[int]
+    nbytes: int
+
+
+class LoadSnapshots(Record):
+    """Put what was read of a checkpoint into chunks that are there; ends in `SnapshotsLoaded`."""
+
+    place: str
+    chunks: list[WantedChunk]
+
+
 class Free(Record):
     """The slot's content is not needed."""
 
@@ -465,6 +539,28 @@ class Execute(Record):
     index: int
 
 
+# --- effects of the scheduler on files ---
+
+
+class WriteManifest(Record):
+    """Complete a checkpoint whose parts are written, by writing what it is made of; ends in `ManifestWritten`.
+
+    `parts` are those of the servers, in their order, `residuals` those of workers, with their ranks.
+    """
+
+    clock: int
+    place: str
+    workers: int
+    parts: list[CheckpointFile]
+    residuals: list[tuple[Rank, CheckpointFile]]
+
+
+class RemoveCheckpoints(Record):
+    """Delete checkpoints, complete or not, in these folders."""
+
+    places: list[str]
+
+
 Effect = (
     Connect
     | Send
@@ -478,6 +574,8 @@ Effect = (
     | Encode
     | Settle
     | ForgetResiduals
+    | KeepResiduals
+    | WriteResiduals
     | Install
     | Prepare
     | Decode
@@ -495,6 +593,13 @@ Effect = (
     | Split
     | Divide
     | Restore
+    | Snapshot
+    | DropSnapshots
+    | WriteSnapshots
+    | ReadCheckpoint
+    | LoadSnapshots
+    | WriteManifest
+    | RemoveCheckpoints
     | Forget
     | Free
     | Configure

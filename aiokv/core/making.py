@@ -10,6 +10,7 @@ from aiokv.optim import Assign
 
 if TYPE_CHECKING:
     from aiokv.core.chunk import Chunk, Contribution, Update
+    from aiokv.core.cluster_checkpoints import Checkpoints
     from aiokv.core.merging import Rate
     from aiokv.core.roster import Roster
     from aiokv.core.rules import Rules
@@ -24,11 +25,13 @@ class Making:
     Args:
         rules: which rule makes an update.
         tallies: where contributions are counted.
+        checkpoints: who holds on to values before they are replaced.
     """
 
-    def __init__(self, rules: Rules, tallies: Tallies) -> None:
+    def __init__(self, rules: Rules, tallies: Tallies, checkpoints: Checkpoints) -> None:
         self._rules = rules
         self._tallies = tallies
+        self._checkpoints = checkpoints
 
     def sum_up(self, chunk: Chunk, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Add up what may be added; the highest place below which all is there is that of the first missing one."""
@@ -43,14 +46,17 @@ class Making:
         """Return what contributions are multiplied by, of their staleness; what is in step is not stale."""
         return None if chunk.policy.keeps_sum or chunk.policy.in_step else self._rules.merging.rate
 
-    def begin(self, chunk: Chunk, update: Update, roster: Roster) -> Effect:
+    def begin(self, chunk: Chunk, update: Update, roster: Roster) -> list[Effect]:
         """Apply an update, or first let the norms be computed that its rule needs."""
         chunk.applying = True
         apply = self._apply(chunk, update, roster)
+        effects = self._checkpoints.before(chunk, apply.clock)
         if not apply.rule.norm_counts:
-            return chunk.completed(update, apply, self._rate(chunk))
-        chunk.pending = apply
-        return self._norms_of(apply)
+            effects.append(chunk.completed(update, apply, self._rate(chunk)))
+        else:
+            chunk.pending = apply
+            effects.append(self._norms_of(apply))
+        return effects
 
     def _norms_of(self, apply: Apply) -> Norms:
         head = (apply.key, apply.start, apply.version, apply.slot)

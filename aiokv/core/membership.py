@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiokv.core.barriers import Barriers
+from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
 from aiokv.core.roster import Roster, natural_order
-from aiokv.core.stimuli import PeerLost, Received, Stimulus, Tick
+from aiokv.core.stimuli import ManifestWritten, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
     ClusterFullError,
@@ -36,6 +37,7 @@ class ClusterPlan:
     split_bytes: int
     on_worker_loss: str = "fail"
     respawn_timeout: float = 30.0
+    checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +83,11 @@ class Membership:
         self._away: Deadlines[str] = Deadlines()
         """Names of workers whose place is kept."""
         self._barriers = Barriers()
+        self._keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
         self._roster = Roster()
         self._over = False
+        self._end_by: float | None = None
+        """When the job ends, whether the checkpoint that is under way is complete or not."""
 
     # --- the door ---
 
@@ -95,12 +100,15 @@ class Membership:
                 return self._peer_lost(peer, reason, now)
             case Tick():
                 return self._tick(now)
+            case ManifestWritten():
+                return self._keeper.written(stimulus) + self._end_if_over(now)
             case _:
                 raise TypeError(f"not a stimulus for the scheduler: {stimulus!r}")
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        return earliest(self._joining.next(), self._silent.next(), self._away.next(), self._barriers.deadline())
+        joined = earliest(self._joining.next(), self._silent.next(), self._away.next())
+        return earliest(joined, self._barriers.deadline(), self._keeper.deadline(), self._end_by)
 
     @property
     def missing(self) -> str:
@@ -133,9 +141,11 @@ class Membership:
                     self._barriers.arrive(peer, request, rank, message, self._roster, now)
                     return self._barriers.release(self._roster)
                 case m.Finish():
-                    return self._finish(peer, request)
+                    return self._finish(peer, request, now)
                 case m.Leave():
-                    return self._leave(peer, request)
+                    return self._leave(peer, request, now)
+                case m.CheckpointPart() | m.CheckpointClock():
+                    return self._checkpoint(peer, message, now)
                 case _:
                     reason = f"unexpected {type(message).__name__}"
                     return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
@@ -203,7 +213,7 @@ class Membership:
         member.state, member.reason = "alive", ""
         self._by_peer[peer] = member
         self._silent.add(peer, now + self._plan.death_timeout)
-        return [*effects, Log("warning", f"{label} {how}"), *self._publish()]
+        return [*effects, Log("warning", f"{label} {how}"), *self._publish(now)]
 
     def _form(self, now: float) -> list[Effect]:
         """Give out the numbers, by name, and tell everybody: the cluster is complete."""
@@ -214,9 +224,9 @@ class Membership:
             self._joining.discard(peer)
             self._silent.add(peer, now + self._plan.death_timeout)
         text = f"complete, workers: {self._plan.num_workers}, servers: {self._plan.num_servers}"
-        return [Log("info", text), *self._publish()]
+        return [Log("info", text), *self._publish(now)]
 
-    def _publish(self) -> list[Effect]:
+    def _publish(self, now: float) -> list[Effect]:
         self._epoch += 1
         workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
         servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
@@ -229,10 +239,26 @@ class Membership:
             self._plan.split_bytes,
             self._plan.death_timeout,
             self._plan.on_worker_loss,
+            self._plan.checkpoints.every,
+            self._plan.checkpoints.folder,
+            self._plan.checkpoints.run,
+            self._plan.checkpoints.resume,
         )
         self._roster = Roster(view)
+        servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
         # Servers first: a worker that is quick to call should find that they know it.
-        return [Send(member.peer, 0, view) for member in servers + workers if member.is_here]
+        effects: list[Effect] = [Send(peer, 0, view) for peer in servers_here + workers_here]
+        return effects + self._keeper.viewed(servers_here, workers_here, self._roster, now)
+
+    def _checkpoint(self, peer: Peer, message: m.CheckpointPart | m.CheckpointClock, now: float) -> list[Effect]:
+        member = self._by_peer.get(peer)
+        if member is None or not self._epoch:
+            raise MembershipError("only a member of the complete cluster can do this")
+        if isinstance(message, m.CheckpointClock):
+            return self._keeper.answered(peer, message)
+        if member.role is Role.WORKER:
+            return self._keeper.passed(member.number, message)
+        return self._keeper.wrote(member.number, message) + self._end_if_over(now)
 
     # --- leaving and getting lost ---
 
@@ -242,15 +268,15 @@ class Membership:
             raise MembershipError("only a worker of the complete cluster can do this")
         return member
 
-    def _leave(self, peer: Peer, request: int) -> list[Effect]:
+    def _leave(self, peer: Peer, request: int, now: float) -> list[Effect]:
         member = self._worker(peer)
         self._drop(member, "left", "left in good order")
-        effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(), *self._barriers.release(self._roster)]
-        return effects + self._end_if_over()
+        effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(now)]
+        return effects + self._barriers.release(self._roster) + self._end_if_over(now)
 
-    def _finish(self, peer: Peer, request: int) -> list[Effect]:
+    def _finish(self, peer: Peer, request: int, now: float) -> list[Effect]:
         self._worker(peer).state = "finished"
-        return [Send(peer, request, m.Done()), *self._publish(), *self._barriers.release(self._roster)]
+        return [Send(peer, request, m.Done()), *self._publish(now), *self._barriers.release(self._roster)]
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         member = self._by_peer.get(peer)
@@ -282,13 +308,17 @@ class Membership:
         if not self._epoch:
             self._remove(member)
             return effects
-        return effects + self._publish() + self._barriers.release(self._roster) + self._end_if_over()
+        return effects + self._publish(now) + self._barriers.release(self._roster) + self._end_if_over(now)
 
-    def _end_if_over(self) -> list[Effect]:
+    def _end_if_over(self, now: float) -> list[Effect]:
         workers = self._of(Role.WORKER)
-        if self._over or any(worker.is_expected for worker in workers):
+        if self._over or not self._epoch or any(worker.is_expected for worker in workers):
             return []
-        self._over = True
+        if self._keeper.is_busy and not self._roster.lost:
+            self._end_by = now + PATIENCE if self._end_by is None else self._end_by
+            if now < self._end_by:
+                return []
+        self._over, self._end_by = True, None
         lost = [member.name for member in self._members.values() if member.state == "lost"]
         reason = f"no worker is left; lost: {', '.join(lost)}" if lost else "all workers have left"
         servers = [server for server in self._of(Role.SERVER) if server.state == "alive"]
@@ -313,7 +343,8 @@ class Membership:
             member = self._members[name]
             text = f"{member.reason}; nobody has taken its place within {self._plan.respawn_timeout:g} s"
             effects += self._lose(member, text, now)
-        return effects + self._barriers.expire(self._roster, now)
+        effects += self._barriers.expire(self._roster, now) + self._keeper.tick(now)
+        return effects if self._end_by is None else effects + self._end_if_over(now)
 
     def _give_up_join(self, member: Member, missing: str, now: float) -> list[Effect]:
         text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {missing}"

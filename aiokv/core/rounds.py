@@ -273,7 +273,7 @@ class Rounds:
         if missing is not None:
             return effects + self._refuse_lost(chunk, update) if roster.lost else effects
         if not chunk.applying and update.version == chunk.version + 1:
-            effects.append(self._making.begin(chunk, update, roster))
+            effects += self._making.begin(chunk, update, roster)
         return effects
 
     def _refuse_lost(self, chunk: Chunk, update: Update) -> list[Effect]:

@@ -77,16 +77,19 @@ class Rules:
             )
         return False
 
-    def saved(self) -> RulesState:
-        """Return all that is known, as plain data."""
+    def saved(self, until: int | None = None) -> RulesState:
+        """Return all that is known, as plain data; or what was known when updates up to a clock were made."""
         rules = dict(self._rules)
         plain = {since: rule_to_params(rules[since]) for since in self._changes}
         changes = tuple(
-            (since, {param: plain[since][param] for param in params}) for since, params in self._changes.items()
+            (since, {param: plain[since][param] for param in params})
+            for since, params in self._changes.items()
+            if until is None or since <= until + 1
         )
         params = rule_to_params(self._rules[0][1]) if self.is_set else {}
         reduction, rate = self.merging.reduction, self.merging.staleness_rate
-        return RulesState(self._name, params, reduction, changes, self.newest, rate)
+        clock = self.newest if until is None else min(self.newest, until)
+        return RulesState(self._name, params, reduction, changes, clock, rate)
 
     def resume(self, rule: Optimizer, saved: Mapping[str, Any], merging: Merging, changes: Changes) -> bool:
         """Use a rule, and forget what has become of it but these changes; return whether it is set only now.

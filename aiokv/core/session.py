@@ -22,6 +22,7 @@ from aiokv.core.effects import (
     Connect,
     Disconnect,
     Effect,
+    Encode,
     Fail,
     Log,
     Replica,
@@ -29,6 +30,7 @@ from aiokv.core.effects import (
 )
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
 from aiokv.core.keys import check_key
+from aiokv.core.passing import Passing
 from aiokv.core.roster import Roster
 from aiokv.core.rows import check_table
 from aiokv.core.rules import check_changes
@@ -98,6 +100,7 @@ class Session:
         self._lost: dict[Peer, str] = {}
         self._directory = Directory(self.policy)
         self._calls = Calls(self._directory, self._label, max_open_pushes=max_open_pushes)
+        self._passing = Passing(self._calls.open_pushes, self._calls.is_unanswered)
         self._compression = Compression()
         self._changes = 0
         """How often it was changed."""
@@ -199,6 +202,10 @@ class Session:
 
     def handle(self, stimulus: st.Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
+        effects = self._handle(stimulus, now)
+        return self._pass_clocks(effects) if self._passing.is_active else effects
+
+    def _handle(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
             case st.Received():
                 return self._received(stimulus.peer, stimulus.request, stimulus.message, stimulus.nbytes, now)
@@ -242,6 +249,15 @@ class Session:
             case _:
                 return self._link_event(stimulus, now)
 
+    def _pass_clocks(self, effects: list[Effect]) -> list[Effect]:
+        """Look whether a clock of the cluster's checkpoints is passed."""
+        keeping: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Encode):
+                keys = [key for _, key, _ in effect.tensors]
+                keeping += self._passing.keep(keys, self._directory.next_clock(keys))
+        return [*keeping, *effects, *self._passing.pushed(self._directory.clock)]
+
     def _link_event(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
             case st.Join(call, timeout):
@@ -256,6 +272,8 @@ class Session:
                 return self._retry(peer, reason) if error is None or error.retriable else self._joiner.fail(error)
             case st.PeerLost(peer, reason):
                 return self._link_lost(peer, reason)
+            case st.PartWritten():
+                return self._passing.written(stimulus)
             case st.Tick():
                 return self._tick(now)
             case _:
@@ -266,6 +284,7 @@ class Session:
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
         first = self._joiner.view is None
         self._joiner.on_view(view, now)
+        self._passing.viewed(view)
         self._roster = Roster(view)
         if first:
             self._rank = self._roster.rank_of(self._joiner.name)
@@ -500,6 +519,7 @@ class Session:
                 return [Complete(call)]
             case _:
                 self._directory.resume(stimulus.clock, stimulus.updates)
+                self._passing.resumed(stimulus.clock)
                 return [Complete(stimulus.call)]
 
     def _ask_all(self, call: Call, make: Callable[[float], m.Message], now: float) -> list[Effect]:
@@ -541,6 +561,8 @@ class Session:
                 return self._viewed(message, now)
             case m.Heartbeat():
                 return []
+            case m.CheckpointAt(clock):
+                return self._passing.asked(clock, self._directory.clock)
             case m.Error(code, text, details) if self._joiner.joining:
                 return self._joiner.fail(from_code(code, text, details))
             case _:
@@ -623,6 +645,7 @@ class Session:
         self._closed = True
         if not self._joiner.joined or not self._joiner.connected:
             return [*effects, Complete(number)]
+        effects += self._passing.departs(self._directory.clock)
         call = Call(number, "leave", timeout)
         self._calls.open(call, now)
         return [*effects, Send(SCHEDULER, self._calls.ask(call, SCHEDULER), m.Leave())]

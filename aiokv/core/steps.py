@@ -188,7 +188,7 @@ class Steps:
             chunk.updates[update.version] = update
             chunk.newest = update.version
             effects += self._making.sum_up(chunk, update, None)
-            effects.append(self._making.begin(chunk, update, roster))
+            effects += self._making.begin(chunk, update, roster)
         return effects + self._answer_dropped(chunk, rounds, now)
 
     def _answer_dropped(self, chunk: Chunk, rounds: OpenRounds, now: float) -> list[Effect]:

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokv.core.effects import Sums
+    from aiokv.core.saved_chunks import ChunkState
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
-    from aiokv.wire.messages import Message, RulesState
+    from aiokv.wire.messages import CheckpointFile, Message, RulesState
 
 # --- for every machine ---
 
@@ -111,6 +112,39 @@ class Restored(Record):
     peer: Peer
     request: int
     error: AiokvError | None = None
+
+
+class PartWritten(Record):
+    """What a node has to write for the checkpoint of a clock is written, or it says why it could not be."""
+
+    clock: int
+    file: CheckpointFile | None = None
+    reason: str = ""
+
+
+class CheckpointRead(Record):
+    """What a checkpoint has, or why it can't be used: its clock, the update rule, and all parts of keys."""
+
+    clock: int
+    rules: RulesState | None
+    states: list[ChunkState]
+    error: AiokvError | None = None
+
+
+class SnapshotsLoaded(Record):
+    """What a `LoadSnapshots` effect asked for is done, unless there is an error."""
+
+    error: AiokvError | None = None
+
+
+# --- for the scheduler ---
+
+
+class ManifestWritten(Record):
+    """What a `WriteManifest` effect asked for is done, so that the checkpoint is complete, or it says why not."""
+
+    clock: int
+    reason: str = ""
 
 
 # --- for a node that joins: worker and server ---
@@ -384,6 +418,10 @@ Stimulus = (
     | Applied
     | Normed
     | Restored
+    | PartWritten
+    | CheckpointRead
+    | SnapshotsLoaded
+    | ManifestWritten
     | Executed
     | Decoded
     | Join

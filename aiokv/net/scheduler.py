@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+from aiokv.checkpoint_folder import complete, make_plan, remove
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
 from aiokv.core.membership import ClusterPlan, Membership
-from aiokv.errors import ProtocolError
+from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net.node import Node
 from aiokv.types import Role
 
@@ -32,11 +35,15 @@ class Scheduler(Node):
 
     def __init__(self, config: Config | None = None, *, log: Log | None = None, **settings: Any) -> None:
         super().__init__(config or load_config(role=Role.SCHEDULER, **settings), log)
+        self._work: dict[asyncio.Task[None], None] = {}
+        self._files = asyncio.Lock()
+        """Held by who writes or deletes files: one after the other."""
 
     async def start(self) -> None:
         """Listen. See `Node.start`."""
         config = self.config
         config.check_token()
+        checkpoints = await asyncio.to_thread(make_plan, config)
         await self._listen(config.bind_host, config.bind_port)
         plan = ClusterPlan(
             num_workers=config.num_workers,
@@ -47,6 +54,7 @@ class Scheduler(Node):
             split_bytes=config.split_bytes,
             on_worker_loss=config.on_worker_loss,
             respawn_timeout=config.respawn_timeout,
+            checkpoints=checkpoints,
         )
         self._start(Membership(plan))
 
@@ -58,5 +66,28 @@ class Scheduler(Node):
         match effect:
             case ef.Stop():
                 self._stop(effect)
+            case ef.WriteManifest() | ef.RemoveCheckpoints():
+                task = self._loop.create_task(self._perform_on_files(effect))
+                self._work[task] = None
+                task.add_done_callback(self._work.pop)
             case _:
                 super()._perform_own(effect)
+
+    async def _perform_on_files(self, effect: ef.WriteManifest | ef.RemoveCheckpoints) -> None:
+        folder = self.config.checkpoint_folder
+        async with self._files:
+            if isinstance(effect, ef.RemoveCheckpoints):
+                await asyncio.to_thread(remove, effect.places, folder)
+                return
+            reason = ""
+            try:
+                await asyncio.to_thread(complete, effect, folder)
+            except AiokvError as error:
+                reason = error.message
+        self.feed(st.ManifestWritten(effect.clock, reason))
+
+    async def close(self) -> None:
+        """Stop listening and close all connections. See `Node.close`."""
+        # What is being written can't be stopped.
+        await asyncio.gather(*self._work, return_exceptions=True)
+        await super().close()

@@ -19,6 +19,7 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, get_backend
+from aiokv.net.checkpointing import CheckpointFiles, OnCheckpoint
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
 from aiokv.net.memory import TURN_BYTES
@@ -66,6 +67,7 @@ class Server(Node):
         """Host and port under which the others reach this server, once it is started."""
         self._store = ParameterStore(get_backend(FIRST if self.config.backend == "auto" else self.config.backend))
         self._holdings = Holdings(self._store, self.config.max_held_bytes, self.config.max_held_bytes_each)
+        self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed)
         self._cost = 0
         """What has been done with rows in this turn of the loop; see `aiokv.storing.cost_of_rows`."""
         self._warming: asyncio.Task[None] | None = None
@@ -203,6 +205,7 @@ class Server(Node):
             # A thread can't be stopped; it takes a second or two at most.
             await asyncio.gather(self._warming, return_exceptions=True)
         await asyncio.gather(*self._commands, *self._preparing, return_exceptions=True)
+        await self._checkpoints.close()
         await super().close()
 
     async def _execute(self, effect: ef.Execute) -> None:
@@ -230,6 +233,8 @@ class Server(Node):
             case ef.Prepare(codec):
                 self._perform_stored(effect)
                 self._prepare(codec)
+            case _ if isinstance(effect, OnCheckpoint):
+                self._checkpoints.perform(effect)
             case ef.Stop():
                 self._stop(effect)
             case ef.Complete():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from aiokv.arrays import Arguments, bytes_of, gather, scatter
+from aiokv.cluster_files import residuals_name, write_file
 from aiokv.compressing import Compressor, Job
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
@@ -25,6 +26,7 @@ from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.operations import Operations
+from aiokv.residuals import residual_file
 from aiokv.staging import Staging
 from aiokv.types import Peer, Role
 from aiokv.wire.limits import DEFAULT_LIMITS
@@ -68,6 +70,8 @@ class Client(Driver, Operations):
         self._compressor = Compressor("reference" if config.backend == "reference" else "auto")
         self._encoding: dict[int, asyncio.Task[None]] = {}
         """Tasks whose threads read a call's arrays."""
+        self._writing: dict[asyncio.Task[None], None] = {}
+        """Tasks whose threads write what is left of gradients."""
         self._open = False
         self._preparing = asyncio.Lock()
         """Held by the call whose arrays are made ready; the others wait in their order."""
@@ -124,6 +128,7 @@ class Client(Driver, Operations):
         finally:
             self._open = False
             await self._encoded()
+            await asyncio.gather(*self._writing, return_exceptions=True)
             await self._close_links()
             # The others may still need what lies here.
             await self._close_shard(wait=self.config.join_timeout)
@@ -157,6 +162,7 @@ class Client(Driver, Operations):
         for call in list(self._futures):
             self._fail(call, ClosedError("the client was closed while the call was pending"))
         await self._encoded()
+        await asyncio.gather(*self._writing, return_exceptions=True)
         await self._close_links()
         await self._close_shard(wait=0.0)
 
@@ -234,6 +240,19 @@ class Client(Driver, Operations):
         job.run()
         self.feed(self._compressor.finish(job))
 
+    async def _write_residuals(self, effect: ef.WriteResiduals) -> None:
+        """Write in a thread what was left of gradients at the clock of a checkpoint."""
+        clock, rank = effect.clock, self.rank
+        state = self._compressor.take(clock)
+        pieces = residual_file(state, rank, effect.place.rpartition("/")[2], None)
+        folder, name = self._checkpoint_folder, residuals_name(rank)
+        try:
+            file = await asyncio.to_thread(write_file, effect.place, name, pieces, folder)
+        except AiokvError as error:
+            self.feed(st.PartWritten(clock, None, error.message))
+        else:
+            self.feed(st.PartWritten(clock, file))
+
     async def _encode_aside(self, job: Job) -> None:
         """Encode in a thread: the loop must not wait for it."""
         await asyncio.to_thread(job.run)
@@ -309,6 +328,12 @@ class Client(Driver, Operations):
                 self._compressor.settle(effect)
             case ef.ForgetResiduals(keys):
                 self._compressor.forget(keys)
+            case ef.KeepResiduals(clock, keys):
+                self._compressor.keep(clock, keys)
+            case ef.WriteResiduals():
+                task = self._loop.create_task(self._write_residuals(effect))
+                self._writing[task] = None
+                task.add_done_callback(self._writing.pop)
             case ef.Release(call, receiving):
                 for peer, request in receiving:
                     if peer in self._links:

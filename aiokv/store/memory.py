@@ -17,10 +17,10 @@ from aiokv.codec.decoder import Decoder
 from aiokv.errors import AiokvError, SumOverflowError
 from aiokv.kernels.robust import combine
 from aiokv.optim import PRECISIONS, Assign
-from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
+from aiokv.store.pieces import cut, cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.pool import Pool
 from aiokv.store.replicas import Replicas
-from aiokv.store.states import IDS, checked_state, only, piece_of, rows_of
+from aiokv.store.states import IDS, VALUE, checked_state, only, piece_of, rows_of
 from aiokv.store.table import Table
 from aiokv.types import ROW_ID_BYTES, Piece
 
@@ -516,6 +516,18 @@ class ParameterStore:
         stored = self._chunks[key, start]
         assert stored.value.version == version, "a state is read in the same breath in which it was decided"
         return only(piece_of(stored, name), wanted), -1
+
+    def is_table(self, key: Key, start: int) -> bool:
+        """Tell whether a chunk is row-sparse."""
+        return (key, start) in self._tables
+
+    def parts(self, key: Key, start: int) -> list[dict[str, Array]]:
+        """Return, for each key in a chunk, its value, and a copy of its state, which the next update changes."""
+        stored = self._chunks[key, start]
+        state = None if stored.state is None else {name: array.copy() for name, array in stored.state.items()}
+        values = cut(stored.value.buffer.view(stored.dtype), stored.pieces)
+        states = [{}] * len(values) if state is None else cut_state(state, stored.pieces)
+        return [{VALUE: value} | own for value, own in zip(values, states, strict=True)]
 
     def described(self, key: Key, start: int, name: Key) -> dict[str, tuple[str, int]]:
         """Return dtype and number of elements of each array that `saved` has of a key in a chunk."""

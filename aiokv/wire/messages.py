@@ -125,6 +125,9 @@ class View(Message):
     """Who belongs to the cluster, and the settings that all members share.
 
     `on_worker_loss` is what becomes of the others when a worker is lost: "fail" or "respawn".
+
+    Unless `checkpoint_every` is 0 there is a cluster checkpoint after every so many rounds; they are in the folder
+    `checkpoints`, and `run` is in their names. `resume` is the folder of the one with which the servers begin.
     """
 
     epoch: int
@@ -135,6 +138,10 @@ class View(Message):
     split_bytes: int
     death_timeout: float
     on_worker_loss: str = "fail"
+    checkpoint_every: int = 0
+    checkpoints: str = ""
+    run: int = 0
+    resume: str = ""
 
 
 class Heartbeat(Message):
@@ -726,6 +733,57 @@ class Waiting(Message):
     members: tuple[MemberState, ...] = ()
 
 
+# --- checkpoints of the whole cluster, between the scheduler and all others; see `core.cluster_checkpoints` ---
+
+
+class CheckpointAt(Message):
+    """The scheduler wants a checkpoint of all updates up to a clock, besides the regular ones. Answered by
+    `CheckpointClock`.
+    """
+
+    clock: int
+
+
+class CheckpointClock(Message):
+    """It will be made, if the newest clock so far is not past that one; otherwise it can't be any longer."""
+
+    clock: int
+    newest: int
+
+
+class CheckpointFile(Message):
+    """A file of a checkpoint: its name, its length, and the BLAKE2b of it and of its first `head_nbytes`, in hex."""
+
+    name: str
+    nbytes: int
+    checksum: str
+    head_nbytes: int
+    head_checksum: str
+
+
+class CheckpointPart(Message):
+    """To the scheduler: a server has written its part of the checkpoint of a clock, or a worker is past that clock.
+
+    A worker has a file only if it compresses. With a `reason` there will be no such part.
+    """
+
+    clock: int
+    file: CheckpointFile | None = None
+    reason: str = ""
+
+
+class CheckpointRest(Message):
+    """To the servers: all workers are past the clock, so what has not changed since then will not change any more."""
+
+    clock: int
+
+
+class CheckpointDropped(Message):
+    """From the scheduler: there will be no checkpoint of this clock."""
+
+    clock: int
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -782,6 +840,11 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     86: Tally,
     87: SetPolicy,
     88: Switched,
+    100: CheckpointAt,
+    101: CheckpointClock,
+    102: CheckpointPart,
+    103: CheckpointRest,
+    104: CheckpointDropped,
     106: GetWaiting,
     107: Waiting,
 }

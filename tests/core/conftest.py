@@ -98,6 +98,7 @@ class Server:
         index: int = 0,
         servers: int = 1,
         chunk_bytes: int = 2**19,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         joiner = Joiner(
             role=Role.SERVER,
@@ -113,6 +114,8 @@ class Server:
         self.names = [f"worker-{rank}" for rank in range(workers)]
         self.states: dict[Rank, tuple[str, str]] = {}
         self.servers: dict[int, tuple[str, str]] = dict.fromkeys(range(servers), ("alive", ""))
+        self.settings = settings or {}
+        """Further fields of views."""
         self.chunk_bytes = chunk_bytes
         """Also what a tensor has to have at least to be cut over all servers."""
         self.effects: list[ef.Effect] = []
@@ -176,7 +179,7 @@ class Server:
             for index, state in self.servers.items()
         )
         workers = views_entries(self.names, self.states)
-        view = m.View(self.epoch, workers, servers, 2.0, self.chunk_bytes, self.chunk_bytes, 10.0)
+        view = m.View(self.epoch, workers, servers, 2.0, self.chunk_bytes, self.chunk_bytes, 10.0, **self.settings)
         return self.handle(st.Received(SCHEDULER, 0, view))
 
     def lose(self, rank: Rank, reason: str = "connection closed") -> list[ef.Effect]:
@@ -480,6 +483,7 @@ class Worker:
         split_bytes: int = 2**16,
         max_open_pushes: int = 16,
         join: bool = True,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         joiner = Joiner(role=Role.WORKER, name=f"worker-{rank}", incarnation=1, scheduler=ADDRESS, advertised=("", 0))
         self.machine = Session(joiner, policy=policy, max_open_pushes=max_open_pushes)
@@ -489,6 +493,7 @@ class Worker:
         self._sizes = (chunk_bytes, split_bytes)
         self._names = [f"worker-{number}" for number in range(workers)]
         self._servers = servers
+        self._settings = settings or {}
         self._epoch = 0
         if join:
             joined = self.call(st.Join, timeout=10.0)
@@ -526,7 +531,8 @@ class Worker:
             )
             for index in range(self._servers)
         )
-        return m.View(self._epoch, views_entries(self._names, {}), entries, 2.0, *self._sizes, 10.0)
+        names = views_entries(self._names, {})
+        return m.View(self._epoch, names, entries, 2.0, *self._sizes, 10.0, **self._settings)
 
     def publish(self, **states: tuple[str, str]) -> list[ef.Effect]:
         """Let the scheduler send the next view."""

@@ -11,6 +11,7 @@ from aiokv.core import stimuli as st
 from aiokv.optim import LAMB, Assign
 from sim.clock import Clock
 from sim.compute import Constant
+from sim.disk import Disk
 from sim.ledger import Ledger
 from sim.network import Network
 from sim.node import Node, World
@@ -54,8 +55,8 @@ def run(script: Script, service: ServerSection | None = None) -> tuple[Node, Run
     env = Clock()
     scenario = Scenario(steps=1, cluster=ClusterSection(workers=1), compute=Constant(mean=1.0))
     record = Run(scenario, "bsp", 0)
-    service_times = Service(service or ServerSection())
-    world = World(env, Network(env), Trace(), record, service_times, Timeline(), States(scenario))
+    service_times, disk = Service(service or ServerSection()), Disk(record, 0.0)
+    world = World(env, Network(env), Trace(), record, service_times, Timeline(), States(scenario), disk)
     node = Node(world, "node", script)
     node.ledger.land(("worker-0", 1))
     node.ledger.land(("worker-1", 1))

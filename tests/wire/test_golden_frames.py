@@ -26,6 +26,12 @@ from aiokv.wire.messages import (
     Bundled,
     Challenge,
     ChangeOptimizer,
+    CheckpointAt,
+    CheckpointClock,
+    CheckpointDropped,
+    CheckpointFile,
+    CheckpointPart,
+    CheckpointRest,
     Command,
     CommandResult,
     Delete,
@@ -174,16 +180,20 @@ GOLDEN = [
             split_bytes=1048576,
             death_timeout=10.0,
             on_worker_loss="respawn",
+            checkpoint_every=100,
+            checkpoints="/ck",
+            run=2,
+            resume="/ck/r",
         ),
         258,
         0,
-        "41494f4b 01 11 0000  0201000000000000  0000000000000000 66000000  00000000",
-        "98  03"
+        "41494f4b 01 11 0000  0201000000000000  0000000000000000 72000000  00000000",
+        "9c  03"
         "  92  95 00 a2 7730 01 a5 616c697665 a0"
         "      95 01 a2 7731 02 a4 6c6f7374 ac 6e6f20686561727462656174"
         "  91  97 00 a2 7330 01 a8 31302e302e302e33 cd 2328 a5 616c697665 a0"
         "  cb 3fe0000000000000  ce 00080000  ce 00100000  cb 4024000000000000"
-        "  a7 7265737061776e",
+        "  a7 7265737061776e  64 a3 2f636b 02 a5 2f636b2f72",
     ),
     Golden(
         Heartbeat(),
@@ -506,6 +516,41 @@ GOLDEN = [
         0,
         "41494f4b 01 58 0000  0900000000000000  0000000000000000 16000000  00000000",
         "94  91 07  a8 6b5f73796e633a32  90  cb 4000000000000000",
+    ),
+    Golden(
+        CheckpointAt(7),
+        0,
+        0,
+        "41494f4b 01 64 0000  0000000000000000  0000000000000000 02000000  00000000",
+        "91  07",
+    ),
+    Golden(
+        CheckpointClock(7, 9),
+        0,
+        0,
+        "41494f4b 01 65 0000  0000000000000000  0000000000000000 03000000  00000000",
+        "92  07  09",
+    ),
+    Golden(
+        CheckpointPart(7, CheckpointFile("p", 300, "ab", 40, "cd"), ""),
+        0,
+        0,
+        "41494f4b 01 66 0000  0000000000000000  0000000000000000 10000000  00000000",
+        "93  07  95 a1 70 cd 012c a2 6162 28 a2 6364  a0",
+    ),
+    Golden(
+        CheckpointRest(7),
+        0,
+        0,
+        "41494f4b 01 67 0000  0000000000000000  0000000000000000 02000000  00000000",
+        "91  07",
+    ),
+    Golden(
+        CheckpointDropped(7),
+        0,
+        0,
+        "41494f4b 01 68 0000  0000000000000000  0000000000000000 02000000  00000000",
+        "91  07",
     ),
     Golden(
         GetWaiting(),

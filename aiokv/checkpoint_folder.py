@@ -1,0 +1,209 @@
+"""The checkpoints in a folder: which there are, which of them are whole, and from which one a job goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from aiokv import files
+from aiokv.cluster_files import (
+    MANIFEST,
+    NAME,
+    Manifest,
+    ManifestFile,
+    check_files,
+    read_manifest,
+    write_manifest,
+)
+from aiokv.core.checkpoint_keeper import CheckpointPlan
+from aiokv.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiokv.config import Config
+    from aiokv.core.effects import WriteManifest
+    from aiokv.wire.messages import CheckpointFile
+
+logger = logging.getLogger("aiokv")
+
+LATEST = "latest"
+"""Stands for the newest complete checkpoint of the own folder, if there is one."""
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """A checkpoint in a folder. Without a manifest it was never completed; with a `problem` it is damaged."""
+
+    place: str
+    name: str
+    manifest: Manifest | None
+    problem: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was completed, and no damage is known."""
+        return self.manifest is not None and not self.problem
+
+    @property
+    def run(self) -> int:
+        """How often a job had been started in the folder."""
+        match = NAME.fullmatch(self.name)
+        return int(match[1]) if match else 0
+
+    @property
+    def clock(self) -> int:
+        """The clock of the updates that it has."""
+        match = NAME.fullmatch(self.name)
+        return int(match[2]) if match else 0
+
+
+def absolute(folder: str) -> str:
+    """Return a folder as all nodes of this machine understand it, wherever they were started."""
+    is_url = "://" in folder or "::" in folder
+    return folder.rstrip("/") if is_url or not folder else os.path.abspath(folder)
+
+
+def find_checkpoints(folder: str) -> list[Found]:
+    """Return all checkpoints in a folder, complete or not, the oldest first; none if there is no such folder.
+
+    Raises:
+        DataError: the folder can't be read.
+    """
+    try:
+        system, path = files.find(folder)
+        system.invalidate_cache()
+        names = [str(each).rstrip("/").rpartition("/")[2] for each in system.ls(path, detail=False)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{folder}: can't be read: {error}", path=folder) from error
+    return [_look(f"{folder.rstrip('/')}/{name}", name) for name in sorted(names) if NAME.fullmatch(name)]
+
+
+def _look(place: str, name: str) -> Found:
+    try:
+        system, path = files.find(f"{place}/{MANIFEST}")
+        if not system.exists(path):
+            return Found(place, name, None)
+        return Found(place, name, read_manifest(place))
+    except (OSError, DataError) as error:
+        return Found(place, name, None, str(error))
+
+
+def verified(found: Found) -> Found:
+    """Return a checkpoint with what is found when all of its files are read."""
+    if found.manifest is not None and not found.problem:
+        try:
+            check_files(found.place, found.manifest)
+        except DataError as error:
+            return Found(found.place, found.name, found.manifest, error.message)
+    return found
+
+
+def newest_complete(folder: str) -> Found | None:
+    """Return the newest whole checkpoint in a folder, with all of its files read; None: there is none.
+
+    Damaged ones are passed over, and the log says so.
+
+    Raises:
+        DataError: there are some, and all are damaged; or the folder can't be read.
+    """
+    damaged: list[Found] = []
+    for each in reversed(find_checkpoints(folder)):
+        found = verified(each)
+        if found.is_complete:
+            return found
+        if found.problem:
+            damaged.append(found)
+            logger.error(
+                "the checkpoint %s can't be used, an earlier one is looked for: %s", found.place, found.problem
+            )
+    if damaged:
+        text = f"no checkpoint in {folder} can be used; the newest one: {damaged[0].problem}"
+        raise DataError(text, path=damaged[0].place)
+    return None
+
+
+def make_plan(config: Config) -> CheckpointPlan:
+    """Return what the scheduler does about checkpoints: look what there is, and from which one to go on.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it is one of another number of workers.
+        DataError: all that there are, are damaged.
+    """
+    folder = absolute(config.checkpoint_folder)
+    wants = bool(config.checkpoint_every or config.checkpoint_seconds)
+    if not (wants or config.resume):
+        return CheckpointPlan()
+    found = find_checkpoints(folder) if folder else []
+    resumed = _find_resumed(config.resume, folder)
+    if resumed is not None and resumed.manifest is not None and resumed.manifest.workers != config.num_workers:
+        was, now = resumed.manifest.workers, config.num_workers
+        text = f"{resumed.place} is a checkpoint of {was} workers, and this job has {now}: start {was}, or use load"
+        raise ConfigError(text, key="resume", expected=was, got=now)
+    return CheckpointPlan(
+        folder=folder if wants else "",
+        run=1 + max((each.run for each in found), default=0),
+        every=config.checkpoint_every,
+        seconds=config.checkpoint_seconds,
+        keep=config.checkpoint_keep,
+        names=tuple(each.name for each in found if each.is_complete),
+        torn=tuple(each.name for each in found if each.manifest is None and not each.problem),
+        resume="" if resumed is None else resumed.place,
+        clock=0 if resumed is None else resumed.clock,
+    )
+
+
+def _find_resumed(resume: str, folder: str) -> Found | None:
+    if not resume:
+        return None
+    place = folder if resume == LATEST else absolute(resume)
+    name = place.rpartition("/")[2]
+    if NAME.fullmatch(name):
+        found: Found | None = verified(_look(place, name))
+        if found is not None and found.problem:
+            raise DataError(f"{place}: can't be used: {found.problem}", path=place)
+        found = found if found is not None and found.is_complete else None
+    else:
+        found = newest_complete(place)
+    if found is not None:
+        logger.info("going on from the checkpoint %s of round %d", found.place, found.clock)
+    elif resume == LATEST:
+        logger.warning("there is no complete checkpoint in %s: the job begins anew", place)
+    else:
+        raise ConfigError(f"resume: there is no complete checkpoint in {place}", key="resume", got=resume)
+    return found
+
+
+def complete(effect: WriteManifest, folder: str) -> None:
+    """Write the manifest of a checkpoint.
+
+    Raises:
+        DataError: it can't be.
+    """
+    parts = [_file(file) for file in effect.parts]
+    residuals = {rank: _file(file) for rank, file in effect.residuals}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    write_manifest(effect.place, Manifest(effect.clock, now, effect.workers, parts, residuals), folder)
+
+
+def _file(file: CheckpointFile) -> ManifestFile:
+    return ManifestFile(file.name, file.nbytes, file.checksum, file.head_nbytes, file.head_checksum)
+
+
+def remove(places: Iterable[str], folder: str) -> None:
+    """Delete checkpoints, first what makes them complete. What can't be deleted stays, and the log says so."""
+    for place in places:
+        try:
+            system, path = files.find(f"{place}/{MANIFEST}", folder)
+            if system.exists(path):
+                system.rm(path)
+            home = path.rpartition("/")[0]
+            if NAME.fullmatch(home.rpartition("/")[2]) and system.exists(home):
+                system.rm(home, recursive=True)
+        except (OSError, ValueError, ImportError, DataError) as error:
+            logger.warning("the old checkpoint %s can't be deleted: %s", place, error)

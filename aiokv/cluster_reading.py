@@ -1,0 +1,74 @@
+"""A checkpoint of the cluster, read by a server: the parts of all servers, put together as it has to have them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from aiokv.cluster_files import OpenPart, SavedChunk, open_part, read_manifest
+from aiokv.core.stimuli import CheckpointRead
+from aiokv.snapshot import IDS
+from aiokv.wire.messages import RulesState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiokv.core.effects import WantedChunk
+    from aiokv.tensorfile import Array
+
+
+class Reading:
+    """A checkpoint whose heads are read. Any thread may use it.
+
+    Args:
+        place: its folder.
+        folder: where that has to be; see `aiokv.files.find`.
+
+    Raises:
+        DataError: it is damaged.
+    """
+
+    def __init__(self, place: str, folder: str = "") -> None:
+        manifest = read_manifest(place, folder)
+        parts = [open_part(place, file, folder) for file in manifest.parts]
+        self._chunks: list[tuple[OpenPart, SavedChunk]] = []
+        """The parts of keys, each with the file that it is in."""
+        for part in parts:
+            self._chunks += [(part, chunk) for chunk in part.content.chunks]
+        rules = RulesState(**msgspec.structs.asdict(parts[0].content.rule))
+        self.stimulus = CheckpointRead(manifest.clock, rules, [chunk for _, chunk in self._chunks])
+        """What the state machine wants to know of it."""
+
+    def arrays(self, wanted: WantedChunk) -> tuple[dict[str, Array], int]:
+        """Return the arrays of a chunk by name, put together from its sources, and how many updates its state has seen.
+
+        Raises:
+            DataError: a source is damaged.
+        """
+        sources = sorted((self._chunks[number] for number in wanted.sources), key=lambda source: source[1].start)
+        updates = max(chunk.updates for _, chunk in sources)
+        # Of parts without a state yet the others have one that has just begun.
+        names = min((list(chunk.arrays) for _, chunk in sources), key=len)
+        pieces = [_cut({name: part.read(chunk, name) for name in names}, chunk, wanted) for part, chunk in sources]
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in names}, updates
+
+    def all_arrays(self, chunks: Iterable[WantedChunk]) -> list[tuple[dict[str, Array], int]]:
+        """Return what `arrays` returns of each of the chunks."""
+        return [self.arrays(chunk) for chunk in chunks]
+
+
+def _cut(arrays: dict[str, Array], chunk: SavedChunk, wanted: WantedChunk) -> dict[str, Array]:
+    """Return what a part of a key has of a chunk that is wanted."""
+    if chunk.sparse:
+        first, last = np.searchsorted(arrays[IDS], [wanted.start, wanted.stop]).tolist()
+        return {name: array[first:last] for name, array in arrays.items()}
+    low, high = max(wanted.start, chunk.start), min(wanted.stop, chunk.stop)
+    size = chunk.stop - chunk.start
+    cuts = {}
+    for name, array in arrays.items():
+        # One element for each of the part, or for each of its rows.
+        width = size // array.size if array.size else 1
+        cuts[name] = array.reshape(-1)[(low - chunk.start) // width : (high - chunk.start) // width]
+    return cuts

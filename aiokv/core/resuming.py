@@ -1,0 +1,163 @@
+"""How a server begins with a checkpoint of the cluster, before workers are let in.
+
+The checkpoint may have been written by any number of servers. Each one reads what all of them had, makes those chunks
+that are its own in this cluster, and puts them together from the parts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokv.core.effects import Configure, Effect, Install, InstallRows, LoadSnapshots, Log, ReadCheckpoint, WantedChunk
+from aiokv.core.merging import Merging
+from aiokv.core.placement import place, place_rows
+from aiokv.core.rows import options_of
+from aiokv.errors import AiokvError
+from aiokv.optim import Assign, make_optimizer
+from aiokv.types import Piece
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from aiokv.core.catalog import Catalog
+    from aiokv.core.chunk import Chunk
+    from aiokv.core.placement import Chunk as Place
+    from aiokv.core.rules import Rules
+    from aiokv.core.saved_chunks import ChunkState
+    from aiokv.core.stimuli import CheckpointRead, SnapshotsLoaded
+    from aiokv.types import Key
+
+Numbered = dict[int, "ChunkState"]
+"""Parts of one key, by their numbers in what was read."""
+
+
+class Resuming:
+    """The part of a `Coordinator` that loads a checkpoint.
+
+    Args:
+        catalog: where the keys are entered.
+        rules: where the update rule is set.
+        begin: is told of each chunk that is made.
+    """
+
+    def __init__(self, catalog: Catalog, rules: Rules, begin: Callable[[Chunk], None]) -> None:
+        self._catalog = catalog
+        self._rules = rules
+        self._begin = begin
+        self._view: m.View | None = None
+        self._index = 0
+        self.is_busy = False
+        """Whether the values are not there yet."""
+        self.error: AiokvError | None = None
+        """Why they can't be loaded."""
+
+    def viewed(self, view: m.View, index: int) -> list[Effect]:
+        """Begin to load, if the first view says so; this is the server with that index."""
+        if self._view is not None:
+            return []
+        self._view, self._index = view, index
+        if not view.resume:
+            return []
+        self.is_busy = True
+        return [ReadCheckpoint(view.resume)]
+
+    def read(self, read: CheckpointRead) -> list[Effect]:
+        """Make the rule and the chunks, and have them filled."""
+        try:
+            if read.error is not None:
+                raise read.error
+            assert read.rules is not None, "there is a rule or an error"
+            effects = self._set_rule(read.rules, read.clock)
+            effects += self._make_all(read.states)
+        except AiokvError as error:
+            self.error = error
+            return []
+        assert self._view is not None, "it said what to read"
+        return [*effects, LoadSnapshots(self._view.resume, self._wanted)]
+
+    def loaded(self, loaded: SnapshotsLoaded) -> None:
+        """Take note that the values are there."""
+        self.error = loaded.error
+        self.is_busy = loaded.error is not None
+
+    def _set_rule(self, rules: m.RulesState, clock: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if rules.name:
+            rule = make_optimizer(rules.name, rules.params)
+            merging = Merging(rules.reduction, rules.staleness_rate)
+            self._rules.resume(rule, rules.params, merging, rules.changes)
+            effects.append(Configure(rule))
+        self._rules.newest = clock
+        return effects
+
+    def _make_all(self, states: list[ChunkState]) -> list[Effect]:
+        of_key: dict[Key, Numbered] = {}
+        for number, state in enumerate(states):
+            of_key.setdefault(state.key, {})[number] = state
+        self._wanted: list[WantedChunk] = []
+        effects: list[Effect] = []
+        for key, parts in of_key.items():
+            if not _covers(parts):
+                # All servers see that, so that none has it.
+                text = f"key {key!r} was made or deleted while the checkpoint was, and is not in it"
+                effects.append(Log("warning", text))
+                continue
+            effects += [self._make(spot, parts) for spot in self._places(next(iter(parts.values())))]
+        return effects
+
+    def _places(self, state: ChunkState) -> Iterator[Place]:
+        view = self._view
+        assert view is not None, "it said what to read"
+        sizes = {"servers": len(view.servers), "split_bytes": view.split_bytes}
+        if state.sparse:
+            places = place_rows(state.key, state.spec, **sizes)
+        else:
+            places = place(state.key, state.spec, chunk_bytes=view.chunk_bytes, **sizes)
+        return (spot for spot in places if spot.server == self._index)
+
+    def _make(self, spot: Place, parts: Numbered) -> Effect:
+        """Enter a chunk, and remember of which parts it is to be made."""
+        sources = {number: part for number, part in parts.items() if _overlap(spot, part)}
+        state = next(iter(sources.values()))
+        head = (state.key, state.shape, state.dtype, spot.start, spot.stop)
+        rest = (state.policy, 0.0, state.group, state.digest)
+        nbytes = (spot.stop - spot.start) * state.spec.itemsize * (state.spec.row_size if state.sparse else 1)
+        if state.sparse:
+            message = m.InitRows(*head, 0, 0, 0, *rest, state.lazy, state.initializer)
+            options = options_of(message)
+            chunk: Chunk = self._catalog.create_table(message, options)
+            made: Effect = InstallRows(
+                chunk.key, chunk.start, chunk.stop, chunk.spec, options.initializer, options.lazy, None
+            )
+        else:
+            chunk = self._catalog.create(m.Init(*head, *rest), nbytes)
+            pieces = [Piece(chunk.key, chunk.start, chunk.size, state.spec.row_size)]
+            made = Install(chunk.key, chunk.start, state.dtype, chunk.size, None, pieces)
+        # Cuts of async keys may differ from chunk to chunk; of a part that lags behind nothing is counted twice.
+        chunk.version = max(part.version for part in sources.values())
+        for part in sources.values():
+            for rank, count in part.counts:
+                chunk.pushed[rank] = max(count, chunk.pushed.get(rank, 0))
+        chunk.reflected, chunk.before = dict(chunk.pushed), dict(chunk.pushed)
+        chunk.since = chunk.newest = chunk.version
+        self._begin(chunk)
+        rule = Assign() if chunk.policy.keeps_sum else self._rules.current
+        self._wanted.append(WantedChunk(chunk.key, chunk.start, chunk.stop, chunk.version, rule, list(sources), nbytes))
+        return made
+
+
+def _overlap(spot: Place, part: ChunkState) -> bool:
+    """Tell whether a part has something of a chunk; each has something of one without elements."""
+    return max(spot.start, part.start) < min(spot.stop, part.stop) or spot.start == spot.stop
+
+
+def _covers(parts: Numbered) -> bool:
+    """Tell whether parts are all of a key."""
+    first = next(iter(parts.values()))
+    end = 0
+    for part in sorted(parts.values(), key=lambda part: part.start):
+        if part.start > end or part.shape != first.shape or part.dtype != first.dtype:
+            return False
+        end = max(end, part.stop)
+    return end == (first.shape[0] if first.sparse else first.spec.size)

@@ -1,0 +1,121 @@
+"""What a server does for the checkpoints of the cluster: it writes what it holds, or reads its part, in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aiokv.cluster_files import part_name, part_pieces, write_file
+from aiokv.cluster_reading import Reading
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.errors import AiokvError, DataError
+from aiokv.saving import SavedRule
+from aiokv.store.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from aiokv.core.saved_chunks import ChunkState
+    from aiokv.store.memory import ParameterStore
+
+MOST_BYTES = 16 * 1024 * 1024
+"""So much is read in a thread before it is put into the store."""
+
+OnCheckpoint = ef.Snapshot | ef.DropSnapshots | ef.WriteSnapshots | ef.ReadCheckpoint | ef.LoadSnapshots
+"""The effects that `CheckpointFiles` performs."""
+
+
+class CheckpointFiles:
+    """The driver of what a server holds for checkpoints, and of their files.
+
+    Args:
+        store: the server's memory.
+        folder: where files have to be; see `aiokv.files.find`.
+        feed: gives a stimulus to the state machine.
+    """
+
+    def __init__(self, store: ParameterStore, folder: str, feed: Callable[[st.Stimulus], None]) -> None:
+        self._store = store
+        self._folder = folder
+        self._feed = feed
+        self._snapshots: Snapshots[ChunkState] = Snapshots(store)
+        self._reading: Reading | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def perform(self, effect: OnCheckpoint) -> None:
+        """Perform an effect; what takes long goes on in a thread."""
+        match effect:
+            case ef.Snapshot(clock, key, start, version, states):
+                self._snapshots.hold(clock, key, start, version, states)
+            case ef.DropSnapshots(clock):
+                self._snapshots.release(clock)
+            case ef.WriteSnapshots():
+                self._begin(self._write(effect))
+            case ef.ReadCheckpoint(place):
+                self._begin(self._read(place))
+            case ef.LoadSnapshots(_, chunks):
+                self._begin(self._load(chunks))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    async def close(self) -> None:
+        """Wait until no thread is at work: it can't be stopped."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _write(self, effect: ef.WriteSnapshots) -> None:
+        clock = effect.clock
+        rule = msgspec.convert(msgspec.structs.asdict(effect.rules), SavedRule)
+        held = [(one.state, one.updates, one.arrays) for one in self._snapshots.held(clock)]
+        name, pieces = part_name(effect.index), part_pieces(clock, rule, held)
+        try:
+            file = await asyncio.to_thread(write_file, effect.place, name, pieces, self._folder)
+        except AiokvError as error:
+            self._feed(st.PartWritten(clock, None, error.message))
+        else:
+            self._feed(st.PartWritten(clock, file))
+        finally:
+            self._snapshots.release(clock)
+
+    async def _read(self, place: str) -> None:
+        try:
+            self._reading = await asyncio.to_thread(Reading, place, self._folder)
+        except AiokvError as error:
+            self._feed(st.CheckpointRead(0, None, [], error))
+        else:
+            self._feed(self._reading.stimulus)
+
+    async def _load(self, chunks: list[ef.WantedChunk]) -> None:
+        reading, self._reading = self._reading, None
+        assert reading is not None, "its heads were read"
+        error: AiokvError | None = None
+        try:
+            for some in _batches(chunks):
+                read = await asyncio.to_thread(reading.all_arrays, some)
+                for chunk, (arrays, updates) in zip(some, read, strict=True):
+                    self._store.restore(chunk.key, chunk.start, chunk.start, arrays, updates, chunk.rule)
+                    self._store.keep(chunk.key, chunk.start, chunk.version)
+        except AiokvError as refused:
+            error = refused
+        except (KeyError, ValueError) as failed:
+            error = DataError(f"the checkpoint can't be understood: {failed}")
+        self._feed(st.SnapshotsLoaded(error))
+
+
+def _batches(chunks: list[ef.WantedChunk]) -> list[list[ef.WantedChunk]]:
+    """Put chunks together so that a thread has enough to do, and not too much is in memory twice."""
+    batches: list[list[ef.WantedChunk]] = [[]]
+    nbytes = 0
+    for chunk in chunks:
+        batches[-1].append(chunk)
+        nbytes += chunk.nbytes
+        if nbytes >= MOST_BYTES:
+            batches.append([])
+            nbytes = 0
+    return batches

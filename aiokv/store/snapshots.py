@@ -1,0 +1,73 @@
+"""Values and states that a server holds on to until they are written, while it goes on with others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from aiokv.store.states import IDS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aiokv.store.memory import ParameterStore, Value
+    from aiokv.types import Key, Version
+
+    Arrays = dict[str, NDArray[Any]]
+
+S = TypeVar("S")
+
+
+@dataclass(slots=True)
+class Held(Generic[S]):
+    """One key, or the part of it that lies in a chunk, as it was; `state` is what else its owner knows of it."""
+
+    state: S
+    updates: int
+    arrays: Arrays
+
+
+class Snapshots(Generic[S]):
+    """What is held of a store, by clock. A value is held as it is, since nobody changes it; states are copied.
+
+    Args:
+        store: whose it is.
+    """
+
+    def __init__(self, store: ParameterStore) -> None:
+        self._store = store
+        self._held: dict[int, dict[tuple[Key, int], list[Held[S]]]] = {}
+        self._values: dict[int, list[Value]] = {}
+
+    def hold(self, clock: int, key: Key, start: int, version: Version, states: list[S]) -> None:
+        """Hold on to a chunk, unless that is done; `states` are those of the keys in it, in their order."""
+        held = self._held.setdefault(clock, {})
+        if (key, start) in held:
+            return
+        steps = self._store.steps(key, start)
+        if self._store.is_table(key, start):
+            held[key, start] = [Held(states[0], steps, _rows(self._store, key, start))]
+            return
+        value = self._store.acquire(key, start, version)
+        self._values.setdefault(clock, []).append(value)
+        parts = self._store.parts(key, start)
+        held[key, start] = [Held(state, steps, arrays) for state, arrays in zip(states, parts, strict=True)]
+
+    def held(self, clock: int) -> list[Held[S]]:
+        """Return all that is held for a clock, in the order in which it was."""
+        return [one for chunk in self._held.get(clock, {}).values() for one in chunk]
+
+    def release(self, clock: int) -> None:
+        """Let go of all that is held for a clock."""
+        self._held.pop(clock, None)
+        for value in self._values.pop(clock, []):
+            self._store.release(value)
+
+
+def _rows(store: ParameterStore, key: Key, start: int) -> Arrays:
+    """Return copies of the rows of a table that were used: updates write in their place."""
+    ids, arrays = store.table(key, start).saved()
+    order = np.argsort(ids)
+    return {name: array[order] for name, array in ({IDS: ids} | arrays).items()}

@@ -1,0 +1,86 @@
+"""Where the checkpoints of a simulated cluster lie, and whether each has every push once, or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokv.policy import get_policy
+from aiokv.wire.messages import CheckpointFile
+from sim.checks import InvariantError
+
+if TYPE_CHECKING:
+    from aiokv.core import effects as fx
+    from aiokv.core.saved_chunks import ChunkState
+    from sim.record import Run
+
+
+class Disk:
+    """What servers hold for checkpoints, what they have written, and which of it is complete.
+
+    Args:
+        run: whose updates the checkpoints are compared with.
+        seconds: to write a part.
+    """
+
+    def __init__(self, run: Run, seconds: float) -> None:
+        self.seconds = seconds
+        self.complete: dict[str, list[ChunkState]] = {}
+        """By the folder of a complete checkpoint, what all servers have written."""
+        self._run = run
+        self._held: dict[tuple[str, int], list[ChunkState]] = {}
+        self._parts: dict[str, dict[int, list[ChunkState]]] = {}
+
+    def hold(self, node: str, effect: fx.Snapshot) -> None:
+        """Keep what a server holds on to."""
+        self._held.setdefault((node, effect.clock), []).extend(effect.states)
+
+    def drop(self, node: str, clock: int) -> None:
+        """Forget what a server has held on to."""
+        self._held.pop((node, clock), None)
+
+    def write(self, node: str, effect: fx.WriteSnapshots) -> CheckpointFile:
+        """Write what a server has held on to."""
+        states = self._held.pop((node, effect.clock), [])
+        self._parts.setdefault(effect.place, {})[effect.index] = states
+        return CheckpointFile(str(effect.index), len(states), "", 0, "")
+
+    def finish(self, effect: fx.WriteManifest) -> None:
+        """Make a checkpoint complete.
+
+        Raises:
+            InvariantError: it is no cut through all updates.
+        """
+        parts = self._parts[effect.place]
+        if sorted(parts) != [int(file.name) for file in effect.parts]:
+            raise InvariantError(f"{effect.place}: is of the parts {sorted(parts)}, not of {effect.parts}")
+        states = [state for index in sorted(parts) for state in parts[index]]
+        cuts: dict[tuple[str, tuple[int, ...]], ChunkState] = {}
+        for state in states:
+            self._check(effect.place, state)
+            if get_policy(state.policy).in_step:
+                # All keys of a job are pushed in each step.
+                other = cuts.setdefault((state.policy, state.group), state)
+                if other.counts != state.counts:
+                    text = f"{effect.place}: keys {other.key!r} and {state.key!r} are not of one round"
+                    raise InvariantError(f"{text}: {other.counts} and {state.counts}")
+        self.complete[effect.place] = states
+
+    def _check(self, place: str, state: ChunkState) -> None:
+        """Compare what a checkpoint says of pushes with the updates that were made by then."""
+        names = [worker.name for worker in self._run.workers]
+        made: dict[int, list[int]] = {}
+        for update in self._run.updates:
+            if update.key == state.key and update.version <= state.version and update.start in (state.start, -1):
+                for name, sequence in update.tokens:
+                    made.setdefault(names.index(name), []).append(sequence)
+        for rank, sequences in made.items():
+            count = dict(state.counts).get(rank, 0)
+            if max(sequences) > count:
+                text = f"{place}: key {state.key!r} has push {max(sequences)} of rank {rank}, and says {count}"
+                raise InvariantError(text)
+
+    def remove(self, places: list[str]) -> None:
+        """Delete checkpoints, complete or not."""
+        for place in places:
+            self._parts.pop(place, None)
+            self.complete.pop(place, None)

@@ -1,0 +1,483 @@
+"""A server's part of the cluster's checkpoints: which version of each chunk is in one, and when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.cluster_checkpoints import NEVER, Clocks
+from aiokv.core.saved_chunks import ChunkState
+from aiokv.errors import DataError
+from aiokv.types import SCHEDULER
+from aiokv.wire import messages as m
+
+EVERY_2 = {"checkpoint_every": 2, "checkpoints": "/ck", "run": 3}
+PLACE = "/ck/run-000003-clock-0000000002"
+FILE = m.CheckpointFile("part-0.safetensors", 100, "ab", 10, "cd")
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def server(make_server: Make) -> Any:
+    """A server of two workers with the keys "v" and "w", and a checkpoint after every two rounds."""
+    return keyed(make_server(2, settings=EVERY_2))
+
+
+def keyed(rig: Any) -> Any:
+    """Let the keys be initialised."""
+    for key in ("v", "w"):
+        rig.init(key, 1.0)
+    return rig
+
+
+def say(rig: Any, message: m.Message) -> list[ef.Effect]:
+    """Let the scheduler say something."""
+    return list(rig.handle(st.Received(SCHEDULER, 0, message)))
+
+
+def both_push(rig: Any, key: str, clock: int) -> None:
+    """Let both workers push a key."""
+    for rank in range(2):
+        rig.push(rank, key=key, clock=clock)
+
+
+def told(rig: Any) -> list[m.Message]:
+    """Return what the scheduler was told of checkpoints."""
+    kinds = (m.CheckpointPart, m.CheckpointClock)
+    return [send.message for send in rig.seen(ef.Send) if isinstance(send.message, kinds)]
+
+
+def held(rig: Any) -> list[tuple[int, Any, int, dict[int, int]]]:
+    """Return what was held on to: clock, key, version, and the pushes of each rank."""
+    return [(each.clock, each.key, each.version, dict(each.states[0].counts)) for each in rig.seen(ef.Snapshot)]
+
+
+# --- which version it is ---
+
+
+def test_value_is_held_before_the_first_update_of_a_later_round(server: Any) -> None:
+    for clock in (1, 2):
+        both_push(server, "w", clock)
+    assert not held(server)
+    server.push(0, key="w", clock=3)
+    assert not held(server), "the round may still wait for long"
+    server.push(1, key="w", clock=3)
+    assert held(server) == [(2, "w", 2, {0: 2, 1: 2})]
+    kinds = [type(effect) for effect in server.effects if isinstance(effect, (ef.Snapshot, ef.Apply))]
+    assert kinds == [ef.Apply, ef.Apply, ef.Snapshot, ef.Apply]
+
+
+def test_each_chunk_is_held_once(server: Any) -> None:
+    for clock in (1, 2, 3, 4):
+        both_push(server, "w", clock)
+    assert held(server) == [(2, "w", 2, {0: 2, 1: 2})]
+
+
+def test_nothing_is_held_without_checkpoints(make_server: Make) -> None:
+    rig = keyed(make_server(2))
+    for clock in (1, 2, 3):
+        both_push(rig, "w", clock)
+    assert not held(rig)
+
+
+def test_what_has_not_changed_is_held_when_all_workers_are_past_the_round_and_all_is_written(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    both_push(server, "v", 1)
+    effects = say(server, m.CheckpointRest(2))
+    assert held(server) == [(2, "w", 2, {0: 2, 1: 2}), (2, "v", 1, {0: 1, 1: 1})]
+    (write,) = [effect for effect in effects if isinstance(effect, ef.WriteSnapshots)]
+    assert (write.clock, write.place, write.index, write.rules.clock) == (2, PLACE, 0, 2)
+    server.handle(st.PartWritten(2, FILE))
+    assert told(server) == [m.CheckpointPart(2, FILE)]
+
+
+def test_checkpoint_begins_at_the_latest_when_all_workers_are_past_its_round(server: Any) -> None:
+    for clock in (1, 2):
+        both_push(server, "w", clock)
+    say(server, m.CheckpointRest(2))
+    assert held(server) == [(2, "v", 0, {}), (2, "w", 2, {0: 2, 1: 2})]
+
+
+def test_writing_that_fails_is_told_with_the_reason(server: Any) -> None:
+    say(server, m.CheckpointRest(2))
+    server.handle(st.PartWritten(2, None, "the disk is full"))
+    assert told(server) == [m.CheckpointPart(2, None, "the disk is full")]
+
+
+def test_pushes_are_answered_while_a_checkpoint_is_written(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    say(server, m.CheckpointRest(2))
+    pushes = [server.push(rank, key="w", clock=4) for rank in range(2)]
+    assert [push.answer for push in pushes] == [m.Done(4), m.Done(4)]
+
+
+# --- what is said of each key ---
+
+
+def test_keys_are_described_as_they_were_initialised(make_server: Make) -> None:
+    rig = make_server(2, settings=EVERY_2)
+    rig.init("w", 1.0, group=(0,), policy="asp")
+    rig.init_rows({1: 2.0}, initializer={"name": "normal", "scale": 0.5, "seed": 1}, lazy=False)
+    say(rig, m.CheckpointRest(2))
+    dense, table = (each.states[0] for each in rig.seen(ef.Snapshot))
+    assert (dense.key, dense.shape, dense.start, dense.stop, dense.policy, dense.group) == (
+        "w",
+        (1,),
+        0,
+        1,
+        "asp",
+        (0,),
+    )
+    assert (dense.digest, dense.sparse) == (b"1.0", False)
+    assert (table.key, table.stop, table.sparse, table.lazy) == ("t", 10, True, False)
+    assert table.initializer == {"name": "normal", "scale": 0.5, "seed": 1}
+
+
+def test_keys_of_a_bundle_are_described_one_by_one(make_server: Make) -> None:
+    rig = make_server(2, settings=EVERY_2)
+    rig.bundle_size = 3
+    rig.ask(0, m.InitBundle(("a", "b"), ((1,), (2,)), "float32", "bsp", 5.0, (), (b"a", b"b")), 1.0)
+    for clock in (1, 2, 3):
+        for rank in range(2):
+            rig.ask(rank, m.PushBundle(0, clock, 0, False, 5.0, 0, clock), 1.0)
+    (snapshot,) = rig.seen(ef.Snapshot)
+    assert [(state.key, state.shape, state.start, state.stop, state.digest) for state in snapshot.states] == [
+        ("a", (1,), 0, 1, b"a"),
+        ("b", (2,), 0, 2, b"b"),
+    ]
+    assert all(dict(state.counts) == {0: 2, 1: 2} for state in snapshot.states)
+    # When it is divided its keys are not held again.
+    rig.ask(0, m.Pull("a", (1,), "float32", 0, 1, 0, 5.0))
+    say(rig, m.CheckpointRest(2))
+    assert len(rig.seen(ef.Snapshot)) == 1
+
+
+def test_changes_of_the_rule_for_later_rounds_are_not_in_it(server: Any) -> None:
+    server.ask(0, m.SetOptimizer("sgd", {"learning_rate": 0.5}, "sum", 5.0))
+    for since, rate in ((3, 0.25), (4, 0.125)):
+        server.ask(0, m.ChangeOptimizer(since, {"learning_rate": rate}, 5.0))
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    say(server, m.CheckpointRest(2))
+    (write,) = server.seen(ef.WriteSnapshots)
+    # One for the next round may have been made before the last push of this one.
+    assert write.rules.changes == ((3, {"learning_rate": 0.25}),)
+    assert write.rules.clock == 2
+
+
+# --- keys that come and go ---
+
+
+def test_key_that_is_made_meanwhile_is_in_it(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    server.init("late", 5.0)
+    say(server, m.CheckpointRest(2))
+    assert (2, "late", 0, {}) in held(server)
+
+
+def test_key_that_is_deleted_meanwhile_is_not(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    server.ask(0, m.Delete(("v",), 5.0))
+    say(server, m.CheckpointRest(2))
+    assert [key for _, key, _, _ in held(server)] == ["w"]
+
+
+# --- async ---
+
+
+def test_each_chunk_of_async_keys_has_a_cut_of_its_own(make_server: Make) -> None:
+    rig = keyed(make_server(2, "asp", settings=EVERY_2))
+    for clock in (1, 2, 3):
+        rig.push(0, key="w", clock=clock)
+    # What the other worker had pushed before that round comes after the cut.
+    rig.push(1, key="w", clock=1)
+    rig.push(1, key="v", clock=1)
+    rig.push(0, key="v", clock=4)
+    assert held(rig) == [(2, "w", 2, {0: 2}), (2, "v", 1, {1: 1})]
+    assert not told(rig)
+
+
+# --- what makes one impossible ---
+
+
+def test_update_of_an_earlier_round_after_the_cut_drops_it(make_server: Make) -> None:
+    rig = make_server(2, settings=EVERY_2)
+    rig.init("w", 1.0)
+    both_push(rig, "w", 3)
+    both_push(rig, "w", 2)
+    reason = "key 'w' has got an update of round 2 after others had gone on"
+    assert told(rig) == [m.CheckpointPart(2, None, reason)]
+    assert rig.seen(ef.DropSnapshots) == [ef.DropSnapshots(2)]
+    say(rig, m.CheckpointRest(2))
+    assert not rig.seen(ef.WriteSnapshots)
+
+
+def test_only_one_at_a_time(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    say(server, m.CheckpointRest(2))
+    for clock in (4, 5):
+        both_push(server, "w", clock)
+    say(server, m.CheckpointRest(4))
+    assert told(server) == [m.CheckpointPart(4, None, "the server was busy with another one")]
+    server.handle(st.PartWritten(2, FILE))
+    for clock in (6, 7):
+        both_push(server, "w", clock)
+    assert [clock for clock, _, _, _ in held(server)] == [2, 2, 6]
+
+
+def test_one_that_is_never_completed_does_not_hinder_later_ones(server: Any) -> None:
+    for clock in (1, 2, 3, 4, 5):
+        both_push(server, "w", clock)
+    # The scheduler was another one when all workers were past round 2.
+    say(server, m.CheckpointRest(4))
+    assert server.seen(ef.DropSnapshots) == [ef.DropSnapshots(2)]
+    for clock in (6, 7):
+        both_push(server, "w", clock)
+    say(server, m.CheckpointRest(6))
+    assert [write.clock for write in server.seen(ef.WriteSnapshots)] == [6]
+
+
+def test_rounds_that_are_skipped_by_the_keys_of_this_server_are_told_so(server: Any) -> None:
+    both_push(server, "w", 9)
+    say(server, m.CheckpointRest(2))
+    assert [write.clock for write in server.seen(ef.WriteSnapshots)] == [2]
+    server.handle(st.PartWritten(2, FILE))
+    say(server, m.CheckpointRest(8))
+    assert told(server)[-1] == m.CheckpointPart(8, None, "the server was busy with another one")
+
+
+def test_dropped_one_is_let_go(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    assert say(server, m.CheckpointDropped(2)) == [ef.DropSnapshots(2)]
+    assert say(server, m.CheckpointDropped(2)) == []
+
+
+def test_open_one_is_dropped_when_the_scheduler_is_gone(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    assert ef.DropSnapshots(2) in server.handle(st.PeerLost(SCHEDULER, "reset"))
+
+
+def test_load_in_the_middle_drops_it_and_the_next_one_goes_by_the_loaded_clock(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    server.ask(0, m.PutRules("", {}, "sum", (), 20, 5.0))
+    assert told(server) == [m.CheckpointPart(2, None, "values were loaded meanwhile")]
+    both_push(server, "w", 22)
+    both_push(server, "w", 23)
+    assert held(server)[-1] == (22, "w", 4, {0: 4, 1: 4})
+    server.ask(0, m.PutRules("", {}, "sum", (), 40, 5.0))
+    assert [each.clock for each in server.seen(ef.DropSnapshots)] == [2, 22]
+
+
+# --- asked for ---
+
+
+def test_scheduler_asks_for_a_round_that_is_not_over(make_server: Make) -> None:
+    rig = keyed(make_server(2, settings={"checkpoints": "/ck", "run": 3}))
+    both_push(rig, "w", 1)
+    say(rig, m.CheckpointAt(2))
+    both_push(rig, "w", 2)
+    both_push(rig, "w", 3)
+    assert told(rig) == [m.CheckpointClock(2, 1)]
+    assert held(rig) == [(2, "w", 2, {0: 2, 1: 2})]
+
+
+def test_round_that_is_over_is_answered_with_the_newest(make_server: Make) -> None:
+    rig = keyed(make_server(2, settings={"checkpoints": "/ck", "run": 3}))
+    for clock in (1, 2, 3):
+        both_push(rig, "w", clock)
+    say(rig, m.CheckpointAt(2))
+    both_push(rig, "w", 4)
+    assert told(rig) == [m.CheckpointClock(2, 3)]
+    assert not held(rig)
+
+
+def test_clocks_that_are_passed_at_once() -> None:
+    clocks = Clocks()
+    assert (clocks.next, clocks.pass_over(10)) == (NEVER, [])
+    clocks.begin(5, 7)
+    assert clocks.next == 10
+    clocks.ask(8)
+    assert clocks.next == 8
+    assert clocks.pass_over(8) == []
+    assert clocks.pass_over(11) == [8, 10]
+    assert clocks.pass_over(16) == [15]
+    assert clocks.pass_over(27) == [20, 25]
+
+
+# --- the beginning of a job from one ---
+
+
+def state(key: str = "w", start: int = 0, stop: int = 4, **changes: Any) -> ChunkState:
+    """Return what is saved of four elements that both workers have pushed twice."""
+    fields: dict[str, Any] = {
+        "shape": (4,),
+        "dtype": "float32",
+        "version": 2,
+        "counts": ((0, 2), (1, 2)),
+        "policy": "bsp",
+    }
+    return ChunkState(key=key, start=start, stop=stop, **(fields | {"digest": b"d"} | changes))
+
+
+RULES = m.RulesState("sgd", {"learning_rate": 0.5}, "sum", ((2, {"learning_rate": 0.25}),), 2)
+
+
+def resumed(make_server: Make, *states: ChunkState, load: bool = True, **options: Any) -> Any:
+    """Return a server of two workers that has read these parts, and is filled from them unless told otherwise."""
+    settings = {"resume": "/ck/old", "checkpoint_every": 2, "checkpoints": "/ck", "run": 3}
+    rig = make_server(2, attach=False, settings=settings, **options)
+    rig.handle(st.Join(0, 10.0))
+    rig.handle(st.Connected(SCHEDULER))
+    assert ef.ReadCheckpoint("/ck/old") in rig.publish()
+    rig.waiting = [rig.attach(rank) for rank in range(2)]
+    rig.handle(st.CheckpointRead(2, RULES, list(states)))
+    if load:
+        rig.handle(st.SnapshotsLoaded())
+    return rig
+
+
+def test_workers_are_let_in_when_the_values_are_there(make_server: Make) -> None:
+    rig = resumed(make_server, state(), load=False)
+    assert [asked.answer for asked in rig.waiting] == [None, None]
+    rig.handle(st.SnapshotsLoaded())
+    assert [asked.answer for asked in rig.waiting] == [m.Done(), m.Done()]
+
+
+def test_keys_go_on_where_they_were(make_server: Make) -> None:
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,), digest=b"1.0"))
+    (loading,) = rig.seen(ef.LoadSnapshots)
+    (wanted,) = loading.chunks
+    assert (loading.place, wanted.key, wanted.start, wanted.stop, wanted.version) == ("/ck/old", "w", 0, 1, 2)
+    assert wanted.rule.learning_rate == 0.25
+    rig.values["w", 0][2] = rig.values["w", 0].pop(0)
+    assert rig.init("w", 1.0).answer == m.Done(2), "the same initial value is no other one"
+    rig.pushed = {(0, "w"): 2, (1, "w"): 2}
+    pushes = [rig.push(rank, clock=3) for rank in range(2)]
+    assert [push.answer for push in pushes] == [m.Done(3), m.Done(3)]
+
+
+def test_another_initial_value_is_refused(make_server: Make) -> None:
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,), digest=b"1.0"))
+    assert "key 'w'" in str(rig.init("w", 7.0).answer)
+
+
+def test_rule_goes_on_too(make_server: Make) -> None:
+    rig = resumed(make_server, state())
+    assert [type(effect) for effect in rig.effects if isinstance(effect, (ef.Configure, ef.Install))] == [
+        ef.Configure,
+        ef.Install,
+    ]
+    rules = rig.ask(0, m.GetRules(5.0)).answer
+    assert (rules.params["learning_rate"], rules.changes, rules.clock) == (0.5, RULES.changes, 2)
+
+
+def test_checkpoint_without_a_rule_sets_none(make_server: Make) -> None:
+    rig = make_server(2, attach=False, settings={"resume": "/ck/old"})
+    rig.handle(st.Join(0, 10.0))
+    rig.handle(st.Connected(SCHEDULER))
+    rig.publish()
+    rig.handle(st.CheckpointRead(2, m.RulesState("", {}, "sum", (), 2), [state(policy="sum")]))
+    assert not rig.seen(ef.Configure)
+    assert rig.seen(ef.LoadSnapshots)[0].chunks[0].rule.name == "assign"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_other_servers_take_other_parts_of_a_key(make_server: Make, index: int) -> None:
+    # 16 bytes are cut over both; the checkpoint was written by three.
+    parts = [state("w", 0, 1), state("w", 1, 3), state("w", 3, 4)]
+    rig = resumed(make_server, *parts, index=index, servers=2, chunk_bytes=16)
+    (wanted,) = rig.seen(ef.LoadSnapshots)[0].chunks
+    sources = {0: [0, 1], 2: [1, 2]}
+    assert wanted.sources == sources[wanted.start]
+    assert wanted.stop == wanted.start + 2
+
+
+def test_parts_with_different_async_cuts_count_nothing_twice(make_server: Make) -> None:
+    parts = [
+        state("w", 0, 2, policy="asp", version=5, counts=((0, 3), (1, 2))),
+        state("w", 2, 4, policy="asp", version=4, counts=((0, 1), (1, 3))),
+    ]
+    rig = resumed(make_server, *parts)
+    (wanted,) = rig.seen(ef.LoadSnapshots)[0].chunks
+    assert (wanted.version, wanted.sources) == (5, [0, 1])
+    push = {"shape": (4,), "stop": 4, "sequence": 3, "clock": 3}
+    assert rig.push(0, key="w", **push).answer == m.Done(5), "it is there already"
+
+
+def test_tables_and_keys_without_elements_go_on_too(make_server: Make) -> None:
+    table = {"shape": (10,), "sparse": True, "initializer": {"name": "zeros"}, "lazy": False}
+    rig = resumed(make_server, state("t", 0, 4, **table), state("t", 4, 10, **table), state("e", 0, 0, shape=(0,)))
+    assert [(each.key, each.start, each.stop) for each in rig.seen(ef.InstallRows)] == [("t", 0, 10)]
+    assert [(each.key, each.sources) for each in rig.seen(ef.LoadSnapshots)[0].chunks] == [("t", [0, 1]), ("e", [2])]
+    assert rig.init_rows({}, rank=1, lazy=False, initializer={"name": "zeros"}).answer == m.Done(2)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([state("w", 0, 2)], id="its end is missing"),
+        pytest.param([state("w", 2, 4)], id="its beginning is missing"),
+        pytest.param([state("w", 0, 2), state("w", 2, 4, shape=(5,))], id="it was made anew"),
+    ],
+)
+def test_key_that_is_not_all_there_is_left_out(make_server: Make, parts: list[ChunkState]) -> None:
+    rig = resumed(make_server, *parts, state("v"))
+    assert [each.key for each in rig.seen(ef.LoadSnapshots)[0].chunks] == ["v"]
+    assert "key 'w' was made or deleted while the checkpoint was" in rig.seen(ef.Log)[0].text
+
+
+def test_decided_rounds_begin_anew_behind_the_pushes_that_are_there(make_server: Make) -> None:
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,), policy="k_sync:2"))
+    rig.values["w", 0][2] = rig.values["w", 0].pop(0)
+    rig.pushed = {(0, "w"): 2, (1, "w"): 2}
+    pushes = [rig.push(rank, clock=3) for rank in range(2)]
+    assert [push.answer.version for push in pushes] == [3, 3]
+
+
+@pytest.mark.parametrize("when", ["read", "set", "loaded"])
+def test_what_can_t_be_loaded_ends_the_server_and_is_told_to_the_workers(make_server: Make, when: str) -> None:
+    error = DataError("part-0 is torn")
+    rig = make_server(2, attach=False, settings={"resume": "/ck/old"})
+    rig.handle(st.Join(0, 10.0))
+    rig.handle(st.Connected(SCHEDULER))
+    rig.publish()
+    waiting = rig.attach(0)
+    if when == "read":
+        rig.handle(st.CheckpointRead(0, None, [], error))
+    elif when == "set":
+        rig.handle(st.CheckpointRead(2, m.RulesState("no such rule", {}, "sum", (), 2), []))
+    else:
+        rig.handle(st.CheckpointRead(2, RULES, [state()]))
+        rig.handle(st.SnapshotsLoaded(error))
+    assert ("no such rule" if when == "set" else "part-0 is torn") in str(waiting.answer)
+    (stop,) = rig.seen(ef.Stop)
+    assert stop.failed
+    assert "the checkpoint can't be loaded" in stop.reason
+
+
+def test_who_waits_too_long_for_the_values_is_told_what_is_missing(make_server: Make) -> None:
+    rig = resumed(make_server, state(), load=False)
+    rig.tick(6.0)
+    assert "server-0 has not loaded its part of the checkpoint" in str(rig.waiting[0].answer)
+
+
+def test_next_checkpoint_is_the_one_after_the_loaded_one(make_server: Make) -> None:
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,)))
+    rig.values["w", 0][2] = rig.values["w", 0].pop(0)
+    rig.pushed = {(0, "w"): 2, (1, "w"): 2}
+    for clock in (3, 4, 5):
+        both_push(rig, "w", clock)
+    assert held(rig) == [(4, "w", 4, {0: 4, 1: 4})]

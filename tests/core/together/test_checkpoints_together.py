@@ -1,0 +1,222 @@
+"""Checkpoints of a whole cluster, in any order of events: a cut through all pushes, from which another one goes on."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.checkpoint_keeper import CheckpointPlan
+from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.saved_chunks import ChunkState
+from aiokv.types import TensorSpec
+from aiokv.wire import messages as m
+
+Make = Callable[..., Any]
+Saved = list[tuple[ChunkState, Any]]
+"""Parts of keys with their values."""
+
+SHAPES: dict[Any, int] = {"large": 40, "small": 3, "tiny": 2, "other": 5}
+ROUNDS = 7
+
+
+class Disk:
+    """Where the servers of a cluster write, at any time later, and read."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, int], Saved] = {}
+        self.parts: dict[str, dict[int, Saved]] = {}
+        self.complete: dict[int, Saved] = {}
+
+
+def with_disk(make_cluster: Make, disk: Disk, *, resume: int = 0, **options: Any) -> Any:
+    """Return a cluster with a checkpoint after every two rounds, which begins with one if there is a clock."""
+
+    class Cluster(make_cluster):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            workers, servers = options["workers"], options["servers"]
+            super().__init__(**options)
+            plan = CheckpointPlan("/ck", 1, 2, 0.0, 9, resume="/ck/old" if resume else "", clock=resume)
+            self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, checkpoints=plan)))
+
+        def soon(self, node: Any, stimulus: st.Stimulus) -> None:
+            """Let something be done at any time."""
+            self.ready.setdefault((node.name, -99), deque()).append((node, stimulus, None))
+
+        def perform(self, node: Any, effect: Any) -> None:
+            match effect:
+                case ef.WriteManifest(clock, place):
+                    disk.complete[clock] = [each for part in disk.parts[place].values() for each in part]
+                    self.soon(node, st.ManifestWritten(clock))
+                case ef.RemoveCheckpoints():
+                    pass
+                case _:
+                    super().perform(node, effect)
+
+        def perform_rule(self, node: Any, store: Any, effect: Any) -> None:
+            if isinstance(effect, ef.Snapshot | ef.DropSnapshots | ef.WriteSnapshots):
+                save(self, disk, node, effect)
+            elif isinstance(effect, ef.ReadCheckpoint | ef.LoadSnapshots):
+                load(self, disk.complete[resume], node, effect)
+            else:
+                super().perform_rule(node, store, effect)
+
+    return Cluster()
+
+
+def save(cluster: Any, disk: Disk, node: Any, effect: Any) -> None:
+    """Hold, drop or write values."""
+    match effect:
+        case ef.Snapshot(clock, key, start, version, states):
+            held = disk.held.setdefault((node.name, clock), [])
+            held += zip(states, cut(cluster.stores[node.name], key, start, version), strict=True)
+        case ef.DropSnapshots(clock):
+            del disk.held[node.name, clock]
+        case ef.WriteSnapshots(clock, place, index):
+            disk.parts.setdefault(place, {})[index] = disk.held.pop((node.name, clock), [])
+            cluster.soon(node, st.PartWritten(clock, m.CheckpointFile(str(index), 1, "", 0, "")))
+
+
+def load(cluster: Any, saved: Saved, node: Any, effect: Any) -> None:
+    """Read what there is, or put it into chunks."""
+    if isinstance(effect, ef.LoadSnapshots):
+        for wanted in effect.chunks:
+            value = join(wanted, [saved[number] for number in wanted.sources])
+            cluster.stores[node.name].chunks[wanted.key, wanted.start] = {wanted.version: value}
+        cluster.soon(node, st.SnapshotsLoaded())
+    else:
+        clock = cluster.nodes["scheduler"].machine._plan.checkpoints.clock
+        rules = m.RulesState("", {}, "sum", (), clock)
+        cluster.soon(node, st.CheckpointRead(clock, rules, [state for state, _ in saved]))
+
+
+def cut(store: Any, key: Any, start: int, version: int) -> list[Any]:
+    """Return the values of the keys in a chunk."""
+    ends = list(itertools.accumulate(piece.size for piece in store.pieces[key, start]))
+    return np.split(store.chunks[key, start][version].copy(), ends[:-1])
+
+
+def join(wanted: ef.WantedChunk, sources: Saved) -> Any:
+    """Return the value of a chunk, made of parts."""
+    value = np.full(wanted.stop, np.nan, np.float32)
+    for state, part in sources:
+        low, high = max(state.start, wanted.start), min(state.stop, wanted.stop)
+        value[low:high] = part[low - state.start : high - state.start]
+    return value[wanted.start :]
+
+
+def gradient(rank: int, clock: int, size: int) -> Any:
+    """Return a contribution from which can be seen whose it is."""
+    return np.full(size, np.float32(2.0 ** (rank * ROUNDS + clock - 1)))
+
+
+def trains(begin: int) -> Callable[[Any], Any]:
+    """Return what a worker does: all rounds after one, with pushes that may be under way together."""
+
+    def script(user: Any) -> Any:
+        error = yield user.join()
+        assert error is None
+        rank = user.rank
+        arrays = {key: np.ones(size, np.float32) for key, size in SHAPES.items()}
+        tensors = [(key, TensorSpec(array.shape, "float32")) for key, array in arrays.items()]
+        options = st.KeyOptions(digests=(b"ones",) * len(tensors))
+        error = yield user._feed(
+            lambda call: st.Transfer(call, st.Operation.INIT, tensors, 10.0, options=options), list(arrays.values())
+        )
+        assert error is None
+        directory = user.node.machine._directory
+        directory.clock = begin
+        for key in SHAPES:
+            known = directory._known[key]
+            (known.bundle or known).pushed = begin
+        user.node.machine._passing.resumed(begin)
+        for clock in range(begin + 1, ROUNDS + 1):
+            gradients = {key: gradient(rank, clock, size) for key, size in SHAPES.items()}
+            large = {"large": gradients.pop("large")}
+            for call in [user.transfer("pushpull", some) for some in (large, gradients)]:
+                error = yield call
+                assert error is None
+        error = yield user.leave()
+        assert error is None
+
+    return script
+
+
+def values(cluster: Any) -> dict[Any, Any]:
+    """Return the newest values of all keys."""
+    found: dict[Any, dict[int, Any]] = {}
+    for store in cluster.stores.values():
+        for (key, start), versions in store.chunks.items():
+            for piece, value in zip(store.pieces[key, start], cut(store, key, start, max(versions)), strict=True):
+                found.setdefault(piece.key, {})[max(start, 0)] = value
+    return {key: np.concatenate([parts[start] for start in sorted(parts)]) for key, parts in found.items()}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sync_checkpoint_has_all_of_a_round_and_another_cluster_goes_on_with_the_same_bits(
+    make_cluster: Make, seed: int
+) -> None:
+    disk = Disk()
+    first = with_disk(make_cluster, disk, seed=seed, workers=2, servers=3)
+    first.run(trains(0))
+    first.settle()
+    assert disk.complete, "the slowest of all orders completes one"
+    for clock, saved in disk.complete.items():
+        expected = 1.0 + sum(gradient(rank, each, 1)[0] for rank in range(2) for each in range(1, clock + 1))
+        for state, value in saved:
+            assert dict(state.counts) == {0: clock, 1: clock}
+            assert (value == np.float32(expected)).all()
+    clock = max(disk.complete)
+    second = with_disk(make_cluster, disk, resume=clock, seed=seed, workers=2, servers=2)
+    second.run(trains(clock))
+    second.settle()
+    assert values(second).keys() == SHAPES.keys()
+    for key, value in values(first).items():
+        assert (values(second)[key] == value).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", ["asp", "ssp:1", "k_sync:2"])
+def test_other_checkpoints_have_each_push_once_or_not_at_all(make_cluster: Make, policy: str, seed: int) -> None:
+    disk = Disk()
+    cluster = with_disk(make_cluster, disk, seed=seed, workers=3, servers=2, policy=policy)
+    cluster.run(trains(0))
+    cluster.settle()
+    assert disk.complete
+    for saved in disk.complete.values():
+        for state, value in saved:
+            # The pushes of each rank up to its count, and no others; some may have been dropped.
+            bits = int(value[0]) - 1
+            for rank in range(3):
+                count = dict(state.counts).get(rank, 0)
+                mask = sum(1 << (rank * ROUNDS + clock) for clock in range(count))
+                own = bits & (((1 << ROUNDS) - 1) << (rank * ROUNDS))
+                assert own & ~mask == 0, "a push that it does not count is in the value"
+                if policy != "k_sync:2":
+                    assert own == mask, "a push that it counts is not in the value"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_server_that_dies_leaves_no_checkpoint_that_is_only_partly_there(make_cluster: Make, seed: int) -> None:
+    disk = Disk()
+    cluster = with_disk(make_cluster, disk, seed=seed, workers=2, servers=2)
+
+    def dies(user: Any) -> Any:
+        yield user.join()
+        yield user.transfer("init", {key: np.ones(size, np.float32) for key, size in SHAPES.items()})
+        for clock in range(1, ROUNDS + 1):
+            if clock == 4:
+                cluster.kill("server-1")
+            error = yield user.transfer("pushpull", {key: gradient(0, clock, size) for key, size in SHAPES.items()})
+            if error is not None:
+                return
+
+    cluster.run(dies)
+    for saved in disk.complete.values():
+        assert {state.key for state, _ in saved} == SHAPES.keys()

@@ -1,0 +1,130 @@
+"""Checkpoints of a simulated cluster: nobody waits for them, and what is in them is checked against what happened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiokv.core.cluster_checkpoints import name_of
+from aiokv.core.effects import WriteManifest
+from aiokv.core.saved_chunks import ChunkState
+from aiokv.wire.messages import CheckpointFile
+from sim.checks import InvariantError
+from sim.cluster import simulate
+from sim.disk import Disk
+from sim.faults import Crash, Slow
+from sim.record import Run, UpdateRecord, WorkerRecord
+from sim.sections import ClusterSection, NetworkSection, TensorSection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.scenario import Scenario
+
+TENSORS = (TensorSection(key="large", shape=(40_000,)), TensorSection(key="small", shape=(4,)))
+
+
+def scenario_of(make_scenario: Callable[..., Scenario], steps: int = 12, **cluster: Any) -> Scenario:
+    """Return a scenario of three workers and two servers."""
+    section = ClusterSection(workers=3, servers=2, **cluster)
+    return make_scenario(3, steps, cluster=section, network=NetworkSection(latency=0.01), tensor=TENSORS)
+
+
+def clocks(run: Run) -> list[int]:
+    """Return the clocks of the complete checkpoints."""
+    return [int(place.rpartition("-")[2]) for place in run.checkpoints]
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp:2", "k_sync:2", "backup:1", "sum"])
+def test_nobody_waits_for_a_checkpoint(make_scenario: Callable[..., Scenario], policy: str) -> None:
+    runs = [
+        simulate(scenario_of(make_scenario, checkpoint_every=every, checkpoint_write=50.0), policy, 1)
+        for every in (0, 3)
+    ]
+    without, having = ([[(step.start, step.end) for step in worker.steps] for worker in run.workers] for run in runs)
+    assert having == without
+    assert clocks(runs[0]) == []
+    assert 3 in clocks(runs[1])
+
+
+def test_last_few_of_all_are_kept(make_scenario: Callable[..., Scenario]) -> None:
+    run = simulate(scenario_of(make_scenario, checkpoint_every=2), "bsp", 1)
+    assert clocks(run) == [8, 10, 12]
+    assert {(state.key, state.counts) for state in run.checkpoints[f"disk/{name_of(1, 8)}"]} == {
+        (key, ((0, 8), (1, 8), (2, 8))) for key in ("large", "small")
+    }
+
+
+def test_one_every_so_many_seconds(make_scenario: Callable[..., Scenario]) -> None:
+    run = simulate(scenario_of(make_scenario, 30, checkpoint_seconds=4.0), "bsp", 1)
+    assert len(clocks(run)) == 3
+    assert len([log for log in run.logs if "is complete" in log.text]) > 3
+
+
+def test_cut_of_async_keys_has_less_of_who_is_slow(make_scenario: Callable[..., Scenario]) -> None:
+    section = ClusterSection(workers=2, checkpoint_every=20)
+    slow = Slow(node="worker-1", factor=4.0)
+    run = simulate(make_scenario(2, 25, cluster=section, tensor=TENSORS, fault=(slow,)), "asp", 1)
+    (states,) = run.checkpoints.values()
+    for state in states:
+        counts = dict(state.counts)
+        assert counts[0] == 20
+        assert 0 < counts[1] < 20
+
+
+def test_there_are_no_more_of_them_when_a_server_is_lost(make_scenario: Callable[..., Scenario]) -> None:
+    section = ClusterSection(workers=3, servers=2, checkpoint_every=1)
+    crash = Crash(node="server-1", at=8.0)
+    run = simulate(make_scenario(3, 12, cluster=section, tensor=TENSORS, fault=(crash,)), "bsp", 1)
+    ends = [log.time for log in run.logs if "is complete" in log.text]
+    assert ends
+    assert max(ends) <= 8.0
+
+
+# --- the check itself ---
+
+
+@pytest.fixture
+def disk() -> Disk:
+    """A disk after two updates of "w" with a push of both workers each."""
+    run = Run.__new__(Run)
+    run.workers = [WorkerRecord("worker-0"), WorkerRecord("worker-1")]
+    tokens = [[("worker-0", number), ("worker-1", number)] for number in (1, 2)]
+    run.updates = [UpdateRecord(0.0, "w", 0, 1 + i, [0, 1], [0, 0], tokens[i]) for i in range(2)]
+    return Disk(run, 0.0)
+
+
+def written(disk: Disk, *states: ChunkState) -> WriteManifest:
+    """Write parts of keys to a checkpoint."""
+    disk._parts["ck"] = {0: list(states)}
+    return WriteManifest(2, "ck", 2, [CheckpointFile("0", 0, "", 0, "")], [])
+
+
+def state(key: str, *counts: int) -> ChunkState:
+    """Return what is saved of a key at version 2."""
+    return ChunkState(key, (1,), "float32", 0, 1, 2, tuple(enumerate(counts)), "bsp")
+
+
+def test_checkpoint_that_counts_what_was_pushed_is_accepted(disk: Disk) -> None:
+    disk.finish(written(disk, state("w", 2, 2)))
+    assert list(disk.complete) == ["ck"]
+
+
+@pytest.mark.parametrize(
+    ("states", "problem"),
+    [
+        ([state("w", 2, 1)], "has push 2 of rank 1, and says 1"),
+        ([state("w", 2, 2), state("v", 1, 1)], "are not of one round"),
+    ],
+)
+def test_checkpoint_that_counts_wrongly_is_found(disk: Disk, states: list[ChunkState], problem: str) -> None:
+    with pytest.raises(InvariantError, match=problem):
+        disk.finish(written(disk, *states))
+
+
+def test_checkpoint_that_lacks_a_part_is_found(disk: Disk) -> None:
+    manifest = written(disk, state("w", 2, 2))
+    manifest.parts.append(CheckpointFile("1", 0, "", 0, ""))
+    with pytest.raises(InvariantError, match="parts"):
+        disk.finish(manifest)
