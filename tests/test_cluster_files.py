@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +12,6 @@ from safetensors.numpy import load_file
 
 from aiokv.checkpoint_folder import Found, complete, find_checkpoints, make_plan, newest_complete, remove, verified
 from aiokv.cluster_files import (
-    CheckpointFile,
     check_files,
     open_part,
     part_pieces,
@@ -28,6 +26,11 @@ from aiokv.core.saved_chunks import ChunkState
 from aiokv.errors import ConfigError, DataError
 from aiokv.optim import Assign
 from aiokv.saving import SavedRule
+from aiokv.wire.messages import CheckpointFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 RULE = SavedRule("sgd", {"learning_rate": 0.5}, "sum", ((3, {"learning_rate": 0.25}),), 4)
 NAME = "run-000001-clock-0000000004"
@@ -52,7 +55,7 @@ def parts(place: Path, *cuts: int) -> list[CheckpointFile]:
     """Write a key of ten elements, of servers that have it up to some elements."""
     bounds = [0, *cuts, 10]
     files = []
-    for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
         arrays = {"value": VALUE[start:stop], "momentum": MOMENTUM[start:stop]}
         files.append(make_part(place, index, (state("w", start, stop, 10, digest=b"\x00\xff"), 4, arrays)))
     return files
@@ -118,7 +121,9 @@ def test_rows_of_tables_are_found_by_their_numbers(tmp_path: Path) -> None:
         {"ids": np.array(ids, np.int64), "value": np.array(ids, np.float32)[:, None] * [1, 10]}
         for ids in ([1, 3, 4], [5, 9])
     ]
-    tables = [{name: array.astype(np.float32 if name == "value" else np.int64) for name, array in t.items()} for t in tables]
+    tables = [
+        {name: array.astype(np.float32 if name == "value" else np.int64) for name, array in t.items()} for t in tables
+    ]
     files = [
         make_part(place, index, (state("w", start, stop, 20, shape=(10, 2), sparse=True), 4, tables[index]))
         for index, (start, stop) in enumerate([(0, 5), (5, 10)])
@@ -155,7 +160,9 @@ def test_keys_and_dtypes(tmp_path: Path, key: Any, dtype: Any) -> None:
 def test_any_place_that_fsspec_knows(tmp_path: Path) -> None:
     del tmp_path
     place = f"memory://checkpoints/{NAME}"
-    files = [write_file(place, "part-0.safetensors", part_pieces(4, RULE, [(state("w", 0, 10, 10), 4, {"value": VALUE})]))]
+    files = [
+        write_file(place, "part-0.safetensors", part_pieces(4, RULE, [(state("w", 0, 10, 10), 4, {"value": VALUE})]))
+    ]
     complete(WriteManifest(4, place, 2, files, []), "memory://checkpoints")
     found = newest_complete("memory://checkpoints")
     assert found is not None
@@ -305,7 +312,7 @@ def test_no_checkpoint_is_no_error_but_only_damaged_ones_are(tmp_path: Path) -> 
     assert newest_complete(str(tmp_path)) is None
     place = make_checkpoint(tmp_path)
     (place / "part-1.safetensors").write_bytes(b"")
-    with pytest.raises(DataError, match="no checkpoint in .* can be used"):
+    with pytest.raises(DataError, match=r"no checkpoint in .* can be used"):
         newest_complete(str(tmp_path))
 
 
@@ -324,7 +331,8 @@ def test_what_is_deleted_is_no_checkpoint_before_it_is_gone(tmp_path: Path, capl
 
 def config(folder: Path, **settings: Any) -> Config:
     """Return the settings of a scheduler."""
-    return Config(**{"checkpoint_folder": str(folder), "num_workers": 2} | settings)
+    fields: dict[str, Any] = {"checkpoint_folder": str(folder), "num_workers": 2} | settings
+    return Config(**fields)
 
 
 def test_plan_without_checkpoints_looks_at_nothing(tmp_path: Path) -> None:
@@ -334,7 +342,11 @@ def test_plan_without_checkpoints_looks_at_nothing(tmp_path: Path) -> None:
 
 def test_plan_counts_runs_and_knows_what_is_there(tmp_path: Path) -> None:
     assert make_plan(config(tmp_path, checkpoint_every=5)) == CheckpointPlan(str(tmp_path), 1, 5, 0.0, 3)
-    whole, unfinished, damaged = make_checkpoint(tmp_path, 4), make_checkpoint(tmp_path, 6), make_checkpoint(tmp_path, 8)
+    whole, unfinished, damaged = (
+        make_checkpoint(tmp_path, 4),
+        make_checkpoint(tmp_path, 6),
+        make_checkpoint(tmp_path, 8),
+    )
     (unfinished / "manifest.json").unlink()
     (damaged / "manifest.json").write_text("{}")
     plan = make_plan(config(tmp_path, checkpoint_seconds=5.0, checkpoint_keep=7))
