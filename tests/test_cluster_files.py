@@ -26,11 +26,12 @@ from aiokv.core.saved_chunks import ChunkState
 from aiokv.errors import ConfigError, DataError
 from aiokv.optim import Assign
 from aiokv.saving import SavedRule
-from aiokv.wire.messages import CheckpointFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from aiokv.wire.messages import CheckpointFile
 
 RULE = SavedRule("sgd", {"learning_rate": 0.5}, "sum", ((3, {"learning_rate": 0.25}),), 4)
 NAME = "run-000001-clock-0000000004"
