@@ -11,6 +11,7 @@ import msgspec
 
 from aiokv.policy import get_policy
 from sim.report import summarise
+from sim.saving_advice import SavingAdvice, saving_advice, sentences_on_saving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,6 +124,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     backups: Backups | None
     saturation: Saturation | None
     transfers: Transfers | None
+    saving: SavingAdvice | None
     sentences: list[str]
 
 
@@ -312,9 +314,10 @@ def advise(run: Run) -> Advice:
         backups=backups,
         saturation=saturation_of(run, own + 2.0 * _latency(run)),
         transfers=transfers_of(run),
+        saving=saving_advice(run, step),
         sentences=[],
     )
-    sentences = [*_on_skew(advice, run), *_on_servers(advice, run)]
+    sentences = [*_on_skew(advice, run), *_on_servers(advice, run), *sentences_on_saving(advice.saving)]
     return msgspec.structs.replace(advice, sentences=sentences or ["nothing stands out: every cause costs little"])
 
 
