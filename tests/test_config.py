@@ -240,7 +240,7 @@ def test_value_out_of_range_is_refused(name: str, value: Any) -> None:
     assert problem(**{name: value}).startswith(f"{name} must be ")
 
 
-def test_time_outs_that_contradict_each_other_are_refused() -> None:
+def test_scenario_63_time_outs_that_contradict_each_other_are_refused() -> None:
     assert problem({"AIOKV_DEATH_TIMEOUT": "1.5"}) == (
         "time-outs contradict each other: heartbeat < death_timeout < call_timeout <= join_timeout must hold, "
         "got heartbeat = 2, death_timeout = 1.5, call_timeout = 60, join_timeout = 120 "
@@ -329,7 +329,7 @@ def test_config_cannot_be_changed_afterwards() -> None:
         config.num_workers = 2  # type: ignore[misc]
 
 
-def test_import_ignores_the_environment() -> None:
+def test_scenario_51_import_ignores_the_environment() -> None:
     code = "import aiokv.config, aiokv.cli; print('quiet')"
     environ = os.environ | {"AIOKV_ROLE": "nonsense", "DMLC_ROLE": "server", "AIOKV_UNKNOWN": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)

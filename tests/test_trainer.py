@@ -155,7 +155,7 @@ def test_workers_with_batches_of_their_own_sizes_end_with_the_same_bits(update_o
     assert first[1] == pytest.approx(-9, rel=1e-6)
 
 
-def test_new_learning_rate_reaches_the_servers() -> None:
+def test_scenario_19_new_learning_rate_reaches_the_servers() -> None:
     """Scenario 19: rate 1, then .5; with two workers that push 1."""
 
     def work(kv: aiokv.KVStore) -> list[float]:
@@ -172,8 +172,7 @@ def test_new_learning_rate_reaches_the_servers() -> None:
     assert on_cluster(work, 2) == [[-2.0, -4.0, -5.0]] * 2
 
 
-def test_all_begin_with_the_values_of_rank_0_whatever_the_order_of_their_dicts() -> None:
-    """Scenario 50."""
+def test_scenario_50_all_begin_with_the_values_of_rank_0_whatever_the_order_of_their_dicts() -> None:
 
     def work(kv: aiokv.KVStore) -> list[float]:
         names = ["a", "b"] if kv.rank == 0 else ["b", "a"]
@@ -186,7 +185,7 @@ def test_all_begin_with_the_values_of_rank_0_whatever_the_order_of_their_dicts()
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_overflow_of_one_worker_is_a_step_that_no_worker_makes(update_on_kvstore: bool) -> None:
+def test_scenario_57_overflow_of_one_worker_is_a_step_that_no_worker_makes(update_on_kvstore: bool) -> None:
     """Scenario 57, and MXNet's overflow that was noticed only after it was merged."""
 
     def work(kv: aiokv.KVStore) -> Any:
@@ -379,7 +378,7 @@ def test_two_devices() -> None:
         trainer.allreduce_grads(gradients)
 
 
-def test_gradients_of_devices_are_one_update_of_adam() -> None:
+def test_scenario_83_gradients_of_devices_are_one_update_of_adam() -> None:
     """Scenario 83: t is 1 after one step, so the step is the learning rate."""
     params = {"x": full(0, 2)}
     trainer = aiokv.Trainer(params, "adam", {"learning_rate": 0.25}, kvstore=aiokv.LocalStore())

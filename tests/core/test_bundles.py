@@ -91,8 +91,7 @@ def test_key_of_a_bundle_is_initialised_once(server: Server, again: dict[str, An
     assert isinstance(server.init("b", 2.0, shape=(2,), stop=2).answer, AlreadyInitializedError)
 
 
-def test_same_values_again_are_no_error(server: Server) -> None:
-    # Scenario 29.
+def test_scenario_29_same_values_again_are_no_error(server: Server) -> None:
     init(server, value=1.0)
     for rank in range(3):
         push(server, rank)

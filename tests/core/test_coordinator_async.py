@@ -76,7 +76,7 @@ def test_pushpull_returns_the_value_that_its_push_made(server: Server) -> None:
     assert (asked.answer, asked.payload) == (m.Value(2), 6.0)
 
 
-def test_staleness_is_the_number_of_versions_since_the_one_that_was_read(server: Server) -> None:
+def test_scenario_59_staleness_is_the_number_of_versions_since_the_one_that_was_read(server: Server) -> None:
     # Scenario 59: version read 0, the store is at 5.
     for _ in range(5):
         server.push(1, read_version=0)

@@ -86,8 +86,7 @@ def delete(server: Server, *keys: str, rank: int = 0) -> Any:
     return server.ask(rank, m.Delete(keys, 5.0))
 
 
-def test_deleted_key_can_be_made_again_with_another_shape(server: Server) -> None:
-    # Scenario 29.
+def test_scenario_29_deleted_key_can_be_made_again_with_another_shape(server: Server) -> None:
     server.init()
     server.push(0)
     assert delete(server, "w").answer == m.Done()
@@ -98,8 +97,7 @@ def test_deleted_key_can_be_made_again_with_another_shape(server: Server) -> Non
     assert server.pull(1, shape=(2,), stop=2).answer == m.Value(0)
 
 
-def test_calls_for_a_deleted_key_end(server: Server) -> None:
-    # Scenario 29.
+def test_scenario_29_calls_for_a_deleted_key_end(server: Server) -> None:
     server.init()
     pending = [server.push(0), server.pull(0), server.push(1)]
     delete(server, "w")

@@ -75,8 +75,7 @@ def test_second_init_by_rank_0_is_refused_and_keeps_the_value(server: Server) ->
     assert server.value() == 1.0
 
 
-def test_second_init_with_the_same_value_is_no_error(server: Server) -> None:
-    # Scenario 29.
+def test_scenario_29_second_init_with_the_same_value_is_no_error(server: Server) -> None:
     server.init(value=1.0)
     for rank in range(3):
         server.push(rank)
@@ -217,7 +216,7 @@ def test_init_that_was_refused_does_not_decide_the_kind_of_keys(server: Server) 
     assert server.init(1).answer == m.Done()
 
 
-def test_wide_int_keys_are_not_cut(server: Server) -> None:
+def test_scenario_24_wide_int_keys_are_not_cut(server: Server) -> None:
     # Scenario 24: in 32 bits these are the same key.
     server.init(2, value=1.0)
     server.init(2**32 + 2, value=2.0)

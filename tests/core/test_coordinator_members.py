@@ -163,7 +163,7 @@ def test_worker_before_the_first_view_is_refused(outsider: Server) -> None:
 # --- a worker is lost ---
 
 
-def test_lost_worker_fails_its_round_at_once(server: Server) -> None:
+def test_scenario_1_lost_worker_fails_its_round_at_once(server: Server) -> None:
     # Scenario 1: round 1 closes with all three, rank 2 dies before it pushes to round 2.
     server.init()
     for rank in range(3):
@@ -229,7 +229,7 @@ def test_round_names_all_who_are_lost_and_not_who_is_merely_late(server: Server)
     assert server.push(0).error.details["ranks"] == [1, 2]
 
 
-def test_push_of_a_lost_worker_changes_nothing(server: Server) -> None:
+def test_scenario_2_push_of_a_lost_worker_changes_nothing(server: Server) -> None:
     # Scenario 2: it was stopped, declared lost, and goes on.
     server.init()
     for rank in range(2):
@@ -286,7 +286,7 @@ def test_what_the_leaver_has_pushed_counts(server: Server) -> None:
     assert server.value() == 114.0
 
 
-def test_uneven_number_of_steps(make_server: type[Server]) -> None:
+def test_scenario_4_uneven_number_of_steps(make_server: type[Server]) -> None:
     # Scenario 4 with w += sum: 10 and 11 pushes.
     server = make_server(workers=2)
     server.init()

@@ -153,8 +153,7 @@ def push_all(server: Server, clock: int, key: str = "w") -> None:
         server.push(rank, key=key, clock=clock)
 
 
-def test_change_holds_from_its_round_on(server: Server) -> None:
-    # Scenario 19.
+def test_scenario_19_change_holds_from_its_round_on(server: Server) -> None:
     configure(server, learning_rate=0.1)
     server.init()
     push_all(server, 1)

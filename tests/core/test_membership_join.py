@@ -51,7 +51,7 @@ def test_view_says_who_is_in_and_what_all_share(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["worker-2", "worker-10", "server-b", "server-a"])))
-def test_numbers_follow_the_names_and_not_the_order_of_arrival(
+def test_scenario_49_numbers_follow_the_names_and_not_the_order_of_arrival(
     make_scheduler: type[Scheduler], order: tuple[str, ...]
 ) -> None:
     # Scenario 49.
@@ -112,8 +112,7 @@ def test_name_that_is_taken_is_refused(make_scheduler: type[Scheduler]) -> None:
 # --- one too many ---
 
 
-def test_third_worker_of_two_is_refused_at_once(scheduler: Scheduler) -> None:
-    # Scenario 16.
+def test_scenario_16_third_worker_of_two_is_refused_at_once(scheduler: Scheduler) -> None:
     asked = scheduler.register("worker-2")
     assert isinstance(asked.error, ClusterFullError)
     assert asked.error.details == {"expected": 2}
@@ -168,7 +167,7 @@ def test_place_of_one_who_gave_up_is_free_again(make_scheduler: type[Scheduler])
     assert ranks(scheduler.views["worker-0"][-1]) == {"worker-0": 0, "worker-1": 1}
 
 
-def test_one_who_dies_before_the_cluster_is_complete_is_replaced(make_scheduler: type[Scheduler]) -> None:
+def test_scenario_64_one_who_dies_before_the_cluster_is_complete_is_replaced(make_scheduler: type[Scheduler]) -> None:
     # Scenario 64: A joins and is killed, B and C come.
     scheduler = make_scheduler(workers=2, servers=1)
     scheduler.form("server-0", "worker-a")

@@ -43,7 +43,7 @@ def test_barrier_opens_when_every_worker_is_here(scheduler: Scheduler) -> None:
     assert [asked.answer for asked in (*first, last)] == [m.Done()] * 3
 
 
-def test_barrier_counts_ranks_and_not_calls(scheduler: Scheduler) -> None:
+def test_scenario_6_barrier_counts_ranks_and_not_calls(scheduler: Scheduler) -> None:
     # Scenario 6: worker 0 asks twice.
     asked = [scheduler.barrier("worker-0"), scheduler.barrier("worker-0"), scheduler.barrier("worker-1")]
     assert [a.answer for a in asked] == [None] * 3
@@ -77,7 +77,6 @@ def test_barrier_can_be_used_many_times(scheduler: Scheduler) -> None:
 
 
 def test_scenario_7_late_barrier_names_the_absent_to_everybody(scheduler: Scheduler) -> None:
-    # Scenario 7.
     asked = [scheduler.barrier(f"worker-{rank}", timeout=0.5) for rank in (0, 1)]
     scheduler.tick(0.5)
     for a in asked:
@@ -87,7 +86,7 @@ def test_scenario_7_late_barrier_names_the_absent_to_everybody(scheduler: Schedu
             assert word in str(a.error)
 
 
-def test_late_barrier_names_nobody_who_came_and_gave_up_first(scheduler: Scheduler) -> None:
+def test_scenario_7_late_barrier_names_nobody_who_came_and_gave_up_first(scheduler: Scheduler) -> None:
     # Scenario 7: deadlines that are a moment apart.
     asked = [scheduler.barrier("worker-0", timeout=0.5), scheduler.barrier("worker-1", timeout=0.6)]
     scheduler.tick(0.5)

@@ -88,8 +88,7 @@ def test_range_is_cut_into_neighbours_of_equal_length(size: int, parts: int, len
 
 @pytest.mark.parametrize("servers", range(1, 9))
 @pytest.mark.parametrize("size", SIZES)
-def test_split_tensor_is_complete_and_even(size: int, servers: int) -> None:
-    # Scenario 34.
+def test_scenario_34_split_tensor_is_complete_and_even(size: int, servers: int) -> None:
     spec = TensorSpec((size,), "float32")
     chunks = place("w", spec, servers=servers, chunk_bytes=CHUNK_BYTES, split_bytes=1)
     assert (chunks[0].start, chunks[-1].stop) == (0, size)
@@ -228,7 +227,7 @@ def test_many_int_keys_are_spread_evenly(servers: int) -> None:
 
 @pytest.mark.parametrize("servers", [3, 5, 7])
 @pytest.mark.parametrize("key", [2**63 - 1, 2**63 - 2])
-def test_largest_keys_have_exactly_one_owner(key: int, servers: int) -> None:
+def test_scenario_31_largest_keys_have_exactly_one_owner(key: int, servers: int) -> None:
     # Scenario 31, with the largest keys that there are here.
     (chunk,) = place_default(key, (10,), servers)
     assert 0 <= chunk.server < servers

@@ -112,7 +112,7 @@ def test_each_tensor_of_a_call_has_its_own_memory(worker: Worker) -> None:
     assert [send.payload for send in call.sends] == [ef.CallMemory(1, 0, 0, 24), ef.CallMemory(1, 1, 0, 24)]
 
 
-def test_tensor_without_elements_is_sent_too(worker: Worker, like: type[Like]) -> None:
+def test_scenario_32_tensor_without_elements_is_sent_too(worker: Worker, like: type[Like]) -> None:
     # Scenario 32: it takes part in rounds like any other.
     call = worker.transfer("pushpull", shape=(0, 5))
     assert call.messages == [like(m.Push, shape=(0, 5), start=0, stop=0)]
@@ -290,8 +290,7 @@ def assert_refused_here(call: Call, error: type[Exception]) -> None:
     assert call.sends == []
 
 
-def test_str_and_int_keys_are_never_mixed_in_a_call(worker: Worker) -> None:
-    # Scenario 25.
+def test_scenario_25_str_and_int_keys_are_never_mixed_in_a_call(worker: Worker) -> None:
     assert_refused_here(worker.transfer("init", "a", 1), KeyUseError)
 
 

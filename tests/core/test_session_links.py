@@ -73,8 +73,7 @@ def test_session_is_for_workers_only() -> None:
         Session(joiner, policy="bsp")
 
 
-def test_worker_tries_again_while_there_is_no_scheduler(outsider: Worker, like: type[Like]) -> None:
-    # Scenario 40.
+def test_scenario_40_worker_tries_again_while_there_is_no_scheduler(outsider: Worker, like: type[Like]) -> None:
     join(outsider)
     (connect, log) = outsider.handle(st.ConnectFailed(SCHEDULER, "connection refused"))
     assert connect == like(ef.Connect, peer=SCHEDULER, host="127.0.0.1", port=9091)

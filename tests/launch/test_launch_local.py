@@ -70,7 +70,7 @@ def test_last_words_are_cut_when_they_are_long() -> None:
     assert outcome.reason == f"worker-0 exited with code 1; its last line on stderr: {'x' * 300}..."
 
 
-def test_server_that_is_killed_ends_the_job_and_its_signal_is_named() -> None:
+def test_scenario_52_server_that_is_killed_ends_the_job_and_its_signal_is_named() -> None:
     outcome, _ = launch(make_job(PAUSE, server="import os; os.kill(os.getpid(), 9)"))
     assert outcome == Outcome(137, "server-0 was killed by SIGKILL", "server-0")
 
@@ -149,7 +149,7 @@ def test_second_ctrl_c_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signal_to_the_launcher_ends_everything(number: signal.Signals, code: int) -> None:
+def test_scenario_52_signal_to_the_launcher_ends_everything(number: signal.Signals, code: int) -> None:
     program = (
         "import asyncio, signal, sys\n"
         "from aiokv.launch import Job, LocalLauncher\n"

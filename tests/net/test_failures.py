@@ -36,7 +36,7 @@ def full(value: float, size: int = 1) -> Any:
     return np.full((size,), value, "float32")
 
 
-async def test_a_worker_that_dies_fails_the_round_that_needs_it(cluster: MakeCluster) -> None:
+async def test_scenario_1_a_worker_that_dies_fails_the_round_that_needs_it(cluster: MakeCluster) -> None:
     """Scenario 1: round 1 closes; in round 2 a worker dies; the others get one error each that names it."""
     async with cluster(workers=3, servers=2) as running:
         await running.each(lambda kv: kv.init("w", full(0)))
@@ -94,7 +94,7 @@ STOPPED_WORKER = """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP")
-async def test_a_worker_that_is_silent_is_lost_after_the_death_timeout(cluster: MakeCluster) -> None:
+async def test_scenario_2_a_worker_that_is_silent_is_lost_after_the_death_timeout(cluster: MakeCluster) -> None:
     """Scenario 2, first half: the process is stopped, so its connections stay open but no heartbeat comes."""
     async with cluster(workers=2, start_workers=False, heartbeat=0.1, death_timeout=0.5) as running:
         arguments = [sys.executable, "-c", textwrap.dedent(STOPPED_WORKER), running.scheduler.address]
@@ -115,7 +115,7 @@ async def test_a_worker_that_is_silent_is_lost_after_the_death_timeout(cluster: 
             await process.communicate()
 
 
-async def test_a_round_that_stays_open_names_the_ranks_it_waits_for(cluster: MakeCluster) -> None:
+async def test_scenario_80_a_round_that_stays_open_names_the_ranks_it_waits_for(cluster: MakeCluster) -> None:
     """Scenario 80: the value is unchanged, the contribution stays counted, and the round can still close."""
     async with cluster(workers=3) as running:
         await running.each(lambda kv: kv.init("w", full(5)))
@@ -134,7 +134,7 @@ async def test_init_that_rank_0_never_makes_names_it(cluster: MakeCluster) -> No
             await running.workers[1].init("w", full(0), timeout=0.2)
 
 
-async def test_barrier_names_who_did_not_come_and_can_be_used_again(cluster: MakeCluster) -> None:
+async def test_scenario_6_barrier_names_who_did_not_come_and_can_be_used_again(cluster: MakeCluster) -> None:
     """Scenarios 6 and 7."""
     async with cluster(workers=3) as running:
         late = running.workers[2]
@@ -202,8 +202,9 @@ async def test_joining_without_a_scheduler_names_its_address_and_whom_it_waits_f
     assert f"early waits for the scheduler at 127.0.0.1:{free_port}" in caplog.text
 
 
-async def test_a_worker_may_start_before_the_scheduler(free_port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Scenario 40."""
+async def test_scenario_40_a_worker_may_start_before_the_scheduler(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
     shared: dict[str, Any] = {"token": "t", "scheduler": f"127.0.0.1:{free_port}"}
     caplog.set_level(logging.INFO)
     client = aiokv.connect(name="early", **shared)
@@ -220,7 +221,7 @@ async def test_a_worker_may_start_before_the_scheduler(free_port: int, caplog: p
     ("settings", "words"),
     [({"token": "wrong"}, "token"), ({"cluster": "other"}, "other")],
 )
-async def test_another_token_or_cluster_is_refused_at_once(
+async def test_scenario_56_another_token_or_cluster_is_refused_at_once(
     cluster: MakeCluster, settings: dict[str, Any], words: str
 ) -> None:
     async with cluster(workers=1, start_workers=False) as running:
@@ -231,8 +232,7 @@ async def test_another_token_or_cluster_is_refused_at_once(
         assert running.scheduler.counters["handshakes_failed"] == 1
 
 
-async def test_one_worker_too_many_is_told_so(cluster: MakeCluster) -> None:
-    """Scenario 16."""
+async def test_scenario_16_one_worker_too_many_is_told_so(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         with pytest.raises(ClusterFullError, match="all 2 places for a worker are taken"):
             await running.client("worker-2").start()
@@ -250,7 +250,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["http", "tls", "huge-lengths", "bytes"])
-async def test_strangers_at_the_port_are_closed_and_counted(
+async def test_scenario_41_strangers_at_the_port_are_closed_and_counted(
     cluster: MakeCluster, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 41."""
@@ -316,7 +316,7 @@ async def test_a_timed_out_call_does_not_write_into_its_array_later(cluster: Mak
         np.testing.assert_array_equal(out, full(-1, 100_000))
 
 
-async def test_tables_are_empty_after_many_small_pushes(cluster: MakeCluster) -> None:
+async def test_scenario_42_tables_are_empty_after_many_small_pushes(cluster: MakeCluster) -> None:
     """Scenario 42, small."""
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full(0)))

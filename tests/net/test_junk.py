@@ -118,8 +118,7 @@ async def intrude(node: Node, data: bytes) -> bytes:
             await writer.wait_closed()
 
 
-async def test_strangers_are_refused_and_each_of_them_is_counted_once() -> None:
-    """Scenario 41."""
+async def test_scenario_41_strangers_are_refused_and_each_of_them_is_counted_once() -> None:
     async with training() as running:
         for node in (running.scheduler, running.servers[0]):
             before = node.admission.open
@@ -148,7 +147,7 @@ async def test_hellos_with_flipped_bits_are_refused() -> None:
 # --- replayed and reflected handshakes ---
 
 
-async def test_a_recorded_handshake_is_not_accepted_again() -> None:
+async def test_scenario_56_a_recorded_handshake_is_not_accepted_again() -> None:
     """All that a good initiator has said is said again, to the same node and to another one of the cluster."""
     async with training() as running:
         server = running.servers[0]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tests.net.conftest import MakeCluster
 
 
-async def test_a_busy_port_is_an_error_with_address_and_errno() -> None:
-    """Scenario 38."""
+async def test_scenario_38_a_busy_port_is_an_error_with_address_and_errno() -> None:
     async with aiokv.Scheduler(bind_port=0) as first:
         for node in (aiokv.Scheduler, aiokv.Server):
             with pytest.raises(BindError, match=rf"{first.address}: Address already in use \(EADDRINUSE\)") as caught:
@@ -33,7 +32,7 @@ async def test_an_address_of_another_machine_is_an_error() -> None:
         await aiokv.Scheduler(bind_host="192.0.2.1", bind_port=0, token="t").start()
 
 
-async def test_port_0_reports_the_real_port() -> None:
+async def test_scenario_38_port_0_reports_the_real_port() -> None:
     async with aiokv.Scheduler(bind_port=0) as scheduler:
         assert scheduler.port > 0
         assert scheduler.address == f"127.0.0.1:{scheduler.port}"
@@ -56,8 +55,9 @@ async def trains(kv: aiokv.Client) -> Any:
     ("bind", "advertise", "reached_at"),
     [("0.0.0.0", "127.0.0.1", "127.0.0.1"), ("0.0.0.0", None, "127.0.0.1"), ("localhost", None, "localhost")],
 )
-async def test_bind_and_advertised_address_are_separate(bind: str, advertise: str | None, reached_at: str) -> None:
-    """Scenario 39."""
+async def test_scenario_39_bind_and_advertised_address_are_separate(
+    bind: str, advertise: str | None, reached_at: str
+) -> None:
     async with aiokv.Scheduler(bind_host=bind, bind_port=0, token="t") as scheduler:
         address = f"{reached_at}:{scheduler.port}"
         server = aiokv.Server(scheduler=address, bind_host=bind, advertise_host=advertise, token="t")
@@ -66,7 +66,7 @@ async def test_bind_and_advertised_address_are_separate(bind: str, advertise: st
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
-async def test_ipv6(cluster: MakeCluster) -> None:
+async def test_scenario_39_ipv6(cluster: MakeCluster) -> None:
     try:
         scheduler = aiokv.Scheduler(bind_host="::1", bind_port=0)
         await scheduler.start()

@@ -11,7 +11,7 @@ import pytest
 from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
 
 if TYPE_CHECKING:
-    from tests.net.conftest import MakeCluster
+    from tests.net.conftest import Cluster, MakeCluster
 
 
 def full(shape: tuple[int, ...], value: float, dtype: str = "float32") -> Any:
@@ -146,3 +146,31 @@ async def test_scenario_83_a_list_of_arrays_is_one_step(cluster: MakeCluster) ->
         for out in outs:
             np.testing.assert_allclose(out, full((2,), 0.75), rtol=1e-6)
         np.testing.assert_allclose(await kv.pushpull("w", [full((2,), 4), full((2,), 0)]), 0.625, rtol=1e-6)
+
+
+async def quorum_round(running: Cluster, expected: int) -> None:
+    """Let three of four workers push 1, 2 and 3, and the fourth one 100 when their round is closed."""
+    *early, late = running.workers
+    pushes = [asyncio.create_task(kv.push("w", full((1,), kv.rank + 1))) for kv in early]
+    assert await asyncio.gather(*pushes) == [{}, {}, {}]
+    assert await late.push("w", full((1,), 100)) == {"w": "late"}
+    assert late.dropped == {"late": expected}
+    values = await running.each(lambda kv: kv.pull("w"))
+    # The mean of those who were in time is 2.
+    np.testing.assert_array_equal(values, full((4, 1), 6))
+
+
+async def test_scenario_11_round_of_three_of_four_leaves_the_late_one_out_and_tells_it(cluster: MakeCluster) -> None:
+    async with cluster(workers=4, policy="quorum:k=3:deadline=0") as running:
+        await running.each(lambda kv: kv.init("w", full((1,), 0)))
+        await quorum_round(running, 1)
+
+
+async def test_scenario_67_late_contributions_are_counted_for_each_worker(cluster: MakeCluster) -> None:
+    async with cluster(workers=4, policy="quorum:k=3:deadline=0") as running:
+        await running.each(lambda kv: kv.init("w", full((1,), 0)))
+        for number in range(100):
+            await quorum_round(running, number + 1)
+        tallies = await running.workers[0].tallies()
+        assert {rank: tally.dropped for rank, tally in tallies.items()} == {0: {}, 1: {}, 2: {}, 3: {"late": 100}}
+        assert {rank: tally.applied for rank, tally in tallies.items()} == {0: 100, 1: 100, 2: 100, 3: 0}

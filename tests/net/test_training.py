@@ -73,7 +73,7 @@ async def test_ranks_are_counted_not_requests(cluster: MakeCluster) -> None:
         np.testing.assert_array_equal([await push for push in pushes], [[3], [300]])
 
 
-async def test_sums_have_the_same_bits_in_every_order_of_arrival(cluster: MakeCluster) -> None:
+async def test_scenario_48_sums_have_the_same_bits_in_every_order_of_arrival(cluster: MakeCluster) -> None:
     """Scenario 48: in float32, (1e8 + 1) - 1e8 = 0 in rank order; other orders give 1."""
     values = [1e8, 1.0, -1e8]
     async with cluster(workers=3) as running:
@@ -104,8 +104,7 @@ async def test_large_tensors_come_back_whole(cluster: MakeCluster, servers: int)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 5), (1,), (2, 0, 3)])
-async def test_shapes_without_or_with_one_element(cluster: MakeCluster, shape: tuple[int, ...]) -> None:
-    """Scenario 32."""
+async def test_scenario_32_shapes_without_or_with_one_element(cluster: MakeCluster, shape: tuple[int, ...]) -> None:
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", full(shape, 1)))
         for value in await running.each(lambda kv: kv.pushpull("w", full(shape, kv.rank + 1))):
@@ -216,7 +215,7 @@ async def test_many_calls_in_flight(cluster: MakeCluster) -> None:
                 np.testing.assert_array_equal(value, full((10,), 2 * i))
 
 
-async def test_names_decide_ranks_whatever_the_order_of_arrival(cluster: MakeCluster) -> None:
+async def test_scenario_49_names_decide_ranks_whatever_the_order_of_arrival(cluster: MakeCluster) -> None:
     """Scenario 49; worker-10 comes after worker-9."""
     async with cluster(workers=11, start_workers=False) as running:
         clients = [running.client(f"worker-{i}") for i in reversed(range(11))]
@@ -278,8 +277,7 @@ async def test_the_same_optimizer_can_be_set_twice_but_not_another(cluster: Make
             await running.workers[0].set_optimizer("sgd", learning_rate=0.2)
 
 
-async def test_keys_of_64_bits_are_different_keys(cluster: MakeCluster) -> None:
-    """Scenario 24."""
+async def test_scenario_24_keys_of_64_bits_are_different_keys(cluster: MakeCluster) -> None:
     async with cluster(workers=1) as running:
         (kv,) = running.workers
         await kv.init({2: full((1,), 1), 2**32 + 2: full((1,), 2), 2**63 - 1: full((1,), 3)})
@@ -329,8 +327,9 @@ async def test_keys_of_a_bundle_that_nobody_waits_for_any_longer_are_not_written
         assert all((out == -1).all() for out in outs.values())
 
 
-async def test_a_small_urgent_push_is_answered_before_a_big_one_that_was_first(cluster: MakeCluster) -> None:
-    """Scenario 36."""
+async def test_scenario_36_a_small_urgent_push_is_answered_before_a_big_one_that_was_first(
+    cluster: MakeCluster,
+) -> None:
     async with cluster(workers=1, policy="asp") as running:
         (kv,) = running.workers
         big = full((25_000_000,), 1)

@@ -24,7 +24,7 @@ def test_higher_priority_goes_first_and_equal_ones_in_order() -> None:
     assert not queue
 
 
-def test_a_stream_of_urgent_frames_does_not_starve_the_others() -> None:
+def test_scenario_36_a_stream_of_urgent_frames_does_not_starve_the_others() -> None:
     queue: SendQueue[str] = SendQueue()
     queue.add("big", -9)
     urgent = itertools.count()
