@@ -13,7 +13,7 @@ import ml_dtypes  # noqa: F401 - with it NumPy knows the name "bfloat16"
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.errors import KeyUseError, NotFiniteError, SpecMismatchError, SumOverflowError
+from aiokv.errors import KeyUseError, NotFiniteError, SpecMismatchError
 from aiokv.kernels.foreign import OnDevice, is_on_device
 from aiokv.list_sums import Resident
 from aiokv.types import Key, TensorSpec
@@ -97,13 +97,10 @@ class Arguments:
             SpecMismatchError: an array lies where it can't be summed.
             SumOverflowError: a sum of whole numbers is out of range.
         """
-        for index, arrays in self.lists.items():
-            try:
-                make = merger.keep if merger.keeps(arrays, codec) else merger.sum
-                self.sources[index] = make(self.keys[index], arrays)
-            except SumOverflowError as error:
-                key = self.keys[index]
-                raise SumOverflowError(f"key {key!r}: {error.message}", key=key) from None
+        numbers = list(self.lists)
+        sums = merger.sum([self.keys[n] for n in numbers], list(self.lists.values()), codec)
+        for number, total in zip(numbers, sums, strict=True):
+            self.sources[number] = total
         self.lists = {}
 
     def bring(self) -> None:

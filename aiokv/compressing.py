@@ -15,12 +15,13 @@ from aiokv.codec.encoder import Encoder
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Encoded
 from aiokv.errors import AiokvError, SpecMismatchError
-from aiokv.list_sums import Device, Resident
+from aiokv.list_sums import Resident
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from aiokv.types import Key, Peer, Rank
+    from aiokv.worker_device import Device
 
 Cuts = list[tuple[int, int]]
 
@@ -170,14 +171,15 @@ class Job:
                 )
                 for device, tensors in by_device.items()
             ]
+            # A device may have too little memory for payloads: then nothing has changed yet.
+            for device, tensors, found in on_devices:
+                for tensor, pieces in zip(tensors, device.encode(found), strict=True):
+                    tensor.pieces = pieces
         except AiokvError as error:
             self.error = error
             return
         for tensor, encoder, flat in checked:
             tensor.pieces = encoder.encode_checked(flat, tensor.cuts)
-        for device, tensors, found in on_devices:
-            for tensor, pieces in zip(tensors, device.encode(found), strict=True):
-                tensor.pieces = pieces
 
 
 class Compressor:

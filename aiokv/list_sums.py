@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from aiokv.errors import SpecMismatchError
+from aiokv.errors import SpecMismatchError, SumOverflowError
 from aiokv.kernels.foreign import OnDevice
 from aiokv.optim import PRECISIONS
 
@@ -18,58 +19,12 @@ if TYPE_CHECKING:
     from aiokv.codec import Codec
     from aiokv.kernels import Backend
     from aiokv.types import Key
+    from aiokv.worker_device import Device
 
     Array = NDArray[Any]
-    Cuts = Sequence[tuple[int, int]]
     Ids = NDArray[np.int64]
 
 FLOATS = frozenset(PRECISIONS)
-
-
-class Device(Protocol):
-    """What a worker uses a device for."""
-
-    def sum_arrays(self, key: Key, arrays: Sequence[Any], /) -> Array:
-        """Return the sum of arrays of one float dtype, in their order, as an array in the host's memory.
-
-        Low precisions are added in float32, and rounded once. The key's buffer on the device is used again.
-        """
-        ...
-
-    def to_host(self, array: Any, /) -> Array:
-        """Return a copy in the host's memory of an array on the device, of any dtype."""
-        ...
-
-    def sum_rows(self, ids: Ids, values: Any, /) -> tuple[Ids, Array]:
-        """Return row ids, increasing and each once, and the sums of their rows in the host's memory.
-
-        Rows of one id are added in their order, low precisions in float32, and rounded once.
-        """
-        ...
-
-    def encodes(self, codec: Codec, dtype: str, /) -> bool:
-        """Say whether gradients of a dtype can be encoded there."""
-        ...
-
-    def keep_sum(self, arrays: Sequence[Any], /) -> Any:
-        """Return the sum that `sum_arrays` makes, in float32 on the device; one array of float32 is its own sum."""
-        ...
-
-    def release(self, total: Any, /) -> None:
-        """Take back a sum that was made, and that nobody reads any longer."""
-        ...
-
-    def new_encoder(self, codec: Codec, key: Key, size: int, dtype: str, step: int, /) -> Any:
-        """Return what encodes gradients of a key there; it has what `aiokv.codec.encoder.Encoder` has of a residual."""
-        ...
-
-    def check(self, gradients: Sequence[tuple[Any, Any, Cuts]], /) -> Any:
-        """Return what `encode` takes of encoders, sums and cuts. Raises NotFiniteError: one can't be encoded."""
-        ...
-
-    def encode(self, checked: Any, /) -> list[list[memoryview]]:
-        """Return the payloads of each gradient, one for each cut."""
-        ...
 
 
 class Resident:
@@ -77,31 +32,36 @@ class Resident:
 
     Args:
         device: where it is.
-        values: what the device has returned for it: float32.
+        values: what the device has returned for it: float32. None when it is not needed any longer.
         like: an array of the shape and dtype of all of them.
-        made: whether the device has made it, so that it takes it back.
     """
 
-    __slots__ = ("_made", "device", "dtype", "nbytes", "shape", "size", "values")
+    __slots__ = ("device", "dtype", "nbytes", "shape", "size", "values")
 
-    def __init__(self, device: Device, values: Any, like: Any, *, made: bool) -> None:
+    def __init__(self, device: Device, values: Any, like: Any) -> None:
         self.device = device
         self.values = values
         self.shape: tuple[int, ...] = tuple(like.shape)
         self.dtype: np.dtype[Any] = like.dtype
         self.nbytes: int = like.nbytes
         self.size = self.nbytes // self.dtype.itemsize
-        self._made = made
 
     def to_host(self) -> Array:
         """Return a copy in the host's memory."""
-        return self.device.to_host(self.values).reshape(self.shape).astype(self.dtype, copy=False)
+        return self.device.fetch([self.values])[0].reshape(self.shape).astype(self.dtype, copy=False)
 
     def release(self) -> None:
-        """Give it back; nobody may use it any longer."""
-        if self._made:
-            self._made = False
-            self.device.release(self.values)
+        """Give the device's memory back."""
+        self.values = None
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What one device has to do for a call: the numbers of keys, and of arrays in their lists."""
+
+    sums: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    fetched: list[tuple[int, int]] = field(default_factory=list)
 
 
 def least_loaded(loads: Sequence[int]) -> int:
@@ -112,8 +72,8 @@ def least_loaded(loads: Sequence[int]) -> int:
 class Merger:
     """Sums the lists that a worker pushes.
 
-    Each new key's buffer goes to the device that has the fewest bytes so far, and stays there. So where a key is
-    depends on the order and the sizes of the keys alone, and no device has many more bytes than another.
+    Each new key goes to the device that has the fewest bytes so far, and stays there. So where a key is summed depends
+    on the order and the sizes of the keys alone, and no device has many more bytes to sum than another.
 
     Args:
         backend: who adds in the host's memory.
@@ -124,53 +84,70 @@ class Merger:
         self._backend = backend
         self._devices = devices
         self.loads = [0] * len(devices)
-        """Bytes of the buffers on each device."""
+        """Bytes of the sums on each device."""
         self.places: dict[Key, int] = {}
         """On which device each key is summed."""
 
     @property
-    def uses_devices(self) -> bool:
-        """Whether sums may have to wait for a device."""
-        return bool(self._devices)
+    def devices(self) -> Sequence[Device]:
+        """Those that this store uses, by their numbers."""
+        return self._devices
 
-    def sum(self, key: Key, arrays: Sequence[Any]) -> Array:
-        """Return the sum of arrays of one spec, in their order; the same bits wherever it is made.
+    def sum(self, keys: Sequence[Key], lists: Sequence[Sequence[Any]], codec: Codec | None = None) -> list[Any]:
+        """Return the sum of each key's arrays, in their order; the same bits wherever it is made.
 
-        Raises:
-            SpecMismatchError: an array lies on a device, and this store uses none.
-            SumOverflowError: a sum of whole numbers is out of range.
-        """
-        if self._devices and len(arrays) > 1 and arrays[0].dtype.name in FLOATS:
-            given = [array.array if isinstance(array, OnDevice) else array for array in arrays]
-            return self._devices[self._place(key, arrays[0])].sum_arrays(key, given)
-        on_host = [self._to_host(key, array) if isinstance(array, OnDevice) else array for array in arrays]
-        return sum_in_order(on_host, self._backend) if len(on_host) > 1 else on_host[0]
-
-    def keeps(self, arrays: Sequence[Any], codec: Codec | None) -> bool:
-        """Say whether the sum of arrays can be encoded on a device."""
-        first = arrays[0]
-        # Devices do not differ in what they can encode.
-        return (
-            codec is not None
-            and first.nbytes > 0
-            and bool(self._devices)
-            and self._devices[0].encodes(codec, first.dtype.name)
-        )
-
-    def keep(self, key: Key, arrays: Sequence[Any]) -> Resident:
-        """Return the sum of arrays as `sum` does, but leave it on the device.
+        Args:
+            keys: the keys.
+            lists: for each key its arrays, of one spec.
+            codec: with which the sums will be encoded; where a device can do that, they stay there, as `Resident`.
 
         Raises:
             SpecMismatchError: an array lies on a device that this store does not use.
+            SumOverflowError: a sum of whole numbers is out of range.
         """
+        found: list[Any] = [None] * len(keys)
+        given = [list(arrays) for arrays in lists]
+        plan: dict[Device, Work] = {}
+        for number, (key, arrays) in enumerate(zip(keys, given, strict=True)):
+            self._assign(plan, number, key, arrays, codec)
+        for device, work in plan.items():
+            bare = {n: [_bare(array) for array in given[n]] for n in (*work.sums, *work.kept)}
+            if work.sums:
+                for n, total in zip(work.sums, device.sum_lists([bare[n] for n in work.sums]), strict=True):
+                    found[n] = total
+            if work.kept:
+                for n, total in zip(work.kept, device.keep_sums([bare[n] for n in work.kept]), strict=True):
+                    found[n] = Resident(device, total, given[n][0])
+            if work.fetched:
+                arrays = device.fetch([_bare(given[n][place]) for n, place in work.fetched])
+                for (n, place), array in zip(work.fetched, arrays, strict=True):
+                    given[n][place] = array
+        for n, key in enumerate(keys):
+            if found[n] is None:
+                found[n] = self._sum_here(key, given[n])
+        return found
+
+    def _assign(self, plan: dict[Device, Work], number: int, key: Key, arrays: list[Any], codec: Codec | None) -> None:
+        """Say who makes the sum of a key."""
         first = arrays[0]
-        if len(arrays) == 1 and isinstance(first, OnDevice):
-            device = device_of(key, first, self._devices)
-        else:
-            device = self._devices[self._place(key, first)]
-        given = [array.array if isinstance(array, OnDevice) else array for array in arrays]
-        made = len(arrays) > 1 or first.dtype.name != "float32"
-        return Resident(device, device.keep_sum(given), first, made=made)
+        # Devices do not differ in what they can encode.
+        kept = codec is not None and self._devices and self._devices[0].encodes(codec, first.dtype.name)
+        if self._devices and first.nbytes and first.dtype.name in FLOATS and (kept or len(arrays) > 1):
+            alone = len(arrays) == 1 and isinstance(first, OnDevice)
+            device = device_of(key, first, self._devices) if alone else self._devices[self._place(key, first)]
+            work = plan.setdefault(device, Work())
+            (work.kept if kept else work.sums).append(number)
+            return
+        for place, array in enumerate(arrays):
+            if isinstance(array, OnDevice):
+                device = device_of(key, array, self._devices)
+                plan.setdefault(device, Work()).fetched.append((number, place))
+
+    def _sum_here(self, key: Key, arrays: list[Array]) -> Array:
+        try:
+            return sum_in_order(arrays, self._backend) if len(arrays) > 1 else arrays[0]
+        except SumOverflowError as error:
+            raise SumOverflowError(f"key {key!r}: {error.message}", key=key) from None
 
     def sum_rows(self, key: Key, ids: Ids, values: OnDevice) -> tuple[Ids, Array]:
         """Return rows that lie on a device, in the host's memory; those of floats each once, increasing.
@@ -181,10 +158,7 @@ class Merger:
         device = device_of(key, values, self._devices)
         if values.dtype.name in FLOATS and ids.size:
             return device.sum_rows(ids, values.array)
-        return ids, device.to_host(values.array)
-
-    def _to_host(self, key: Key, array: OnDevice) -> Array:
-        return device_of(key, array, self._devices).to_host(array.array)
+        return ids, device.fetch([values.array])[0]
 
     def _place(self, key: Key, array: Any) -> int:
         place = self.places.get(key)
@@ -193,6 +167,10 @@ class Merger:
             precision = np.dtype(PRECISIONS[array.dtype.name])
             self.loads[place] += array.nbytes // array.dtype.itemsize * precision.itemsize
         return place
+
+
+def _bare(array: Any) -> Any:
+    return array.array if isinstance(array, OnDevice) else array
 
 
 T = TypeVar("T")

@@ -27,7 +27,6 @@ from aiokv.kernels import devices_for, get_backend
 from aiokv.kvstore import KVStore, Updater
 from aiokv.list_sums import Merger
 from aiokv.operations import Operations
-from aiokv.staging import Staging
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span, state_bytes
 from aiokv.telemetry import Counters, Profile
@@ -110,9 +109,7 @@ class _LocalWorker(Operations):
     def __init__(self, backend: str) -> None:
         self.closed = False
         adder = get_backend(backend)
-        devices = devices_for(backend)
-        self._merger = Merger(adder, devices)
-        self._staging = Staging(devices)
+        self._merger = Merger(adder, devices_for(backend))
         self._store = ParameterStore(adder)
         self._updater: Updater | None = None
         self._has_rule = False

@@ -34,6 +34,7 @@ from aiokv.sparse import (
     sparse_nbytes,
     sparse_spec,
 )
+from aiokv.staging import stage
 from aiokv.types import Tally, TensorSpec
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from aiokv.compressing import Compressor
     from aiokv.core.session import Session
     from aiokv.list_sums import Merger
-    from aiokv.staging import Staging
     from aiokv.types import Key
 
 T = TypeVar("T")
@@ -81,8 +81,6 @@ class Operations(ABC):
     """Refuses to push what must not be."""
     _merger: Merger
     """Sums the arrays that a call gives for one key."""
-    _staging: Staging
-    """Where values land that are for devices."""
     _compressor: Compressor
 
     _most_bytes = sys.maxsize
@@ -232,7 +230,7 @@ class Operations(ABC):
         if not sparse:
             return sending(key, value, lists=lists)
         bounds = [self._session.row_bounds(name, sparse_spec(name, each)) for name, each in sparse]
-        nbytes = SLOW if self._merger.uses_devices else sum(sparse_nbytes(each) for _, each in sparse)
+        nbytes = SLOW if self._merger.devices else sum(sparse_nbytes(each) for _, each in sparse)
         return await self._prepare(functools.partial(sending_rows, keys, values, bounds, self._merger), nbytes)
 
     async def _init(self, arguments: Arguments, options: st.KeyOptions, timeout: float | None) -> None:
@@ -759,15 +757,13 @@ class Operations(ABC):
         if not arguments.device_outs:
             await self._transfer(operation, arguments, timeout, priority)
             return
-        staged = await self._prepare(functools.partial(self._staging.begin, arguments), SLOW)
+        staged = await self._prepare(functools.partial(stage, arguments, self._merger.devices), SLOW)
         await self._transfer(operation, arguments, timeout, priority)
         await self._compute(staged.copy, SLOW)
-        # After an error something may still come: then the memory is not used again.
-        self._staging.give_back(staged)
 
     async def _merge(self, arguments: Arguments, codec: PushCodec | None = None) -> None:
         if arguments.lists:
-            nbytes = SLOW if self._merger.uses_devices else arguments.listed_nbytes
+            nbytes = SLOW if self._merger.devices else arguments.listed_nbytes
             await self._prepare(lambda: arguments.merge(self._merger, codec), nbytes)
 
     async def _ready(self, operation: st.Operation, arguments: Arguments) -> None:

@@ -27,23 +27,23 @@ class Simulated:
     """A device that sums as the reference does, and says what it was given."""
 
     def __init__(self) -> None:
-        self.buffers: dict[Any, int] = {}
+        self.summed: list[int] = []
+        """How many arrays each sum was made of."""
+        self.fetched = 0
 
-    def sum_arrays(self, key: Any, arrays: Sequence[Any], /) -> Array:
-        self.buffers[key] = len(arrays)
-        return sum_in_order([np.asarray(array) for array in arrays], get_backend("reference"))
+    def sum_lists(self, lists: Sequence[Sequence[Any]], /) -> list[Array]:
+        self.summed += [len(arrays) for arrays in lists]
+        return [sum_in_order([np.asarray(array) for array in arrays], get_backend("reference")) for arrays in lists]
 
-    def to_host(self, array: Any, /) -> Array:
-        return np.asarray(array).copy()
+    def fetch(self, arrays: Sequence[Any], /) -> list[Array]:
+        self.fetched += len(arrays)
+        return [np.asarray(array).copy() for array in arrays]
 
     def encodes(self, codec: Any, dtype: str, /) -> bool:
         return dtype == "float32"
 
-    def keep_sum(self, arrays: Sequence[Any], /) -> Array:
-        return sum_in_order([np.asarray(array) for array in arrays], get_backend("reference")).reshape(-1)
-
-    def release(self, total: Array, /) -> None:
-        self.buffers["released"] = total.size
+    def keep_sums(self, lists: Sequence[Sequence[Any]], /) -> list[Array]:
+        return [total.reshape(-1) for total in self.sum_lists(lists)]
 
 
 class OnGPU:
@@ -64,6 +64,11 @@ class OnGPU:
         return 2, self._number
 
 
+def total_of(merging: Merger, key: Any, arrays: Sequence[Any]) -> Array:
+    found: Array = merging.sum([key], [arrays])[0]
+    return found
+
+
 def merger(count: int) -> tuple[Merger, list[Simulated]]:
     devices: Any = [Simulated() for _ in range(count)]
     return Merger(get_backend("reference"), devices), devices
@@ -73,11 +78,12 @@ def test_scenario_73_each_new_key_goes_to_the_device_with_the_fewest_bytes() -> 
     """40 goes to the first, 20 and 10 to the second, which has fewer then, and so on."""
     merging, devices = merger(2)
     for key, size in (("a", 10), ("b", 5), ("c", 2), ("d", 4), ("e", 1)):
-        merging.sum(key, [np.ones(size, np.float32)] * 2)
+        total_of(merging, key, [np.ones(size, np.float32)] * 2)
     assert merging.places == {"a": 0, "b": 1, "c": 1, "d": 1, "e": 0}
     assert merging.loads == [44, 44]
-    merging.sum("a", [np.ones(10, np.float32)] * 2)
-    assert [sorted(device.buffers) for device in devices] == [["a", "e"], ["b", "c", "d"]]
+    assert [len(device.summed) for device in devices] == [2, 3]
+    total_of(merging, "a", [np.ones(10, np.float32)] * 2)
+    assert [len(device.summed) for device in devices] == [3, 3]
     assert merging.loads == [44, 44]
 
 
@@ -93,21 +99,21 @@ def test_scenario_73_no_device_has_more_than_one_buffer_too_many(sizes: list[int
 def test_scenario_73_sums_on_devices_have_the_bits_of_the_host(dtype: str) -> None:
     rng = np.random.default_rng(1)
     arrays = [rng.standard_normal((3, 7)).astype(dtype) for _ in range(2)]
-    on_host = Merger(get_backend("reference")).sum("w", arrays)
+    on_host = total_of(Merger(get_backend("reference")), "w", arrays)
     merging, _ = merger(2)
-    assert merging.sum("w", arrays).tobytes() == on_host.tobytes()
+    assert total_of(merging, "w", arrays).tobytes() == on_host.tobytes()
 
 
 def test_low_precisions_take_as_much_room_as_their_sums() -> None:
     merging, _ = merger(1)
-    merging.sum("w", [np.ones(10, np.float16)] * 2)
+    total_of(merging, "w", [np.ones(10, np.float16)] * 2)
     assert merging.loads == [40]
 
 
 def test_whole_numbers_are_summed_in_the_hosts_memory() -> None:
     merging, devices = merger(1)
-    assert merging.sum("w", [np.array([1, 2]), np.array([3, 4])]).tolist() == [4, 6]
-    assert not devices[0].buffers
+    assert total_of(merging, "w", [np.array([1, 2]), np.array([3, 4])]).tolist() == [4, 6]
+    assert not devices[0].summed
 
 
 def test_arrays_on_a_device_are_read_where_the_sum_is_made() -> None:
@@ -117,7 +123,7 @@ def test_arrays_on_a_device_are_read_where_the_sum_is_made() -> None:
     arguments = sending({"one": OnGPU(first), "two": [OnGPU(first), second], "host": second}, None)
     arguments.merge(merging)
     assert [source.tolist() for source in arguments.sources] == [[[1, 1]] * 2, [[3, 3]] * 2, [[2, 2]] * 2]
-    assert [list(device.buffers) for device in devices] == [["two"], []]
+    assert [(device.summed, device.fetched) for device in devices] == [([2], 1), ([], 0)]
 
 
 def test_whole_numbers_on_a_device_are_summed_in_the_hosts_memory() -> None:
@@ -125,7 +131,7 @@ def test_whole_numbers_on_a_device_are_summed_in_the_hosts_memory() -> None:
     arguments = sending("w", [OnGPU(np.array([1, 2])), OnGPU(np.array([3, 4]))])
     arguments.merge(merging)
     assert [source.tolist() for source in arguments.sources] == [[4, 6]]
-    assert not devices[0].buffers
+    assert (devices[0].summed, devices[0].fetched) == ([], 2)
 
 
 def test_sums_that_a_device_can_encode_stay_there_until_they_are_wanted_in_the_hosts_memory() -> None:
@@ -136,19 +142,18 @@ def test_sums_that_a_device_can_encode_stay_there_until_they_are_wanted_in_the_h
     kept = arguments.sources[0]
     assert isinstance(kept, Resident)
     assert (kept.shape, kept.dtype, kept.size) == ((2, 2), np.dtype("float32"), 4)
-    assert kept.device is merging._devices[0]
+    assert kept.device is merging.devices[0]
     assert not any(isinstance(source, Resident) for source in arguments.sources[1:])
     arguments.bring()
     assert arguments.sources[0].tolist() == [[3, 3]] * 2
-    assert devices[0].buffers == {"released": 4}
+    assert (kept.values, devices[0].fetched) == (None, 2)
 
 
-def test_a_single_array_is_encoded_where_it_lies_and_stays_its_owners() -> None:
+def test_a_single_array_is_encoded_where_it_lies() -> None:
     merging, devices = merger(2)
-    kept = merging.keep("w", [OnDevice(OnGPU(np.ones(3, np.float32), number=1))])
-    kept.release()
-    assert kept.device is merging._devices[1]
-    assert not devices[1].buffers
+    array = OnDevice(OnGPU(np.ones(3, np.float32), number=1))
+    (kept,) = merging.sum(["w"], [[array]], make_codec("2bit", {}))
+    assert kept.device is devices[1]
 
 
 def test_arrays_on_a_device_need_a_store_that_sums_there() -> None:

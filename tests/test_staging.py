@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from aiokv.arrays import exchanging, receiving
 from aiokv.errors import SpecMismatchError
 from aiokv.sparse import pulling, pulling_rows
-from aiokv.staging import MAX_IDLE_BYTES, Staging
+from aiokv.staging import Staged
+from aiokv.staging import stage as stage_on
 from aiokv.types import TensorSpec
 
 Array = NDArray[Any]
@@ -63,49 +64,30 @@ def floats(*shape: int) -> Array:
     return np.zeros(shape, np.float32)
 
 
+def stage(arguments: Any, devices: list[Any]) -> Staged:
+    return stage_on(arguments, devices)
+
+
 def unknown(key: object) -> None:
     raise AssertionError(key)
 
 
 def test_a_value_lands_once_and_every_device_copies_it() -> None:
     devices = [Simulated(), Simulated()]
-    staging = Staging(devices)
     outs = [OnGPU(floats(2, 3)), OnGPU(floats(2, 3), 1), floats(2, 3)]
     arguments = receiving("w", outs, unknown)
-    staged = staging.begin(arguments)
+    staged = stage(arguments, devices)
     arguments.targets[0][...] = 7
     staged.copy()
     assert arguments.finish() is outs
     assert [np.asarray(getattr(out, "memory", out)).tolist() for out in outs] == [[[7] * 3] * 2] * 3
-    assert [device.allocated for device in devices] == [[4096], []]
-
-
-def test_memory_is_used_again_when_it_was_given_back() -> None:
-    device = Simulated()
-    staging = Staging([device])
-    first = staging.begin(receiving("w", OnGPU(floats(2000)), unknown))
-    second = staging.begin(receiving("w", OnGPU(floats(2000)), unknown))
-    assert device.allocated == [8192, 8192]
-    staging.give_back(first)
-    staging.give_back(second)
-    for size in (1025, 2048):
-        staging.begin(receiving("w", OnGPU(floats(size)), unknown))
-    assert device.allocated == [8192, 8192]
-    assert staging.idle_bytes == 0
-
-
-def test_no_more_than_a_gibibyte_is_kept() -> None:
-    staging = Staging([Simulated()])
-    staged = staging.begin(receiving("w", OnGPU(floats(1)), unknown))
-    staging.idle_bytes = MAX_IDLE_BYTES
-    staging.give_back(staged)
-    assert staging.idle_bytes == MAX_IDLE_BYTES
+    assert [device.allocated for device in devices] == [[24], []]
 
 
 def test_no_elements_need_no_copy() -> None:
     device = Simulated()
     arguments = receiving("w", OnGPU(floats(0, 5)), unknown)
-    staged = Staging([device]).begin(arguments)
+    staged = stage(arguments, [device])
     staged.copy()
     assert (arguments.targets[0].shape, staged.copies) == ((0, 5), [])
 
@@ -113,7 +95,7 @@ def test_no_elements_need_no_copy() -> None:
 def test_what_is_pushed_may_receive_as_well() -> None:
     array = OnGPU(floats(3))
     arguments = exchanging("w", array, array)
-    staged = Staging([Simulated()]).begin(arguments)
+    staged = stage(arguments, [Simulated()])
     arguments.targets[0][...] = [1, 2, 3]
     staged.copy()
     assert arguments.finish() is array
@@ -124,7 +106,7 @@ def test_rows_go_to_their_places() -> None:
     out = OnGPU(floats(5, 2))
     pull = pulling_rows("t", out, [4, 1, 4], TensorSpec((5, 2), "float32"), lambda key, spec: [0])
     arguments = pulling([pull])
-    staged = Staging([Simulated()]).begin(arguments)
+    staged = stage(arguments, [Simulated()])
     arguments.targets[0][...] = [[1, 2], [3, 4]]
     staged.copy()
     assert out.memory.tolist() == [[0, 0], [1, 2], [0, 0], [0, 0], [3, 4]]
@@ -136,7 +118,7 @@ def test_an_array_that_cannot_be_written_is_refused_before_anything_is_sent() ->
     arguments = receiving(["v", "w"], [OnGPU(floats(3)), OnGPU(read_only)], unknown)
     targets = list(arguments.targets)
     with pytest.raises(SpecMismatchError, match="read-only"):
-        Staging([Simulated()]).begin(arguments)
+        stage(arguments, [Simulated()])
     assert all(now is before for now, before in zip(arguments.targets, targets, strict=True))
 
 
@@ -155,9 +137,9 @@ def test_an_array_that_cannot_be_written_is_refused_before_anything_is_sent() ->
 )
 def test_arrays_that_cannot_receive_are_refused(out: Any, words: str) -> None:
     with pytest.raises(SpecMismatchError, match=words):
-        Staging([Simulated()]).begin(receiving("w", out, unknown))
+        stage(receiving("w", out, unknown), [Simulated()])
 
 
 def test_a_store_without_devices_says_how_to_make_one_that_has() -> None:
     with pytest.raises(SpecMismatchError, match=r'expected arrays in host memory.*make the store with device="cuda"'):
-        Staging([]).begin(receiving("w", OnGPU(floats(3)), unknown))
+        stage(receiving("w", OnGPU(floats(3)), unknown), [])

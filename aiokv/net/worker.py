@@ -27,7 +27,6 @@ from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.operations import Operations
 from aiokv.residuals import residual_file
-from aiokv.staging import Staging
 from aiokv.types import Peer, Role
 from aiokv.wire.limits import DEFAULT_LIMITS
 from aiokv.wire.messages import Value
@@ -47,9 +46,7 @@ class Client(Driver, Operations):
 
     def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
         super().__init__(config, log)
-        devices = devices_for(device)
-        self._merger = Merger(backend_for(device), devices)
-        self._staging = Staging(devices)
+        self._merger = Merger(backend_for(device), devices_for(device))
         self._guard = Guard(
             check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
         )

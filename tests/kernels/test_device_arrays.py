@@ -100,12 +100,12 @@ def test_memory_that_a_kernel_cannot_use_is_refused() -> None:
 def test_scenario_73_a_list_is_summed_on_the_device_with_the_bits_of_the_host(dtype: str, count: int) -> None:
     rng = np.random.default_rng(count)
     arrays = [rng.standard_normal((5, 7)).astype(dtype) for _ in range(count)]
-    on_host = Merger(get_backend("reference")).sum("w", arrays)
+    (on_host,) = Merger(get_backend("reference")).sum(["w"], [arrays])
     merging = Merger(get_backend("reference"), devices_for("cuda"))
     given: list[Any] = arrays if dtype == "bfloat16" else [OnDevice(OnGPU(array)) for array in arrays]
     for _ in range(2):
-        # The second time in the buffer of the first.
-        total = merging.sum("w", given)
+        # The second time in the memory of the first.
+        (total,) = merging.sum(["w"], [given])
         assert total.shape == (5, 7)
         assert total.tobytes() == on_host.tobytes()
 

@@ -55,7 +55,7 @@ def cuts_of(size: int) -> list[tuple[int, int]]:
 
 def encode_on(device: Device, encoders: list[Any], arrays: list[Any]) -> list[list[bytes]]:
     """Return the payloads that one job makes of arrays in the host's memory."""
-    given = [device.keep_sum([cuda.to_device(array)]) for array in arrays]
+    given = device.keep_sums([[cuda.to_device(array)] for array in arrays])
     found = device.check(
         [(encoder, values, cuts_of(values.size)) for encoder, values in zip(encoders, given, strict=True)]
     )
@@ -118,9 +118,9 @@ def test_tensors_for_which_no_unit_is_fine_enough_are_left_whole(device: Device)
 def test_a_sum_that_is_kept_is_the_sum_that_would_be_sent(device: Device, dtype: str, count: int) -> None:
     arrays = [10 * gradient(50, seed).astype(dtype) for seed in range(count)]
     on_device = [cuda.to_device(array) for array in arrays]
-    kept = device.keep_sum(on_device)
-    expected = device.sum_arrays("w", on_device)
-    assert device.to_host(kept).astype(dtype).tobytes() == expected.tobytes()
+    kept = device.keep_sums([on_device])
+    (expected,) = device.sum_lists([on_device])
+    assert device.fetch(kept)[0].astype(dtype).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -40,9 +40,9 @@ class Slow:
         self.done = threading.Event()
         self.threads: set[str] = set()
 
-    def to_host(self, array: OnGPU, /) -> Array:
+    def fetch(self, arrays: list[OnGPU], /) -> list[Array]:
         self.threads.add(threading.current_thread().name)
-        return array.memory.copy()
+        return [array.memory.copy() for array in arrays]
 
     def allocate(self, nbytes: int, /) -> Array:
         return np.empty(nbytes, np.uint8)

@@ -9,7 +9,8 @@
     optimize    updates, and the squares for those that need norms
     codec       compression with residuals; float8 and select have parts of it
     encoding    gradients to payloads, as `aiokv.codec.encoder` does
-    devices     the devices of this machine, and the buffers that a worker sums in
+    devices     the devices of this machine, as a worker uses them
+    pools       memory on a device and page-locked memory, lent and used again
     sparse      rows: gathered, scattered, and added in the order of their duplicates
 
 What is imported from here works on arrays in the host's memory, which each call copies to the device, as the other

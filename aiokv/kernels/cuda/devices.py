@@ -10,13 +10,13 @@ import numpy as np
 from numba import cuda
 
 from aiokv.errors import DeviceMemoryError
-from aiokv.kernels.checks import BFLOAT16, is_low, mismatch
+from aiokv.kernels.checks import BFLOAT16, FLOAT32, is_low, mismatch
 from aiokv.kernels.cuda import encoding, reduce, sparse
-from aiokv.kernels.cuda.encoding import DeviceEncoder, read
+from aiokv.kernels.cuda.encoding import DeviceEncoder
 from aiokv.kernels.cuda.memory import SIMULATED
-from aiokv.kernels.cuda.tensors import Copy, Tensor, memory_of, tensor_of, writable_tensor
+from aiokv.kernels.cuda.pools import Memory, Packed
+from aiokv.kernels.cuda.tensors import Copy, Tensor, memory_of, read, tensor_of, writable_tensor
 from aiokv.kernels.foreign import is_on_device
-from aiokv.optim import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def all_devices() -> list[Device]:
 
 
 class Device:
-    """One device. A key's buffer there is used again at each push; see `aiokv.list_sums.Device`.
+    """One device; see `aiokv.list_sums.Device`.
 
     Args:
         number: as CUDA counts.
@@ -40,37 +40,29 @@ class Device:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._buffers: dict[Key, Any] = {}
-        # Two threads must not use one buffer at once.
+        self.memory = Memory(self._new_memory, lambda nbytes: cuda.pinned_array(nbytes, np.uint8))
+        # Numba's streams wait for the default one, on which everything is computed, and it waits for them.
         self._lock = threading.Lock()
-        self._copying: Any = None
-        """The stream of copies from the host's memory: they need not wait for sums."""
-        self._idle: dict[int, list[Any]] = {}
-        """Buffers of float32 for sums that are kept, by their length."""
+        self._streams: dict[str, Any] = {}
 
-    def sum_arrays(self, key: Key, arrays: Sequence[Any]) -> Array:
-        """Return the sum of arrays of one float dtype, in their order, as an array in the host's memory.
+    def sum_lists(self, lists: Sequence[Sequence[Any]]) -> list[Array]:
+        """Return the sum of each list in the host's memory; one launch makes those of one dtype and length of a list.
 
         What lies on this device is used where it lies; what lies elsewhere is copied here first. Low precisions are
         added in float32, and rounded once.
+
+        Args:
+            lists: arrays of one spec each, of floats.
 
         Raises:
             SpecMismatchError: an array can't be used.
             DeviceMemoryError: the device has not enough memory.
         """
         with self._lock, cuda.gpus[self.number]:
-            tensors = [self._bring(array) for array in arrays]
-            first = tensors[0]
-            found = np.empty(tuple(arrays[0].shape), first.dtype)
-            if not first.size:
-                return found
-            total = self._buffer(key, first.size, np.dtype(PRECISIONS[first.dtype.name]))
-            # A sum that is too large for the dtype shows it in its values.
-            with np.errstate(all="ignore"):
-                reduce.sum_into([total], [tensors])
-                rounded = self._narrowed(total, first.dtype) if is_low(first.dtype) else tensor_of("total", total)
-            read(rounded, found.reshape(-1))
-            return found
+            rows = [[self._bring(array) for array in arrays] for arrays in lists]
+            sums = Packed(self.memory, [(row[0].size, row[0].dtype) for row in rows])
+            self._sum(rows, sums.tensors)
+            return [found.reshape(arrays[0].shape) for found, arrays in zip(sums.read(), lists, strict=True)]
 
     def sum_rows(self, ids: Array, values: Any) -> tuple[Array, Array]:
         """Return row ids, increasing and each once, and the sums of their rows in the host's memory.
@@ -83,17 +75,21 @@ class Device:
             SpecMismatchError: the values can't be used.
             DeviceMemoryError: the device has not enough memory.
         """
-        with self._lock, cuda.gpus[self.number], np.errstate(all="ignore"):
+        with self._lock, cuda.gpus[self.number]:
             tensor = self._bring(values)
             segments = sparse.segments_of(ids)
             shape = (segments.rows.size, *tensor.shape[1:])
-            found = np.empty(shape, tensor.dtype)
-            if found.size:
-                total = self._allocate(found.size, np.dtype(PRECISIONS[tensor.dtype.name]))
-                sparse.sum_segments(total, segments, tensor, tensor.size // ids.size)
-                rounded = self._narrowed(total, tensor.dtype) if is_low(tensor.dtype) else tensor_of("total", total)
-                read(rounded, found.reshape(-1))
-            return segments.rows, found
+            size = int(np.prod(shape))
+            sums = Packed(self.memory, [(size, tensor.dtype)])
+            (out,) = sums.tensors
+            if size:
+                # A sum that is too large for the dtype shows it in its values.
+                with np.errstate(all="ignore"):
+                    total = self.memory.on_device(size, FLOAT32) if is_low(tensor.dtype) else out
+                    sparse.sum_segments(total, segments, tensor, tensor.size // ids.size)
+                    if total is not out:
+                        reduce.narrow([total], [out])
+            return segments.rows, sums.read()[0].reshape(shape)
 
     # --- gradients that are encoded here ---
 
@@ -101,8 +97,8 @@ class Device:
         """Say whether gradients of a dtype can be encoded here."""
         return encoding.encodes(codec, dtype)
 
-    def keep_sum(self, arrays: Sequence[Any]) -> Tensor:
-        """Return the sum that `sum_arrays` makes of arrays of at most float32, in float32 on this device.
+    def keep_sums(self, lists: Sequence[Sequence[Any]]) -> list[Tensor]:
+        """Return the sums that `sum_lists` makes of arrays of at most float32, in float32 on this device.
 
         A single array of float32 is its own sum, and stays the caller's.
 
@@ -110,26 +106,22 @@ class Device:
             SpecMismatchError: an array can't be used.
             DeviceMemoryError: the device has not enough memory.
         """
-        with self._lock, cuda.gpus[self.number], np.errstate(all="ignore"):
-            tensors = [self._bring(array) for array in arrays]
-            first = tensors[0]
-            if len(tensors) == 1 and first.dtype == np.float32:
-                return first
-            idle = self._idle.get(first.size)
-            total = idle.pop() if idle else self._allocate(first.size, np.dtype(np.float32))
-            reduce.sum_into([total], [tensors])
-            if len(tensors) > 1 and is_low(first.dtype):
-                reduce.sum_into([total], [[self._narrowed(total, first.dtype)]])
-            return tensor_of("total", total)
-
-    def release(self, total: Tensor) -> None:
-        """Take back a sum that `keep_sum` has made, and that nobody reads any longer."""
-        with self._lock:
-            self._idle.setdefault(total.size, []).append(total.owner)
+        with self._lock, cuda.gpus[self.number]:
+            rows = [[self._bring(array) for array in arrays] for arrays in lists]
+            # What is encoded is what would be sent, so it is rounded as that would be.
+            low = [n for n, row in enumerate(rows) if len(row) > 1 and is_low(row[0].dtype)]
+            rounded = self._packed([rows[n] for n in low])
+            self._sum([rows[n] for n in low], rounded)
+            sources = dict(enumerate(rows)) | {n: [each] for n, each in zip(low, rounded, strict=True)}
+            made = [n for n, row in sources.items() if len(row) > 1 or row[0].dtype != FLOAT32]
+            totals = self._packed([rows[n] for n in made], FLOAT32)
+            self._sum([sources[n] for n in made], totals)
+            found = dict(zip(made, totals, strict=True))
+            return [found.get(n, row[0]) for n, row in enumerate(rows)]
 
     def new_encoder(self, codec: Codec, key: Key, size: int, dtype: str, step: int) -> DeviceEncoder:
         """Return what encodes the gradients of a key here, and keeps their residual."""
-        return DeviceEncoder(codec, key, size, dtype, self.number, step=step)
+        return DeviceEncoder(codec, key, size, dtype, self.number, self.memory, step=step)
 
     def check(self, gradients: Sequence[tuple[DeviceEncoder, Tensor, Sequence[tuple[int, int]]]]) -> Any:
         """Look whether gradients of one codec can be encoded, all of them; return what `encode` needs to know.
@@ -146,22 +138,27 @@ class Device:
 
     def encode(self, checked: Any) -> list[list[memoryview]]:
         """Return the payloads of what was checked, for each gradient one for each cut."""
+        found, largest = checked
         with self._lock, cuda.gpus[self.number]:
-            return encoding.encode(*checked)
+            return encoding.encode(found, largest, self.memory)
 
     # --- copies ---
 
-    def to_host(self, array: Any) -> Array:
-        """Return a copy in the host's memory of an array on this device, of any dtype.
+    def fetch(self, arrays: Sequence[Any]) -> list[Array]:
+        """Return copies in the host's memory of arrays on this device, of any dtypes.
 
         Raises:
-            SpecMismatchError: the array can't be used.
+            SpecMismatchError: an array can't be used.
         """
         with cuda.gpus[self.number]:
-            tensor = tensor_of("array", array)
-            found = np.empty(tensor.shape, tensor.dtype)
-            if tensor.size:
-                memory_of(tensor).copy_to_host(found.reshape(-1).view(np.uint8))
+            stream = self._stream("to host")
+            found = []
+            for array in arrays:
+                tensor = tensor_of("array", array)
+                memory = self.memory.on_host(tensor.nbytes)
+                read(tensor, memory, stream)
+                found.append(memory.view(tensor.dtype).reshape(tensor.shape))
+            stream.synchronize()
             return found
 
     def load(self, array: Array) -> Any:
@@ -183,8 +180,7 @@ class Device:
     def allocate(self, nbytes: int) -> Array:
         """Return page-locked memory of the host, uint8: a device copies from it while the program does other things."""
         with cuda.gpus[self.number]:
-            found: Array = cuda.pinned_array(nbytes, np.uint8)
-            return found
+            return self.memory.on_host(nbytes)
 
     def writable(self, array: Any) -> Tensor:
         """Return what `start` takes of an array on this device; what its library still does with it is done first.
@@ -207,22 +203,20 @@ class Device:
             DeviceMemoryError: the device has not enough memory for the rows.
         """
         with cuda.gpus[self.number]:
-            if self._copying is None:
-                self._copying = cuda.stream()
+            stream = self._stream("to device")
             if rows is None:
-                memory_of(target).copy_to_device(memory, stream=self._copying)
+                memory_of(target).copy_to_device(memory, stream=stream)
                 return
-            sparse.clear(target, stream=self._copying)
+            sparse.clear(target, stream=stream)
             if rows.size:
-                values = self._allocate(memory.size, np.dtype(np.uint8))
-                values.copy_to_device(memory, stream=self._copying)
-                sparse.scatter_bytes(target, rows, values, stream=self._copying)
+                values = self.memory.on_device(memory.size, memory.dtype)
+                memory_of(values).copy_to_device(memory, stream=stream)
+                sparse.scatter_bytes(target, rows, values, stream=stream)
 
     def wait(self) -> None:
         """Return when all copies are there that were begun."""
-        if self._copying is not None:
-            with cuda.gpus[self.number]:
-                self._copying.synchronize()
+        with cuda.gpus[self.number]:
+            self._stream("to device").synchronize()
 
     # --- inside ---
 
@@ -232,25 +226,38 @@ class Device:
         tensor = tensor_of("array", array)
         if SIMULATED or tensor.device in (None, self.number):
             return tensor
-        here = self._allocate(tensor.nbytes, np.dtype(np.uint8))
-        here.copy_to_device(memory_of(tensor))
-        return Tensor(here.__cuda_array_interface__["data"][0], tensor.size, tensor.dtype, here, tensor.shape)
+        here = self.memory.on_device(tensor.size, tensor.dtype)
+        memory_of(here).copy_to_device(memory_of(tensor))
+        return replace(here, shape=tensor.shape)
 
-    def _narrowed(self, total: Any, dtype: np.dtype[Any]) -> Tensor:
-        """Return a sum in a lower precision."""
-        memory = self._allocate(total.size * dtype.itemsize, np.dtype(np.uint8))
-        found = replace(tensor_of("total", memory), size=total.size, dtype=dtype)
-        reduce.narrow(total, found)
-        return found
+    def _sum(self, rows: Sequence[list[Tensor]], outs: Sequence[Tensor]) -> None:
+        """Write sums of arrays of one dtype each, in that dtype or, of a low precision, in float32."""
+        groups: dict[tuple[int, str, str], list[int]] = {}
+        for number, (row, out) in enumerate(zip(rows, outs, strict=True)):
+            groups.setdefault((len(row), row[0].dtype.name, out.dtype.name), []).append(number)
+        # A sum that is too large for the dtype shows it in its values.
+        with np.errstate(all="ignore"):
+            for numbers in groups.values():
+                sources, targets = [rows[n] for n in numbers], [outs[n] for n in numbers]
+                if is_low(targets[0].dtype):
+                    totals = self._packed(sources, FLOAT32)
+                    reduce.sum_into(totals, sources)
+                    reduce.narrow(totals, targets)
+                else:
+                    reduce.sum_into(targets, sources)
 
-    def _buffer(self, key: Key, size: int, dtype: np.dtype[Any]) -> Any:
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.size != size or buffer.dtype != dtype:
-            buffer = self._buffers[key] = self._allocate(size, dtype)
-        return buffer
+    def _packed(self, rows: Sequence[list[Tensor]], dtype: np.dtype[Any] | None = None) -> list[Tensor]:
+        """Return memory for something of each of some arrays' size, and of their dtype if none is given."""
+        return Packed(self.memory, [(row[0].size, dtype or row[0].dtype) for row in rows]).tensors
 
-    def _allocate(self, size: int, dtype: np.dtype[Any]) -> Any:
-        return self._allocated(size * dtype.itemsize, lambda: cuda.device_array(size, dtype))
+    def _stream(self, name: str) -> Any:
+        """Return a stream of this device, which is the current one."""
+        if name not in self._streams:
+            self._streams[name] = cuda.stream()
+        return self._streams[name]
+
+    def _new_memory(self, nbytes: int) -> Any:
+        return self._allocated(nbytes, lambda: cuda.device_array(nbytes, np.uint8))
 
     def _allocated(self, nbytes: int, make: Callable[[], Any]) -> Any:
         """Return what makes an array on the device; say how much was wanted where there is not enough."""

@@ -19,19 +19,23 @@ from aiokv.codec.floats import MAX_SCALE
 from aiokv.codec.whole import with_scale
 from aiokv.kernels.cuda import codec as kernels
 from aiokv.kernels.cuda import launch, reduce, select, sparse
-from aiokv.kernels.cuda.memory import VECTOR
+from aiokv.kernels.cuda.pools import Packed
 from aiokv.kernels.cuda.streaming import Launch
-from aiokv.kernels.cuda.tensors import Copy, Tensor, memory_of, tensor_of
+from aiokv.kernels.cuda.tensors import Copy, Tensor, read
 from aiokv.optim import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiokv.codec import Codec
+    from aiokv.kernels.cuda.pools import Memory
     from aiokv.kernels.reference import Array
     from aiokv.types import Key
 
     Cuts = Sequence[tuple[int, int]]
+
+WORD = 4
+"""Bytes of a word of codes."""
 
 CODECS = (OneBit, TwoBit, Float16, BFloat16, Float8, TopK)
 
@@ -50,15 +54,18 @@ class DeviceEncoder:
         size: number of elements, at least one.
         dtype: of the gradients: float32, or a lower precision that was widened to it.
         number: of the device.
+        memory: of the device.
         step: how many gradients were encoded before.
     """
 
-    def __init__(self, codec: Codec, key: Key, size: int, dtype: str, number: int, *, step: int = 0) -> None:
+    def __init__(
+        self, codec: Codec, key: Key, size: int, dtype: str, number: int, memory: Memory, *, step: int = 0
+    ) -> None:
         self.codec = codec
         self.key = key
         self.step = step
         self.number = number
-        self._size, self._dtype = size, dtype
+        self._size, self._dtype, self._memory = size, dtype, memory
         self._residual: Tensor | None = None
 
     @property
@@ -66,8 +73,9 @@ class DeviceEncoder:
         """What payloads did not say so far, float32; None without error feedback."""
         if self._residual is None and self.codec.error_feedback:
             with cuda.gpus[self.number]:
-                self._residual = tensor_of("residual", launch.new_on_device(self._size, np.float32))
-                sparse.clear(self._residual)
+                residual = self._memory.on_device(self._size, np.dtype(np.float32))
+                sparse.clear(residual)
+                self._residual = residual
         return self._residual
 
     def flush(self) -> Array:
@@ -138,21 +146,22 @@ def check(gradients: Sequence[Gradient]) -> list[float]:
     return [float(size) for size in largest]
 
 
-def encode(gradients: Sequence[Gradient], largest: Sequence[float]) -> list[list[memoryview]]:
+def encode(gradients: Sequence[Gradient], largest: Sequence[float], memory: Memory) -> list[list[memoryview]]:
     """Return the payloads of gradients of one codec, one for each cut, and bring their residuals up to date.
 
     Args:
         gradients: all of one codec.
         largest: what `check` has returned for them, if nothing was encoded meanwhile.
+        memory: for payloads.
     """
     codec = gradients[0].encoder.codec
     match codec:
         case OneBit() | TwoBit():
-            found = _encode_bits(codec, gradients)
+            found = _encode_bits(codec, gradients, memory)
         case Float16() | BFloat16():
-            found = _encode_halves(codec, gradients)
+            found = _encode_halves(codec, gradients, memory)
         case Float8():
-            found = _encode_float8(gradients, largest)
+            found = _encode_float8(gradients, largest, memory)
         case TopK():
             found = [_choose(codec, gradient) for gradient in _corrected(gradients)]
         case _:
@@ -162,42 +171,42 @@ def encode(gradients: Sequence[Gradient], largest: Sequence[float]) -> list[list
     return [[payload.data.toreadonly() for payload in payloads] for payloads in found]
 
 
-def _encode_bits(codec: OneBit | TwoBit, gradients: Sequence[Gradient]) -> list[list[Array]]:
+def _encode_bits(codec: OneBit | TwoBit, gradients: Sequence[Gradient], memory: Memory) -> list[list[Array]]:
     lengths = [codec.nbytes(stop - start) for gradient in gradients for start, stop in gradient.cuts]
-    payloads = Payloads(lengths)
+    payloads = Packed(memory, [(length // WORD, kernels.WORD) for length in lengths])
     rows = []
-    pieces = iter(payloads.tensors(kernels.WORD))
+    pieces = iter(payloads.tensors)
     for gradient in gradients:
         for start, stop in gradient.cuts:
             values, *residual = gradient.part(start, stop)
             rows.append([values, *residual, next(pieces)])
     spec = kernels.encode_bits_spec(codec.bits, feeds_back=gradients[0].encoder.codec.error_feedback)
     _launch(spec, rows, [[codec.threshold, 1.0]] * len(rows))
-    found = iter(payloads.read())
+    found = iter([words.view(np.uint8) for words in payloads.read()])
     return [[next(found) for _ in gradient.cuts] for gradient in gradients]
 
 
-def _encode_halves(codec: Float16 | BFloat16, gradients: Sequence[Gradient]) -> list[list[Array]]:
+def _encode_halves(codec: Float16 | BFloat16, gradients: Sequence[Gradient], memory: Memory) -> list[list[Array]]:
     dtype = "float16" if isinstance(codec, Float16) else "bfloat16"
-    payloads = Payloads([2 * gradient.values.size for gradient in gradients])
+    payloads = Packed(memory, [(gradient.values.size, dtype) for gradient in gradients])
     spec = kernels.encode_half_spec(dtype, feeds_back=gradients[0].encoder.codec.error_feedback)
-    rows = [[*each.arrays, codes] for each, codes in zip(gradients, payloads.tensors(dtype), strict=True)]
+    rows = [[*each.arrays, codes] for each, codes in zip(gradients, payloads.tensors, strict=True)]
     _launch(spec, rows, [[float(ml_dtypes.finfo(dtype).max)]] * len(rows))  # type: ignore[no-untyped-call]
     return [
-        [codes[2 * start : 2 * stop] for start, stop in gradient.cuts]
+        [codes[start:stop].view(np.uint8) for start, stop in gradient.cuts]
         for gradient, codes in zip(gradients, payloads.read(), strict=True)
     ]
 
 
-def _encode_float8(gradients: Sequence[Gradient], largest: Sequence[float]) -> list[list[Array]]:
+def _encode_float8(gradients: Sequence[Gradient], largest: Sequence[float], memory: Memory) -> list[list[Array]]:
     scales = [min(np.float32(np.float32(size) / kernels.FLOAT8_MAX), MAX_SCALE) for size in largest]
     scaled = [(each, scale) for each, scale in zip(gradients, scales, strict=True) if scale]
     # No float32 is a fine enough unit for the others: all of them is left.
     rest = [each for each, scale in zip(gradients, scales, strict=True) if not scale]
     _corrected(rest)
-    payloads = Payloads([gradient.values.size for gradient, _ in scaled])
+    payloads = Packed(memory, [(gradient.values.size, np.uint8) for gradient, _ in scaled])
     spec = kernels.encode_float8_spec(feeds_back=gradients[0].encoder.codec.error_feedback)
-    rows = [[*each.arrays, codes] for (each, _), codes in zip(scaled, payloads.tensors("uint8"), strict=True)]
+    rows = [[*each.arrays, codes] for (each, _), codes in zip(scaled, payloads.tensors, strict=True)]
     _launch(spec, rows, [[scale, kernels.FLOAT8_MAX] for _, scale in scaled])
     read_codes = iter(payloads.read())
     found = []
@@ -230,38 +239,6 @@ def _choose(codec: TopK, gradient: Gradient) -> list[Array]:
         indices = (places[first:end] - start).astype(np.uint32)
         payloads.append(np.concatenate([indices.view(np.uint8), values[first:end].view(np.uint8)]))
     return payloads
-
-
-class Payloads:
-    """Memory on the device for payloads, which is copied to the host's all at once.
-
-    Args:
-        lengths: of each, in bytes.
-    """
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self._lengths = list(lengths)
-        padded = [-(-length // VECTOR) * VECTOR for length in self._lengths]
-        self._starts = np.cumsum([0, *padded]).tolist()
-        self._memory = launch.new_on_device(self._starts[-1], np.uint8)
-
-    def tensors(self, dtype: str) -> list[Tensor]:
-        """Return each payload as an array of a dtype."""
-        whole, itemsize = tensor_of("payloads", self._memory), np.dtype(dtype).itemsize
-        return [
-            Tensor(whole.address + start, length // itemsize, np.dtype(dtype), whole, (length // itemsize,))
-            for start, length in zip(self._starts, self._lengths, strict=False)
-        ]
-
-    def read(self) -> list[Array]:
-        """Return the bytes of each, in the host's memory."""
-        found = self._memory.copy_to_host() if self._starts[-1] else np.empty(0, np.uint8)
-        return [found[start : start + length] for start, length in zip(self._starts, self._lengths, strict=False)]
-
-
-def read(tensor: Tensor, out: Array) -> None:
-    """Copy a tensor to an array of its length and dtype in the host's memory."""
-    memory_of(tensor).copy_to_host(out.view(np.uint8))
 
 
 def _launch(spec: Any, rows: list[list[Tensor]], numbers: list[list[Any]]) -> None:

@@ -95,14 +95,15 @@ def narrow_spec(dtype: str) -> Streaming:
     return Streaming(f"narrow_{dtype}", (("total", "float32"),), (("out", dtype),), NARROW)
 
 
-def narrow(total: Any, out: Any, *, stream: Any = 0) -> None:
-    """Round float32 to float16 or bfloat16.
+def narrow(totals: Sequence[Any], outs: Sequence[Any], *, stream: Any = 0) -> None:
+    """Round arrays of float32 to float16 or bfloat16, all of them in one launch.
 
     Raises:
         SpecMismatchError: arrays do not fit.
     """
-    out = tensor_of("out", out)
-    Launch(narrow_spec(out.dtype.name), [[total, out]], stream).run(stream=stream)
+    found = [tensor_of("out", out) for out in outs]
+    rows = [[total, out] for total, out in zip(totals, found, strict=True)]
+    Launch(narrow_spec(found[0].dtype.name), rows, stream).run(stream=stream)
 
 
 def sum_and_squares(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: Any = 0) -> Any:

@@ -117,6 +117,12 @@ def memory_of(tensor: Tensor) -> Any:
     return FakeCUDAArray(np.frombuffer(memory, np.uint8))  # type: ignore[no-untyped-call]
 
 
+def read(tensor: Tensor, out: Array, stream: Any = 0) -> None:
+    """Copy a tensor to memory of the host that has as many bytes; with a stream it is there when that is."""
+    if tensor.size:
+        memory_of(tensor).copy_to_host(out.reshape(-1).view(np.uint8), stream=stream)
+
+
 def writable_tensor(name: str, array: Any) -> Tensor:
     """Return what is told of an array that is to be written.
 
