@@ -281,6 +281,13 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     click.option("--name-prefix", default="", metavar="TEXT", help="Put this in front of the names of all nodes."),
     PLUGINS,
     click.option("--cluster", metavar="ID", help="Name of the cluster.  [default: a new one]"),
+    click.option("--hosts", metavar="A,B", help="Start the servers and the workers on these hosts, in turn."),
+    click.option(
+        "--remote",
+        metavar="COMMAND",
+        help="What runs a command on {host}, with the stdin that it has here.  [default: ssh -o BatchMode=yes {host}]",
+    ),
+    ADVERTISE,
     *TLS,
     CONFIG,
     click.option("--json", "as_json", is_flag=True, help="Print everything as lines of JSON, one event each."),
@@ -292,10 +299,12 @@ def run(
     timeout: float | None,
     restarts: int | None,
     plugins: tuple[str, ...],
+    hosts: str | None,
+    remote: str | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Run a training job on this machine.
+    """Run a training job, on this machine or on several hosts.
 
     Starts a scheduler, the servers, and COMMAND once for each worker, with a fresh token if none is set. Every node
     finds its place in its environment: AIOKV_ROLE, AIOKV_SCHEDULER, AIOKV_NAME and so on, and the same under the names
@@ -315,6 +324,7 @@ def run(
     \b
     Example:
       aiokv run --servers 2 --workers 4 -- python train.py --epochs 10
+      aiokv run -s 2 -w 4 --hosts node1,node2 -- python train.py
     """
     import asyncio
     import secrets
@@ -341,8 +351,8 @@ def run(
         cluster=cluster or unique_cluster(),
         token=config.token or secrets.token_hex(16),
         name_prefix=prefix,
-        bind_host=config.bind_host,
         port=port,
+        **_placed(config, hosts, remote),
         timeout=timeout,
         recovery=Recovery(
             restarts=(10 if config.on_worker_loss == "respawn" else 0) if restarts is None else restarts,
@@ -352,6 +362,29 @@ def run(
     )
     outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
     _finish(outcome.exit_code, outcome.reason)
+
+
+def _placed(config: Config, hosts: str | None, remote: str | None) -> dict[str, Any]:
+    """Return where the nodes of a job run and listen."""
+    import asyncio
+
+    from aiokv.config import is_loopback
+    from aiokv.launch.base import SSH
+    from aiokv.net.node import local_host_towards
+
+    if hosts is None:
+        if remote is not None:
+            raise click.UsageError("--remote says how commands are run on the hosts that --hosts names: give both")
+        return {"bind_host": config.bind_host}
+    names = [name for name in (name.strip() for name in hosts.split(",")) if name]
+    if not names:
+        raise click.UsageError("--hosts names no host")
+    return {
+        "bind_host": "0.0.0.0" if is_loopback(config.bind_host) else config.bind_host,
+        "hosts": names,
+        "remote": remote or SSH,
+        "advertise_host": config.advertise_host or asyncio.run(local_host_towards(names[0], 0)),
+    }
 
 
 def _launch_output(job: Job, *, as_json: bool) -> Output:

@@ -52,7 +52,7 @@ def help_of(*args: str) -> str:
 
 def test_help_lists_the_commands_with_a_sentence_each() -> None:
     text = help_of()
-    assert "run        Run a training job on this machine." in text
+    assert "run        Run a training job, on this machine or on several hosts." in text
     assert "scheduler  Run the scheduler of a cluster." in text
     assert "server     Run one server of a cluster." in text
 

@@ -32,6 +32,9 @@ _INHERITED_NEVER = (
 """Variables that would contradict what the launcher says."""
 
 
+SSH = "ssh -o BatchMode=yes {host}"
+
+
 def node_command(role: Role) -> list[str]:
     """Return the command line of this package's own scheduler or server."""
     return [sys.executable, "-m", "aiokv", role.value, *(["--json"] if role is Role.SCHEDULER else [])]
@@ -63,6 +66,12 @@ class Job:
     port: int = 0
     """Where the scheduler listens; 0: any free port."""
     timeout: float | None = None
+    hosts: Sequence[str] = ()
+    """Where the servers run, and the workers, in turn; the scheduler runs here. Empty: all of them run here."""
+    remote: str = SSH
+    """The command line that runs on `{host}` the command that is put behind it, with the same stdin."""
+    advertise_host: str = ""
+    """The address of this machine for the other hosts; only with these."""
     recovery: Recovery = field(default_factory=Recovery)
     """What is done when a node fails."""
     start_timeout: float = 30.0
@@ -82,6 +91,15 @@ class Job:
         servers = 0 if self.colocate else self.servers
         names |= {f"{self.name_prefix}server-{index}": Role.SERVER for index in range(servers)}
         return names | {f"{self.name_prefix}worker-{index}": Role.WORKER for index in range(self.workers)}
+
+    def host_of(self, name: str) -> str:
+        """Return the host on which a node runs; empty: here."""
+        names = self.names()
+        role = names[name]
+        if role is Role.SCHEDULER or not self.hosts:
+            return ""
+        alike = [other for other, of in names.items() if of is role]
+        return self.hosts[alike.index(name) % len(self.hosts)]
 
     def command_of(self, role: Role) -> Sequence[str]:
         """Return what a node of that role runs."""
@@ -118,6 +136,9 @@ class Job:
             # A line must show up when it is printed, not when a buffer of the node is full.
             "PYTHONUNBUFFERED": "1",
         }
+        if self.hosts:
+            # What was said of this machine does not hold for the others.
+            environ["AIOKV_ADVERTISE_HOST"] = self.advertise_host if role is Role.SCHEDULER else ""
         if scheduler is not None:
             host, port = scheduler
             environ |= {

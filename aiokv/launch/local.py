@@ -1,4 +1,4 @@
-"""The launcher for one machine: every node is a process here."""
+"""The launcher: every node is a process here, or one here stands for it that runs it on another host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiokv.config import format_address, is_wildcard
 from aiokv.launch.base import Launcher, count
 from aiokv.launch.process import NodeProcess
+from aiokv.launch.remote import command_line, make_order
 from aiokv.launch.signals import handle_signals
 from aiokv.launch.supervisor import Outcome, Phase, Step, Supervisor, describe_exit
 from aiokv.types import Role
@@ -29,7 +30,7 @@ _MAX_QUOTE = 300
 
 
 class LocalLauncher(Launcher):
-    """Runs a job as processes on this machine.
+    """Runs a job as processes on this machine, or on several hosts.
 
     Args:
         job: what to run.
@@ -202,12 +203,21 @@ class LocalLauncher(Launcher):
             self._started.append(node)
             try:
                 environ = self._job.environment(name, role, self._environ, self._address)
-                await node.start(self._job.command_of(role), environ)
+                await self._start_node(node, role, environ)
             except OSError as error:
                 del self._nodes[name]
                 self._steps.put_nowait(self._supervisor.not_started(name, error.strerror or str(error)))
                 return
-            self._note("started", "", node=name, role=role.value, pid=node.pid)
+            host = self._job.host_of(name)
+            self._note("started", "", node=name, role=role.value, pid=node.pid, **({"host": host} if host else {}))
+
+    async def _start_node(self, node: NodeProcess, role: Role, environ: dict[str, str]) -> None:
+        command, host = self._job.command_of(role), self._job.host_of(node.name)
+        if not host:
+            await node.start(command, environ)
+            return
+        order = make_order(tuple(command), environ)
+        await node.start(command_line(self._job.remote, host), self._environ, order.line())
 
     async def _end_job(self, *, gently: bool) -> None:
         reason, running = self._supervisor.outcome.reason, self._supervisor.running

@@ -46,21 +46,29 @@ class NodeProcess(asyncio.SubprocessProtocol):
         self._group_gone = False
         self._transport: asyncio.SubprocessTransport | None = None
 
-    async def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    async def start(self, command: Sequence[str], environ: Mapping[str, str], told: bytes | None = None) -> None:
         """Start the process, once.
+
+        Args:
+            command: its command line.
+            environ: its environment.
+            told: what it reads from stdin, which then stays open as long as this process lives; None: nothing.
 
         Raises:
             OSError: the program can't be started.
         """
-        await asyncio.get_running_loop().subprocess_exec(
+        transport, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: self,
             *command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if told is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(environ),
             **_own_group(),
         )
+        if told is not None:
+            stdin = cast("asyncio.WriteTransport", transport.get_pipe_transport(0))
+            stdin.write(told)
 
     # --- called by the loop ---
 

@@ -1,0 +1,72 @@
+"""A node on this host, for a launcher on another one: `python -m aiokv.launch.host`, with an `Order` on stdin.
+
+When stdin ends, whoever has started this is gone, or wants it to end: so nothing is left here, whatever has become of
+the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import msgspec
+
+from aiokv.launch.remote import Order
+
+GRACE = 2.0
+"""Seconds that a node has to end when it is asked to."""
+
+
+def run(order: Order) -> int:
+    """Run a node until it ends, or stdin does; return its exit code, as a shell says it."""
+    node = subprocess.Popen(
+        order.command,
+        cwd=order.folder if os.path.isdir(order.folder) else None,
+        env=os.environ | order.environ,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=_end_with_stdin, args=(node,), daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: _signal(node, signal.SIGTERM))
+    code = node.wait()
+    _signal(node, signal.SIGKILL)
+    return 128 - code if code < 0 else code
+
+
+def _end_with_stdin(node: subprocess.Popen[bytes]) -> None:
+    while os.read(0, 4096):
+        pass
+    _signal(node, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        node.wait(GRACE)
+    _signal(node, signal.SIGKILL)
+
+
+def _signal(node: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(node.pid, number)
+
+
+def main() -> None:
+    """Read the order, and carry it out."""
+    # Not through a buffer: what follows the line is for the thread that waits for the end.
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit("error: stdin has ended before it said what to run")
+        line += byte
+    order = msgspec.json.decode(line, type=Order)
+    try:
+        sys.exit(run(order))
+    except OSError as error:
+        sys.exit(f"error: {order.command[0]}: {error.strerror or error}")
+
+
+if __name__ == "__main__":
+    main()
