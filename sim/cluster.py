@@ -109,7 +109,7 @@ class _Cluster:
             Service(scenario.server, seed),
             timeline,
             States(scenario),
-            Disk(self._run, scenario.cluster.checkpoint_write),
+            Disk(self._run, scenario.cluster.checkpoint_write, timeline.torn),
             self._checks,
             self._count_update,
             check and scenario.cluster.workers <= MAX_VALIDATED,

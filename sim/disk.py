@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiokv.core.stimuli import PartWritten
 from aiokv.policy import get_policy
 from aiokv.wire.messages import CheckpointFile
 from sim.checks import InvariantError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aiokv.core import effects as fx
     from aiokv.core.saved_chunks import ChunkState
+    from sim.faults import Torn
     from sim.record import Run
 
 
@@ -18,15 +22,17 @@ class Disk:
     """What servers hold for checkpoints, what they have written, and which of it is complete.
 
     Args:
-        run: whose updates the checkpoints are compared with.
+        run: whose updates the checkpoints are compared with; it is told which ones are torn.
         seconds: to write a part.
+        torn: what tears the files of each server.
     """
 
-    def __init__(self, run: Run, seconds: float) -> None:
+    def __init__(self, run: Run, seconds: float, torn: Mapping[str, list[Torn]] | None = None) -> None:
         self.seconds = seconds
         self.complete: dict[str, list[ChunkState]] = {}
         """By the folder of a complete checkpoint, what all servers have written."""
         self._run = run
+        self._torn = torn or {}
         self._held: dict[tuple[str, int], list[ChunkState]] = {}
         self._parts: dict[str, dict[int, list[ChunkState]]] = {}
 
@@ -38,11 +44,16 @@ class Disk:
         """Forget what a server has held on to."""
         self._held.pop((node, clock), None)
 
-    def write(self, node: str, effect: fx.WriteSnapshots) -> CheckpointFile:
-        """Write what a server has held on to."""
+    def write(self, node: str, effect: fx.WriteSnapshots, now: float) -> PartWritten:
+        """Write what a server has held on to, beginning now; return what the server knows of it."""
         states = self._held.pop((node, effect.clock), [])
+        torn = [each for each in self._torn.get(node, ()) if _covers(each, now, now + self.seconds)]
+        if any(each.noticed for each in torn):
+            return PartWritten(effect.clock, None, f"{node}'s part is torn")
+        if torn:
+            self._run.torn.setdefault(effect.place, []).append(node)
         self._parts.setdefault(effect.place, {})[effect.index] = states
-        return CheckpointFile(str(effect.index), len(states), "", 0, "")
+        return PartWritten(effect.clock, CheckpointFile(str(effect.index), len(states), "", 0, ""))
 
     def finish(self, effect: fx.WriteManifest) -> None:
         """Make a checkpoint complete.
@@ -84,3 +95,36 @@ class Disk:
         for place in places:
             self._parts.pop(place, None)
             self.complete.pop(place, None)
+
+
+def _covers(fault: Torn, begin: float, end: float) -> bool:
+    """Tell whether something of a time lies in the window of a fault."""
+    return fault.at <= end and begin < fault.at + fault.duration
+
+
+def whole(run: Run) -> list[str]:
+    """Return the folders of the checkpoints that a job could go on from, the oldest first."""
+    return [place for place in run.checkpoints if place not in run.torn]
+
+
+def steps_since_checkpoint(run: Run) -> int:
+    """Return how many steps of all workers are not in the newest whole checkpoint: lost with the servers."""
+    saved: dict[int, int] = {}
+    for place in whole(run)[-1:]:
+        for state in run.checkpoints[place]:
+            for rank, count in state.counts:
+                saved[rank] = min(count, saved.get(rank, count))
+    answered = {worker.rank: sum(step.answered for step in worker.steps) for worker in run.workers}
+    return sum(max(0, count - saved.get(rank, 0)) for rank, count in answered.items())
+
+
+def describe(run: Run) -> str:
+    """Return in words which checkpoints of the cluster there are; nothing if none are made."""
+    cluster = run.scenario.cluster
+    if not (cluster.checkpoint_every or cluster.checkpoint_seconds):
+        return ""
+    good, torn = whole(run), [place for place in run.checkpoints if place in run.torn]
+    lost = f"{steps_since_checkpoint(run)} steps of all workers are not in it"
+    newest = f"the newest whole one is {good[-1].rpartition('/')[2]}; {lost}" if good else "none is whole"
+    damaged = f", {len(torn)} of them torn" if torn else ""
+    return f"{len(run.checkpoints)} complete checkpoints at the end{damaged}: {newest}"

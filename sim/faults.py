@@ -114,10 +114,21 @@ class HeartbeatLoss(Fault, frozen=True, kw_only=True, tag="heartbeat-loss"):
     duration: Lasting = math.inf
 
 
+class Torn(Fault, frozen=True, kw_only=True, tag="torn"):
+    """What the server writes for checkpoints of the cluster in a window is torn: the end of the file is missing.
+
+    Nobody knows before it is read, unless the server has `noticed`: then that checkpoint is never complete.
+    """
+
+    at: Seconds = 0.0
+    duration: Lasting = math.inf
+    noticed: bool = False
+
+
 class Poison(Fault, frozen=True, kw_only=True, tag="poison"):
     """The worker's gradient of a step, counted from 1, holds NaN."""
 
     step: Count
 
 
-AnyFault = Crash | Hang | Pause | Late | Slow | Bursts | Spot | Link | HeartbeatLoss | Poison
+AnyFault = Crash | Hang | Pause | Late | Slow | Bursts | Spot | Link | HeartbeatLoss | Poison | Torn

@@ -351,9 +351,8 @@ class Node:
                 disk.hold(self.name, effect)
             case fx.DropSnapshots(clock):
                 disk.drop(self.name, clock)
-            case fx.WriteSnapshots(clock):
-                written = st.PartWritten(clock, disk.write(self.name, effect))
-                self._env.after(disk.seconds, self._wrote, written)
+            case fx.WriteSnapshots():
+                self._env.after(disk.seconds, self._wrote, disk.write(self.name, effect, self._env.now))
             case fx.WriteManifest(clock):
                 disk.finish(effect)
                 self.deliver(st.ManifestWritten(clock))

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from aiokv.errors import CallTimeoutError, ClosedError, MembershipError
-from sim.faults import Bursts, Crash, Fault, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
+from sim.faults import Bursts, Crash, Fault, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot, Torn
 from sim.sections import SCHEDULER
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def lost_time(scenario: Scenario) -> float:
                 total += latency + (duration if clog or cut else 0.0)
             case Pause(duration=duration) | HeartbeatLoss(duration=duration):
                 total += duration
-            case Slow() | Bursts() | Late() | Poison():
+            case Slow() | Bursts() | Late() | Poison() | Torn():
                 pass
     return total
 
@@ -97,6 +97,9 @@ def _bystanders(run: Run) -> list[str]:
         return []
     hit: set[str] = set()
     for fault in scenario.fault:
+        if isinstance(fault, Torn):
+            # It happens to files.
+            continue
         nodes = scenario.select(fault.node)
         if isinstance(fault, Link):
             # It is as bad for a worker as if it stood at either end.

@@ -88,7 +88,17 @@ def random_scenario(seed: int) -> Scenario:
     draw = _mild if mild else _harsh
     drawn = [draw(stream, scenario, count) for _ in range(count)]
     made = msgspec.structs.replace(scenario, fault=tuple(drawn), change=_changes(seed, scenario))
-    return _saving(seed, made)
+    return _tearing(seed, _saving(seed, made))
+
+
+def _tearing(seed: int, scenario: Scenario) -> Scenario:
+    """Let files of checkpoints be torn, in some scenarios; drawn from a stream of their own."""
+    stream, cluster = random.Random(f"{seed}:torn"), scenario.cluster
+    if not (cluster.checkpoint_every or cluster.checkpoint_seconds) or not _happens(stream, 0.3):
+        return scenario
+    node, noticed = stream.choice(scenario.servers), _happens(stream, 0.5)
+    torn = f.Torn(node=node, at=_at(stream), duration=SPAN, noticed=noticed)
+    return msgspec.structs.replace(scenario, fault=(*scenario.fault, torn))
 
 
 def _changes(seed: int, scenario: Scenario) -> tuple[ChangeSection, ...]:

@@ -168,6 +168,8 @@ class Run:
     logs: list[LogRecord] = field(default_factory=list)
     checkpoints: dict[str, list[ChunkState]] = field(default_factory=dict)
     """What the checkpoints of the cluster have that are complete, by their folders."""
+    torn: dict[str, list[str]] = field(default_factory=dict)
+    """Whose parts of checkpoints are torn without anybody knowing, by their folders."""
     in_flight: list[Token] = field(default_factory=list)
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""
     unstopped: list[str] = field(default_factory=list)

@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from sim.disk import describe as describe_checkpoints
+from sim.disk import steps_since_checkpoint
 from sim.fates import CANCELLED, fates
 from sim.intervals import batch_half_width, student
 from sim.learning import Learning, learned, learns, loss_columns
 from sim.saving import describe as describe_saves
-from sim.saving import unsaved_steps
+from sim.saving import steps_since_save
 from sim.split import Split, end_of, shares, split
 
 if TYPE_CHECKING:
@@ -289,7 +291,9 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
             "links": [msgspec.to_builtins(link) for link in runs[0].links],
             "losses": loss_columns(runs[0]),
             "saves": [msgspec.to_builtins(save) for save in runs[0].saves],
-            "unsaved_steps": unsaved_steps(runs[0]),
+            "steps_since_save": steps_since_save(runs[0]),
+            "checkpoints": {place: place not in runs[0].torn for place in runs[0].checkpoints},
+            "steps_since_checkpoint": steps_since_checkpoint(runs[0]),
             "poisoned_updates": sum(len(poisoned_updates(run)) for run in runs),
             "failures": [failure for run in runs for failure in failures(run)],
             "unstopped": list(dict.fromkeys(name for run in runs for name in run.unstopped)),
@@ -398,8 +402,8 @@ def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
         stuck = dict.fromkeys(name for run in replications for name in run.unstopped)
         if stuck:
             lines.append(f"{policy}: still running long after the last worker: {', '.join(stuck)}")
-        if saves := describe_saves(replications[0]):
-            lines.append(f"{policy}: {saves}")
+        for text in filter(None, (describe_saves(replications[0]), describe_checkpoints(replications[0]))):
+            lines.append(f"{policy}: {text}")
         if poisoned := poisoned_updates(replications[0]):
             first = poisoned[0]
             lines.append(

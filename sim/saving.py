@@ -106,7 +106,7 @@ class Saves:
             self._checks.report([f"{made} updates of chunks were made while their values were saved"])
 
 
-def unsaved_steps(run: Run) -> int:
+def steps_since_save(run: Run) -> int:
     """Return how many steps of all workers are lost if the servers are lost now: those since the last save."""
     saved = run.saves[-1].steps if run.saves else 0
     answered = [sum(step.answered for step in worker.steps) for worker in run.workers]
@@ -118,9 +118,9 @@ def describe(run: Run) -> str:
     if not run.scenario.job.save_every:
         return ""
     if not run.saves:
-        return f"nothing was saved; {unsaved_steps(run)} steps of all workers are in no file"
+        return f"nothing was saved; {steps_since_save(run)} steps of all workers are in no file"
     mean = statistics.fmean(save.end - save.begin for save in run.saves)
-    last = f"after {run.saves[-1].steps} steps each; {unsaved_steps(run)} steps of all workers are in no file"
+    last = f"after {run.saves[-1].steps} steps each; {steps_since_save(run)} steps of all workers are in no file"
     return f"saved {len(run.saves)} times, which took {mean:.4g} s on average, for the last time {last}"
 
 

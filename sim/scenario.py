@@ -18,7 +18,7 @@ from aiokv.policy import get_policy
 from sim.assertions import LEARNED, parse_assertion
 from sim.compute import Law, Recorded, read_trace
 from sim.decoding import closest, decode, mistake
-from sim.faults import AnyFault, Link, Nodes, Poison
+from sim.faults import AnyFault, Link, Nodes, Poison, Torn
 from sim.models import MODELS
 from sim.problems import WORKLOADS
 from sim.sections import (
@@ -281,6 +281,8 @@ def _check_names(scenario: Scenario) -> Found:
                 names = scenario.select(getattr(fault, field))
             except ConfigError as error:
                 return f"fault[{number}].{field}", str(error)
+        if isinstance(fault, Torn) and not set(names) <= set(scenario.servers):
+            return f"fault[{number}].node", f"expected servers, got {fault.node!r}"
         if isinstance(fault, Poison) and not set(names) <= set(scenario.workers):
             return f"fault[{number}].node", f"expected workers, got {fault.node!r}"
     return None

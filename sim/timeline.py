@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
+from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot, Torn
 from sim.pace import Pace
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Timeline:
     deaf: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Windows in which a node's heartbeats get lost."""
     poisoned: set[Token] = field(default_factory=set)
+    torn: dict[str, list[Torn]] = field(default_factory=dict)
+    """What tears the files that a server writes."""
 
     def pace(self, node: str, seed: int) -> Pace:
         """Return a node's pace, to add to it."""
@@ -71,7 +73,9 @@ def draw_timeline(scenario: Scenario, seed: int) -> Timeline:
     return timeline
 
 
-def _add(timeline: Timeline, scenario: Scenario, fault: AnyFault, node: str, seed: int, stream: random.Random) -> None:
+def _add(  # noqa: C901 - one case for each kind
+    timeline: Timeline, scenario: Scenario, fault: AnyFault, node: str, seed: int, stream: random.Random
+) -> None:
     match fault:
         case Crash(at=at, restart=restart, times=times, every=every):
             count = times if restart is not None else 1
@@ -96,6 +100,8 @@ def _add(timeline: Timeline, scenario: Scenario, fault: AnyFault, node: str, see
             timeline.deaf.setdefault(node, []).append((at, at + duration))
         case Poison(step=step):
             timeline.poisoned.add((node, step))
+        case Torn():
+            timeline.torn.setdefault(node, []).append(fault)
 
 
 def _spot(fault: Spot, node: str, stream: random.Random) -> list[Strike]:

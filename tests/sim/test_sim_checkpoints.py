@@ -9,12 +9,16 @@ import pytest
 from aiokv.core.cluster_checkpoints import name_of
 from aiokv.core.effects import WriteManifest
 from aiokv.core.saved_chunks import ChunkState
+from aiokv.errors import ConfigError
 from aiokv.wire.messages import CheckpointFile
 from sim.checks import InvariantError
 from sim.cluster import simulate
-from sim.disk import Disk
-from sim.faults import Crash, Slow
+from sim.compute import Constant
+from sim.disk import Disk, steps_since_checkpoint, whole
+from sim.faults import Crash, Slow, Torn
 from sim.record import Run, UpdateRecord, WorkerRecord
+from sim.report import notes
+from sim.scenario import parse_scenario
 from sim.sections import ClusterSection, NetworkSection, TensorSection
 
 if TYPE_CHECKING:
@@ -80,6 +84,59 @@ def test_there_are_no_more_of_them_when_a_server_is_lost(make_scenario: Callable
     ends = [log.time for log in run.logs if "is complete" in log.text]
     assert ends
     assert max(ends) <= 8.0
+
+
+# --- files that are torn ---
+
+
+def test_torn_files_that_nobody_has_noticed_are_passed_over(make_scenario: Callable[..., Scenario]) -> None:
+    # Rounds take a second each; the checkpoints of the last two are torn on one of the servers.
+    section = ClusterSection(workers=3, servers=2, checkpoint_every=2)
+    torn = Torn(node="server-1", at=9.5)
+    scenario = make_scenario(3, 12, Constant(mean=1.0), cluster=section, tensor=TENSORS, fault=(torn,))
+    run = simulate(scenario, "bsp", 1)
+    assert clocks(run) == [8, 10, 12]
+    assert whole(run) == [f"disk/{name_of(1, 8)}"]
+    assert steps_since_checkpoint(run) == 3 * 4
+    text = f"3 complete checkpoints at the end, 2 of them torn: the newest whole one is {name_of(1, 8)}; 12 steps"
+    assert any(text in line for line in notes({"bsp": [run]}))
+
+
+def test_torn_files_that_a_server_has_noticed_are_of_no_complete_checkpoint(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    section = ClusterSection(workers=3, servers=2, checkpoint_every=2)
+    torn = Torn(node="servers", at=3.5, duration=4.0, noticed=True)
+    scenario = make_scenario(3, 12, Constant(mean=1.0), cluster=section, tensor=TENSORS, fault=(torn,))
+    run = simulate(scenario, "bsp", 1)
+    assert [log.text for log in run.logs if "there is no checkpoint of round" in log.text] == [
+        f"there is no checkpoint of round {clock}: server {index}: server-{index}'s part is torn"
+        for clock, index in ((4, 0), (6, 0))
+    ]
+    assert clocks(run) == [8, 10, 12]
+    assert run.torn == {}
+
+
+def test_writing_is_torn_when_the_fault_begins_in_the_middle_of_it(make_scenario: Callable[..., Scenario]) -> None:
+    section = ClusterSection(workers=3, checkpoint_every=4, checkpoint_write=3.0)
+    torn = Torn(node="server-0", at=6.0, duration=0.5)
+    run = simulate(make_scenario(3, 12, Constant(mean=1.0), cluster=section, tensor=TENSORS, fault=(torn,)), "bsp", 1)
+    assert [int(place[-2:]) for place in run.torn] == [4]
+
+
+def test_without_a_whole_checkpoint_all_is_lost(make_scenario: Callable[..., Scenario]) -> None:
+    section = ClusterSection(workers=2, checkpoint_every=3)
+    torn = Torn(node="server-0")
+    run = simulate(make_scenario(2, 4, Constant(mean=1.0), cluster=section, fault=(torn,)), "bsp", 1)
+    assert steps_since_checkpoint(run) == 8
+    assert any("1 of them torn: none is whole" in line for line in notes({"bsp": [run]}))
+
+
+def test_only_servers_write_checkpoints() -> None:
+    text = 'steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "quiet"\nmean = 1\n'
+    text += '[[fault]]\nkind = "torn"\nnode = "workers"\n'
+    with pytest.raises(ConfigError, match="expected servers, got 'workers'"):
+        parse_scenario(text.encode(), "my.toml")
 
 
 # --- the check itself ---

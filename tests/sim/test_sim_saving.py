@@ -16,7 +16,7 @@ from sim.compute import Constant
 from sim.faults import Crash
 from sim.random_scenarios import random_scenario
 from sim.report import notes
-from sim.saving import unsaved_steps
+from sim.saving import steps_since_save
 from sim.scenario import parse_scenario
 from sim.sections import ClusterSection, JobSection, NetworkSection, TensorSection
 from sim.split import split
@@ -69,7 +69,7 @@ def test_workers_that_save_meet_under_a_policy_that_waits_for_nobody(saving: Cal
 def test_what_came_after_the_last_save_is_lost(saving: Callable[..., Run]) -> None:
     run = saving("bsp", {}, fault=(Crash(node="server-0", at=8.5),))
     # Eight steps were made by each of two workers, six are saved.
-    assert unsaved_steps(run) == 4
+    assert steps_since_save(run) == 4
     assert any(
         "for the last time after 6 steps each; 4 steps of all workers are in no file" in line
         for line in notes({"bsp": [run]})
@@ -117,7 +117,7 @@ def test_the_results_say_what_was_saved(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.sim, ["run", str(path), "--json", "--out", str(tmp_path)])
     numbers = json.loads(result.stdout)["policies"]["bsp"]
     assert [save["steps"] for save in numbers["saves"]] == [2, 4]
-    assert numbers["unsaved_steps"] == 2
+    assert numbers["steps_since_save"] == 2
 
 
 def test_random_scenarios_save() -> None:
