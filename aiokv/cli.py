@@ -366,11 +366,8 @@ def run(
 
 def _placed(config: Config, hosts: str | None, remote: str | None) -> dict[str, Any]:
     """Return where the nodes of a job run and listen."""
-    import asyncio
-
     from aiokv.config import is_loopback
     from aiokv.launch.base import SSH
-    from aiokv.net.node import local_host_towards
 
     if hosts is None:
         if remote is not None:
@@ -383,8 +380,26 @@ def _placed(config: Config, hosts: str | None, remote: str | None) -> dict[str, 
         "bind_host": "0.0.0.0" if is_loopback(config.bind_host) else config.bind_host,
         "hosts": names,
         "remote": remote or SSH,
-        "advertise_host": config.advertise_host or asyncio.run(local_host_towards(names[0], 0)),
+        "advertise_host": config.advertise_host or _address_towards(names[0]),
     }
+
+
+def _address_towards(host: str) -> str:
+    """Return the address of this machine that another one can reach.
+
+    Raises:
+        ConfigError: the host's name is known to ssh alone.
+    """
+    import asyncio
+
+    from aiokv.errors import ConfigError
+    from aiokv.net.node import local_host_towards
+
+    try:
+        return asyncio.run(local_host_towards(host, 0))
+    except OSError as error:
+        text = f"can't find out under which address {host!r} reaches this machine ({error.strerror}): give --advertise"
+        raise ConfigError(text, key="--advertise") from None
 
 
 def _launch_output(job: Job, *, as_json: bool) -> Output:

@@ -10,12 +10,13 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, Self
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from aiokv.cli import cli, main
 from aiokv.core.effects import Stop
-from aiokv.errors import BindError
+from aiokv.errors import BindError, ConfigError
 from aiokv.types import Role
 
 if TYPE_CHECKING:
@@ -391,3 +392,16 @@ def test_plugin_that_is_no_command_is_an_error(plugin: Callable[..., None], caps
     assert capsys.readouterr().err == (
         "error: the command 'hello' can't be used: hellopack_cli:hello is of type int, not a click command\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--remote", "ssh {host}"], "give both"),
+        (["--hosts", ","], "names no host"),
+        (["--hosts", "no-such-host.invalid"], "'no-such-host.invalid' reaches this machine .*: give --advertise"),
+    ],
+)
+def test_hosts_that_can_not_be_used_are_an_error_before_anything_starts(options: list[str], words: str) -> None:
+    with pytest.raises((click.UsageError, ConfigError), match=words):
+        cli.main(["run", *options, "--", "python", "-c", ""], standalone_mode=False)
