@@ -70,9 +70,15 @@ def absolute(folder: str) -> str:
 def find_checkpoints(folder: str) -> list[Found]:
     """Return all checkpoints in a folder, complete or not, the oldest first; none if there is no such folder.
 
+    The folder may be that of a checkpoint itself.
+
     Raises:
         DataError: the folder can't be read.
     """
+    place = folder.rstrip("/")
+    name = place.rpartition("/")[2]
+    if NAME.fullmatch(name):
+        return [_look(place, name)]
     try:
         system, path = files.find(folder)
         system.invalidate_cache()
@@ -81,7 +87,7 @@ def find_checkpoints(folder: str) -> list[Found]:
         return []
     except (OSError, ValueError, ImportError) as error:
         raise DataError(f"{folder}: can't be read: {error}", path=folder) from error
-    return [_look(f"{folder.rstrip('/')}/{name}", name) for name in sorted(names) if NAME.fullmatch(name)]
+    return [_look(f"{place}/{name}", name) for name in sorted(names) if NAME.fullmatch(name)]
 
 
 def _look(place: str, name: str) -> Found:
@@ -162,14 +168,7 @@ def _find_resumed(resume: str, folder: str) -> Found | None:
     if not resume:
         return None
     place = folder if resume == LATEST else absolute(resume)
-    name = place.rpartition("/")[2]
-    if NAME.fullmatch(name):
-        found: Found | None = verified(_look(place, name))
-        if found is not None and found.problem:
-            raise DataError(f"{place}: can't be used: {found.problem}", path=place)
-        found = found if found is not None and found.is_complete else None
-    else:
-        found = newest_complete(place)
+    found = newest_complete(place)
     if found is not None:
         logger.info("going on from the checkpoint %s of round %d", found.place, found.clock)
     elif resume == LATEST:

@@ -179,6 +179,24 @@ PLUGINS = click.option(
     metavar="MODULE",
     help="Module that the servers import for the rules and commands it registers; may be given several times.",
 )
+CHECKPOINTS = (
+    click.option("--checkpoint-folder", metavar="URL", help="Where checkpoints of the whole cluster are."),
+    click.option(
+        "--checkpoint-every",
+        type=_Plain(click.IntRange(min=0)),
+        metavar="N",
+        help="Make one after every N rounds; 0: none.  [default: 0]",
+    ),
+    click.option(
+        "--checkpoint-seconds",
+        type=_Plain(click.FloatRange(min=0)),
+        metavar="SECONDS",
+        help="Make one every so many seconds; 0: none.  [default: 0]",
+    ),
+    click.option("--checkpoint-keep", type=COUNT, metavar="N", help="Keep the last N of them.  [default: 3]"),
+    click.option("--resume", "resumes", is_flag=True, help="Go on from the newest complete one, if there is one."),
+    click.option("--resume-from", "resume", metavar="URL", help="Go on from this one, or the newest in this folder."),
+)
 TLS = (
     click.option("--tls-cert", metavar="FILE", help="This node's certificate, as PEM; turns TLS on."),
     click.option("--tls-key", metavar="FILE", help="The private key of the certificate, as PEM."),
@@ -186,6 +204,11 @@ TLS = (
 )
 JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print lines of JSON: the real address when ready, then what goes wrong."
+)
+
+CHECKPOINT_SETTINGS = (
+    *("checkpoint_folder", "checkpoint_every", "checkpoint_seconds", "checkpoint_keep"),
+    "resume",
 )
 
 TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
@@ -206,13 +229,14 @@ TOKEN_NOTE = (
     WORKERS,
     SERVERS,
     ON_WORKER_LOSS,
+    *CHECKPOINTS,
     NAME,
     CLUSTER,
     *TLS,
     CONFIG,
     JSON,
 )
-def scheduler(*, as_json: bool, **settings: Any) -> None:
+def scheduler(*, as_json: bool, resumes: bool, resume: str | None, **settings: Any) -> None:
     """Run the scheduler of a cluster.
 
     It waits for the workers and the servers, tells each of them about the others, and ends when all workers have left.
@@ -222,7 +246,7 @@ def scheduler(*, as_json: bool, **settings: Any) -> None:
     from aiokv.net.scheduler import Scheduler
     from aiokv.types import Role
 
-    config = load_config(role=Role.SCHEDULER, **settings)
+    config = load_config(role=Role.SCHEDULER, resume=resume or ("latest" if resumes else None), **settings)
     waiting = f"waiting for {count(config.num_workers, 'worker')} and {count(config.num_servers, 'server')}"
     _run_node(Scheduler(config), config, waiting, as_json=as_json)
 
@@ -279,6 +303,7 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
         "--port", type=PORT, default=0, metavar="PORT", help="Port of the scheduler; 0: any free one.  [default: 0]"
     ),
     click.option("--name-prefix", default="", metavar="TEXT", help="Put this in front of the names of all nodes."),
+    *CHECKPOINTS,
     PLUGINS,
     click.option("--cluster", metavar="ID", help="Name of the cluster.  [default: a new one]"),
     click.option("--hosts", metavar="A,B", help="Start the servers and the workers on these hosts, in turn."),
@@ -301,6 +326,8 @@ def run(
     plugins: tuple[str, ...],
     hosts: str | None,
     remote: str | None,
+    resumes: bool,
+    resume: str | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -336,8 +363,10 @@ def run(
 
     port, prefix, cluster = settings.pop("port"), settings.pop("name_prefix"), settings.pop("cluster")
     environ = _environment()
-    config = load_config(environ=environ, plugins=plugins or None, **settings)
+    resume = resume or ("latest" if resumes else None)
+    config = load_config(environ=environ, plugins=plugins or None, resume=resume, **settings)
     environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
+    environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in CHECKPOINT_SETTINGS}
     environ["AIOKV_ON_WORKER_LOSS"] = config.on_worker_loss
     # All nodes show the same certificate.
     environ |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}
@@ -358,6 +387,7 @@ def run(
             restarts=(10 if config.on_worker_loss == "respawn" else 0) if restarts is None else restarts,
             on_worker_loss=config.on_worker_loss,
             colocated=config.colocate,
+            resumable=bool(config.checkpoint_every or config.checkpoint_seconds),
         ),
     )
     outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
@@ -429,6 +459,43 @@ def show_config(*, config: str | None, as_json: bool) -> None:
         print_json(settings)
     else:
         print_table(settings)
+
+
+@cli.group()
+def checkpoint() -> None:
+    """Look at the checkpoints of a cluster."""
+
+
+@checkpoint.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each checkpoint, one a line.")
+@click.argument("folder", metavar="URL")
+def list_checkpoints(*, folder: str, as_json: bool) -> None:
+    """Print the checkpoints in a folder, the oldest first: round, time, size, and whether they are complete.
+
+    What is incomplete was being written when its job ended. That files are whole is not looked at: see verify.
+    """
+    from aiokv.checkpoint_folder import find_checkpoints
+    from aiokv.checkpoint_table import print_checkpoints
+
+    print_checkpoints(find_checkpoints(folder), as_json=as_json)
+
+
+@checkpoint.command("verify")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each checkpoint, one a line.")
+@click.argument("folder", metavar="URL")
+def verify_checkpoints(*, folder: str, as_json: bool) -> None:
+    """Read all files of the checkpoints in a folder, or of one, and compare them with their checksums.
+
+    The exit code is 1 if one is damaged.
+    """
+    from aiokv.checkpoint_folder import find_checkpoints, verified
+    from aiokv.checkpoint_table import print_checkpoints
+
+    found = [verified(each) for each in find_checkpoints(folder)]
+    print_checkpoints(found, as_json=as_json)
+    damaged = [each.name for each in found if each.problem]
+    if damaged:
+        _finish(1, f"damaged: {', '.join(damaged)}")
 
 
 BENCH_NOTE = "docs/performance.md says how to measure and what each figure means."

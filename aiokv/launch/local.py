@@ -180,8 +180,17 @@ class LocalLauncher(Launcher):
         if self._supervisor.phase is not Phase.STARTING:
             return
         self._nodes, self._address = {}, None
-        self._environ["AIOKV_RESUME"] = "latest"
+        await asyncio.to_thread(self._choose_checkpoint)
         await self._begin()
+
+    def _choose_checkpoint(self) -> None:
+        """Go on from the job's own checkpoints; as long as there is none, from the one that it began with."""
+        from aiokv.checkpoint_folder import LATEST, find_checkpoints  # noqa: PLC0415 - a job seldom needs it, and NumPy
+
+        folder = self._environ.get("AIOKV_CHECKPOINT_FOLDER", "")
+        has_own = bool(folder) and any(found.is_complete for found in find_checkpoints(folder))
+        if has_own or not self._environ.get("AIOKV_RESUME"):
+            self._environ["AIOKV_RESUME"] = LATEST
 
     async def _start_rest(self) -> None:
         address = format_address(*self._address) if self._address else ""
