@@ -54,8 +54,8 @@ def help_of(*args: str) -> str:
 def test_help_lists_the_commands_with_a_sentence_each() -> None:
     text = help_of()
     assert "run         Run a training job, on this machine or on several hosts." in text
-    assert "scheduler  Run the scheduler of a cluster." in text
-    assert "server     Run one server of a cluster." in text
+    assert "scheduler   Run the scheduler of a cluster." in text
+    assert "server      Run one server of a cluster." in text
 
 
 @pytest.mark.parametrize("command", ["run", "scheduler", "server"])
@@ -382,7 +382,7 @@ def test_plugin_that_misses_a_part_of_itself_is_not_blamed_on_an_extra(
 def test_broken_plugin_does_not_hide_the_help_of_the_others(plugin: Callable[..., None], source: str) -> None:
     plugin(source)
     text = help_of()
-    assert "hello        (not available: " in text
+    assert "hello       (not available: " in text
     assert "run         Run a training job" in text
 
 

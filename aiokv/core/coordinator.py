@@ -316,6 +316,8 @@ class Coordinator:
         return [*effects, *self._stop(f"the checkpoint can't be loaded: {error}", failed=True)]
 
     def _attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float) -> list[Effect]:
+        if self._resuming.error is not None:
+            return [Refuse(peer, request, self._resuming.error)]
         if message.epoch > self._roster.epoch or self._resuming.is_busy:
             # The other side has a view that has not reached this server yet, or the values are not here.
             self._attaching[peer, request] = message

@@ -88,6 +88,6 @@ class Scheduler(Node):
 
     async def close(self) -> None:
         """Stop listening and close all connections. See `Node.close`."""
+        await super().close()
         # What is being written can't be stopped.
         await asyncio.gather(*self._work, return_exceptions=True)
-        await super().close()

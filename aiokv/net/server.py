@@ -205,8 +205,8 @@ class Server(Node):
             # A thread can't be stopped; it takes a second or two at most.
             await asyncio.gather(self._warming, return_exceptions=True)
         await asyncio.gather(*self._commands, *self._preparing, return_exceptions=True)
-        await self._checkpoints.close()
         await super().close()
+        await self._checkpoints.close()
 
     async def _execute(self, effect: ef.Execute) -> None:
         """Run a command in a thread: it may take its time, and the server's loop may not."""

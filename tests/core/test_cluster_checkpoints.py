@@ -466,6 +466,7 @@ def test_what_can_t_be_loaded_ends_the_server_and_is_told_to_the_workers(make_se
     (stop,) = rig.seen(ef.Stop)
     assert stop.failed
     assert "the checkpoint can't be loaded" in stop.reason
+    assert str(rig.attach(1).answer) == str(waiting.answer), "who comes later is told too"
 
 
 def test_who_waits_too_long_for_the_values_is_told_what_is_missing(make_server: Make) -> None:
