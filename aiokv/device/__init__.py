@@ -1,0 +1,1 @@
+"""What a server's devices do, and when: decided here, without a device, a clock or an array."""
