@@ -262,6 +262,9 @@ def scheduler(*, as_json: bool, resumes: bool, resume: str | None, **settings: A
     click.option(
         "--backend", metavar="NAME", help="What computes the updates: auto, reference, cpu or cuda.  [default: auto]"
     ),
+    click.option(
+        "--device", metavar="NAME", help="Where parameters are: cpu, cuda, or some devices: cuda:0,1.  [default: cpu]"
+    ),
     PLUGINS,
     NAME,
     CLUSTER,

@@ -212,6 +212,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="one of auto, reference, cpu, cuda"),
         says("What computes sums and updates. auto: reference, and where Numba is installed cpu once a rule is set."),
     ] = "auto"
+    device: Annotated[
+        str,
+        Meta(pattern=r"^(cpu|cuda(:\d+(,\d+)*)?)$", description="cpu, cuda, or cuda: with numbers, as cuda:0,1"),
+        says("Where a server keeps its parameters and computes: cpu, all CUDA devices, or some of them."),
+    ] = "cpu"
     loop: Annotated[
         Literal["auto", "uvloop", "asyncio"],
         Meta(description="one of auto, uvloop, asyncio"),

@@ -87,9 +87,13 @@ class MissingExtraError(AiokvError, ImportError):
 
 
 class DeviceMemoryError(AiokvError, MemoryError):
-    """A device has not enough memory; `details`: expected, the bytes that were wanted, got."""
+    """A device has not enough memory; `details`: expected, the bytes that were wanted, got.
+
+    From a push it comes before anything is sent, from a server when its device has no room for the update.
+    """
 
     code = 7
+    counted = True
 
 
 class BindError(AiokvError, OSError):

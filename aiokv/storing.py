@@ -12,6 +12,7 @@ from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied, Decoded, Normed, Restored
 from aiokv.errors import AiokvError, DataError, ProtocolError, UpdateRefusedError
 from aiokv.saving import ARRAYS, LEFT, STEPS
+from aiokv.store.states import only, piece_of
 from aiokv.store.table import span_of
 from aiokv.tensorfile import pack, unpack
 from aiokv.types import ROW_ID_BYTES
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from aiokv.store.memory import ParameterStore
+    from aiokv.store.memory import ParameterStore, Stored
     from aiokv.types import Slot
 
 logger = logging.getLogger("aiokv")
@@ -125,7 +126,7 @@ def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None, fa
     except UpdateRefusedError as refused:
         error = refused
     except Exception as failed:  # a rule of a user's own may raise anything
-        error = _refusal(update, failed)
+        error = refusal(update, failed)
         logger.exception(error.message)
     if error is not None:
         store.keep(key, start, version)
@@ -172,7 +173,7 @@ def _norms(store: ParameterStore, effect: ef.Norms) -> Normed:
     try:
         sums = store.norms(key, start, effect.slot, effect.rule, phase, effect.clock, effect.divisor, effect.gathered)
     except Exception as failed:  # a pusher must hear of it, whatever it is
-        error = _refusal(effect, failed)
+        error = refusal(effect, failed)
         logger.exception(error.message)
         return Normed(key, start, effect.version, phase, [], error)
     return Normed(key, start, effect.version, phase, sums)
@@ -203,7 +204,16 @@ def _restore(store: ParameterStore, effect: ef.Restore) -> Restored:
     return Restored(effect.peer, effect.request, error)
 
 
-def _refusal(effect: ef.Apply | ef.Norms, failed: Exception) -> UpdateRefusedError:
+def state_of(stored: Stored, payload: ef.StoredState) -> bytes:
+    """Return what is saved of a chunk that is given, as it goes over the network. See `state_bytes`."""
+    facts = {STEPS: str(stored.steps), LEFT: "-1"}
+    return pack(only(piece_of(stored, payload.key), payload.names), facts)
+
+
+def refusal(effect: ef.Apply | ef.Norms, failed: Exception) -> AiokvError:
+    """Return what is said to those whose update could not be made; what is no error of ours is logged."""
+    if isinstance(failed, AiokvError) and failed.counted:
+        return failed
     key, version = effect.key, effect.version
     text = f"key {key!r}, round {version}: the update could not be made: {type(failed).__name__}: {failed}"
     return UpdateRefusedError(text, key=key, round=version)

@@ -71,13 +71,29 @@ class Flow:
         return event
 
     def launch(
-        self, device: int, work: Any, buffers: list[Buffer], written: list[Buffer], spared: Sequence[Buffer] = ()
+        self,
+        device: int,
+        work: Any,
+        buffers: list[Buffer],
+        *,
+        new: Sequence[Buffer] = (),
+        changed: Sequence[Buffer] = (),
+        spared: Sequence[Buffer] = (),
     ) -> None:
-        """Compute with buffers; `spared` are those that are written, but stay as they are if it can't be done."""
+        """Compute with buffers.
+
+        Args:
+            device: where.
+            work: what.
+            buffers: in the order in which it takes them.
+            new: those of them that are written without regard to what is in them.
+            changed: those that are changed.
+            spared: those that are changed, but stay as they are if it can't be done.
+        """
         stream = Stream(device, Kind.COMPUTE)
-        event, waits = self._tasks.begin(stream, buffers, written)
-        lost = [buffer for buffer in written if buffer not in spared]
-        self.add(Launch(stream, waits, event, work, buffers, lost))
+        event, waits = self._tasks.begin(stream, buffers, [*new, *changed, *spared])
+        needed = [buffer for buffer in buffers if buffer not in new]
+        self.add(Launch(stream, waits, event, work, buffers, needed, [*new, *changed]))
 
     def writer(self, buffer: Buffer) -> Event | None:
         """Return what writes a buffer last, if that is under way."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Slot, Version
@@ -158,7 +158,7 @@ class Divide:
     """
 
     chunk: Address
-    parts: list[tuple[Address, tuple[int, int], Mapping[str, tuple[int, int]]]]
+    parts: Sequence[tuple[Address, tuple[int, int], Mapping[str, tuple[int, int]]]]
 
 
 @dataclass(slots=True)
@@ -289,7 +289,8 @@ class Copy:
 class Launch:
     """When the events that it waits for are there, do the work on buffers; then report.
 
-    `lost` are those that have no meaning if the work can't be done; the others are as they were then.
+    It can't be done when something is wrong with those that are `needed`. Then `lost` have no meaning; the others are
+    as they were.
     """
 
     stream: Stream
@@ -297,6 +298,7 @@ class Launch:
     event: Event
     work: Any
     buffers: list[Buffer]
+    needed: list[Buffer]
     lost: list[Buffer]
 
 

@@ -96,13 +96,17 @@ class Schedule:
         found = self._chunks.get(what) if isinstance(what, tuple) else self._slots.get(what)
         return None if found is None else found.device
 
+    def nbytes_of(self, slot: Slot) -> int:
+        """Return how many bytes are in a slot."""
+        return self._slots[slot].nbytes
+
     def version_of(self, chunk: Address) -> Version:
         """Return the version of a chunk's value."""
         return self._chunks[chunk].value.version
 
-    def state_of(self, chunk: Address) -> tuple[str, ...]:
-        """Return the names of what is kept for a chunk."""
-        return tuple(self._chunks[chunk].state)
+    def state_of(self, chunk: Address) -> dict[str, int]:
+        """Return the names of what is kept for a chunk, and their bytes."""
+        return {name: self._flow.memory.nbytes(buffer) for name, buffer in self._chunks[chunk].state.items()}
 
     # --- the door ---
 
@@ -191,17 +195,18 @@ class Schedule:
             self._near(part, device)
         buffers = [total.buffer, *(part.buffer for part in parts)]
         if grown:
-            buffers.insert(0, self._flow.take(device, nbytes))
-        self._flow.launch(device, work, buffers, buffers[:1])
-        if grown:
+            new = self._flow.take(device, nbytes)
+            self._flow.launch(device, work, [new, *buffers], new=[new])
             self._flow.drop(total.buffer)
-            total.buffer, total.nbytes = buffers[0], nbytes
+            total.buffer, total.nbytes = new, nbytes
+        else:
+            self._flow.launch(device, work, buffers, changed=buffers[:1])
         for source in sources:
             self._flow.drop(self._slots.pop(source).buffer)
 
     def _cut(self, slot: Slot, parts: list[tuple[Slot, int, int]]) -> None:
         whole = self._slots[slot]
-        self._flow.memory.check(whole.device, sum(nbytes for _, _, nbytes in parts))
+        # What is cut leaves, so the limit is not looked at.
         for part, first, nbytes in parts:
             buffer = self._flow.copied(whole.device, whole.buffer, first, nbytes)
             self._slots[part] = _Slot(buffer, whole.device, nbytes)
@@ -216,7 +221,7 @@ class Schedule:
         self._flow.memory.check(device, nbytes)
         if stimulus.slot is None:
             value = Value(0, self._flow.take(device, nbytes))
-            self._flow.launch(device, stimulus.zero, [value.buffer], [value.buffer])
+            self._flow.launch(device, stimulus.zero, [value.buffer], new=[value.buffer])
         else:
             host, buffer = self._flow.bring(stimulus.slot, nbytes, device)
             # Everybody wants the first value, and here it is already.
@@ -227,7 +232,7 @@ class Schedule:
     def _begin_state(self, chunk: _Chunk, fresh: Mapping[str, Fresh]) -> None:
         for name, (nbytes, work) in fresh.items():
             buffer = chunk.state[name] = self._flow.take(chunk.device, nbytes)
-            self._flow.launch(chunk.device, work, [buffer, chunk.value.buffer], [buffer])
+            self._flow.launch(chunk.device, work, [buffer, chunk.value.buffer], new=[buffer])
 
     def _reset(self, chunk: _Chunk) -> None:
         for buffer in chunk.state.values():
@@ -235,12 +240,10 @@ class Schedule:
         chunk.state = {}
 
     def _divide(
-        self, address: Address, parts: list[tuple[Address, tuple[int, int], Mapping[str, tuple[int, int]]]]
+        self, address: Address, parts: Sequence[tuple[Address, tuple[int, int], Mapping[str, tuple[int, int]]]]
     ) -> None:
         whole = self._chunks[address]
         device, values = whole.device, [whole.value, *whole.earlier.values()]
-        wanted = sum(nbytes * len(values) + sum(size for _, size in state.values()) for _, (_, nbytes), state in parts)
-        self._flow.memory.check(device, wanted)
         del self._chunks[address]
         for part, (first, nbytes), state in parts:
             value, *earlier = [
@@ -284,7 +287,7 @@ class Schedule:
         self._begin(chunk, slot, stimulus.fresh, stimulus.nbytes)
         results = self._flow.take(chunk.device, stimulus.nbytes)
         buffers = [results, chunk.value.buffer, slot.buffer, *(chunk.state[name] for name in stimulus.names)]
-        self._flow.launch(chunk.device, stimulus.work, buffers, [results])
+        self._flow.launch(chunk.device, stimulus.work, buffers, new=[results])
         self._outgoing.fetch(stimulus.ticket, {"": results}, chunk.device)
         self._flow.drop(results)
 
@@ -310,16 +313,16 @@ class Schedule:
         """Launch the work of an update; return where the new value is."""
         state = [chunk.state[name] for name in stimulus.names]
         buffers = [chunk.value.buffer, slot.buffer, *state]
-        new = slot.buffer
-        if stimulus.out:
-            new = self._flow.take(chunk.device, stimulus.out)
-            buffers.append(new)
+        read = []
         if stimulus.read is not None:
             before = chunk.value if stimulus.read == chunk.value.version else chunk.earlier[stimulus.read]
-            buffers.append(before.buffer)
-        self._flow.launch(chunk.device, stimulus.work, buffers, [new, *state], spared=state)
-        if stimulus.out:
-            self._flow.drop(slot.buffer)
+            read.append(before.buffer)
+        if not stimulus.out:
+            self._flow.launch(chunk.device, stimulus.work, buffers + read, changed=[slot.buffer], spared=state)
+            return slot.buffer
+        new = self._flow.take(chunk.device, stimulus.out)
+        self._flow.launch(chunk.device, stimulus.work, [*buffers, new, *read], new=[new], spared=state)
+        self._flow.drop(slot.buffer)
         return new
 
     def _publish(self, updating: _Updating, error: AiokvError | None) -> None:

@@ -22,12 +22,13 @@ from aiokv.kernels import reference
 from aiokv.kernels.backend import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from aiokv.kernels.backend import Kernels
+    from aiokv.kernels.work import Engine
 
-__all__ = ["Backend", "backend_for", "devices_for", "get_backend", "measure_kernels"]
+__all__ = ["Backend", "backend_for", "devices_for", "engine_for", "get_backend", "measure_kernels"]
 
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
@@ -98,6 +99,29 @@ def devices_for(device: str) -> list[Any]:
         MissingExtraError: the device's packages are not installed.
     """
     return list(_import_cuda().all_devices()) if device == "cuda" else []
+
+
+def engine_for(device: str, on_host: Callable[[Any, list[Any]], None]) -> Engine:
+    """Return what keeps a server's parameters on devices, not started.
+
+    Args:
+        device: "cuda" for all devices, or their numbers: "cuda:0", "cuda:0,1".
+        on_host: does the work for which there is no kernel, on arrays of bytes; see `aiokv.kernels.work`.
+
+    Raises:
+        ConfigError: there is no such device, or this machine has none.
+        MissingExtraError: the device's packages are not installed.
+    """
+    cuda = _import_cuda()
+    from aiokv.kernels.cuda.engine import Engine  # noqa: PLC0415 - numba-cuda is optional and slow to import
+
+    kind, _, given = device.partition(":")
+    there = len(cuda.all_devices())
+    numbers = [int(number) for number in given.split(",")] if given else list(range(there))
+    if kind != "cuda" or not set(numbers) <= set(range(there)) or len(set(numbers)) != len(numbers):
+        expected = f"cuda, or cuda: with different numbers from 0 to {there - 1}"
+        raise ConfigError(f"no device {device!r} here; expected {expected}", expected=expected, got=device)
+    return Engine(numbers, on_host)
 
 
 def measure_kernels(elements: int, tensors: Sequence[int], rounds: int) -> Iterator[tuple[str, float, float]]:

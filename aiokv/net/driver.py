@@ -251,17 +251,19 @@ class Driver:
         """Return a payload's bytes, and what to call when they are sent."""
         raise NotImplementedError(payload)
 
-    def _send(self, effect: ef.Send, made: memoryview | None = None) -> None:
-        """Send a message with its payload, which may have been made before."""
+    def _send(self, effect: ef.Send, made: memoryview | None = None, sent: Callable[[], None] | None = None) -> None:
+        """Send a message with its payload, which may have been made before; `sent` is called when it has left."""
         link = self._links.get(effect.peer)
         if link is None:
+            if sent is not None:
+                sent()
             return
         self._dirty[link] = None
         payload = effect.payload
         if payload is None:
             link.send_message(effect.request, effect.message, priority=effect.priority)
             return
-        view, sent = self._memory(payload) if made is None else (made, None)
+        view, sent = self._memory(payload) if made is None else (made, sent)
         # Only what lies in the caller's own memory has to be given back; tensors that go together were copied.
         call = payload.call if isinstance(payload, ef.CallMemory) else -1
         given = view if view.nbytes else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiokv import plugins
+from aiokv import device_storing, plugins
 from aiokv.arrays import bytes_of
 from aiokv.codec.formats import warm_up
 from aiokv.commands import ServerInfo, run
@@ -18,16 +19,19 @@ from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.errors import AiokvError, NotFiniteError
-from aiokv.kernels import Backend, get_backend
+from aiokv.kernels import Backend, engine_for, get_backend
 from aiokv.net.checkpointing import CheckpointFiles, OnCheckpoint
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.node import Node, local_host_towards
 from aiokv.optim import PRECISIONS, Assign, Optimizer
+from aiokv.store.device import DeviceStore
+from aiokv.store.host_work import do_on_host
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import begin_rows, compute_rows, cost_of_rows, finish_rows, perform, span, state_bytes
 from aiokv.types import Peer, Role
+from aiokv.wire.messages import Push
 from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from aiokv.net.link import AnyLink
 
 JOIN_CALL = 0
+
+BUSY_SECONDS = 1e-3
+"""What devices report waits so long while a thread works on rows."""
 
 FIRST = "reference"
 """The backend of "auto" until another one is compiled: it is there at once, and takes little memory."""
@@ -65,7 +72,7 @@ class Server(Node):
         self.name = make_name(self.config, Role.SERVER)
         self.advertised = ("", 0)
         """Host and port under which the others reach this server, once it is started."""
-        self._store = ParameterStore(get_backend(FIRST if self.config.backend == "auto" else self.config.backend))
+        self._store = _make_store(self.config)
         self._holdings = Holdings(self._store, self.config.max_held_bytes, self.config.max_held_bytes_each)
         self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed)
         self._cost = 0
@@ -77,6 +84,9 @@ class Server(Node):
     async def start(self) -> None:
         """Listen, and begin to join. See `Node.start`."""
         config = self.config
+        if isinstance(self._store, DeviceStore):
+            loop = asyncio.get_running_loop()
+            self._store.start(lambda events: _call_soon(loop, self._reported, events))
         config.check_token()
         await self._listen(config.bind_host, config.bind_port)
         scheduler = (config.scheduler_host, config.scheduler_port)
@@ -116,6 +126,9 @@ class Server(Node):
         super().frames_received(link, frames)
 
     def _received(self, peer: Peer, frame: Frame) -> st.Received:
+        message, slot = frame.message, frame.slot
+        if isinstance(self._store, DeviceStore) and isinstance(message, Push) and slot is not None and not message.codec:
+            self._store.arrived(slot, message.key, message.start)
         rows = span(self._store, frame.message, frame.slot)
         return st.Received(peer, frame.request, frame.message, frame.slot, frame.nbytes, rows)
 
@@ -138,6 +151,46 @@ class Server(Node):
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)
+
+    def _send(self, effect: ef.Send, made: memoryview | None = None, sent: Callable[[], None] | None = None) -> None:
+        """Send a message, with a payload that may have to come from a device first."""
+        payload = effect.payload
+        if made is None and payload is not None and isinstance(self._store, DeviceStore):
+            there = functools.partial(self._send_read, effect)
+            if device_storing.read(self._store, payload, there, functools.partial(self._send_failed, effect)):
+                return
+        super()._send(effect, made, sent)
+
+    def _send_read(self, effect: ef.Send, payload: memoryview, sent: Callable[[], None]) -> None:
+        super()._send(effect, payload, sent)
+        self._flush_soon()
+
+    def _send_failed(self, effect: ef.Send, error: AiokvError) -> None:
+        super()._perform(ef.Refuse(effect.peer, effect.request, error))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Send what has come from a device between two stimuli."""
+        if not self._pumping:
+            self.feed()
+
+    def _reported(self, events: list[tuple[int, AiokvError | None]]) -> None:
+        """Take in what devices have done, one after the other: the machine hears of each before the next one."""
+        assert isinstance(self._store, DeviceStore), "it has an engine"
+        if self.busy:
+            # What is decided must find the versions that the machine knows.
+            self._loop.call_later(BUSY_SECONDS, self._reported, events)
+            return
+        for number, (event, error) in enumerate(events):
+            self._store.completed(event, error)
+            if self.busy:
+                self._loop.call_later(BUSY_SECONDS, self._reported, events[number + 1 :])
+                return
+
+    def _later(self, stimulus: st.Applied | st.Normed) -> None:
+        """Take in what came of an effect on a device."""
+        self._done.append(stimulus)
+        self.feed()
 
     def _deferred(self, effect: ef.Effect) -> Callable[[], Callable[[], None]] | None:
         """Compute what has to do with many rows in a thread: to draw the first values of 100,000 takes a while."""
@@ -207,6 +260,8 @@ class Server(Node):
         await asyncio.gather(*self._commands, *self._preparing, return_exceptions=True)
         await super().close()
         await self._checkpoints.close()
+        if isinstance(self._store, DeviceStore):
+            await asyncio.to_thread(self._store.close)
 
     async def _execute(self, effect: ef.Execute) -> None:
         """Run a command in a thread: it may take its time, and the server's loop may not."""
@@ -245,7 +300,10 @@ class Server(Node):
                 self._perform_stored(effect)
 
     def _perform_stored(self, effect: ef.Effect) -> None:
-        self._end(effect, perform(self._store, effect))
+        if isinstance(self._store, DeviceStore):
+            self._end(effect, device_storing.perform(self._store, effect, self._later))
+        else:
+            self._end(effect, perform(self._store, effect))
 
     def _end(self, effect: ef.Effect, stimulus: st.Stimulus | None) -> None:
         self.counters["updates"] += isinstance(effect, ef.Apply | ef.ApplyRows)
@@ -259,6 +317,20 @@ class Server(Node):
             # The payload of a `Send` could not be made.
             assert isinstance(effect, ef.Send), "only values that are sent are compressed"
             super()._perform(ef.Refuse(effect.peer, effect.request, error))
+
+
+def _make_store(config: Config) -> ParameterStore:
+    """Return the memory that the settings want."""
+    backend = get_backend(FIRST if config.backend == "auto" else config.backend)
+    if config.device == "cpu":
+        return ParameterStore(backend)
+    return DeviceStore(backend, engine_for(config.device, functools.partial(do_on_host, backend=backend)))
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], events: Any) -> None:
+    """Hand events from the engine's thread to the loop, unless it is over."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(take, events)
 
 
 def _compiled(optimizer: Optimizer, dtypes: list[str]) -> Backend:

@@ -86,11 +86,12 @@ class ParameterStore:
 
     Args:
         backend: who does the arithmetic.
+        pool: where buffers come from.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, pool: Pool | None = None) -> None:
         self._backend = backend
-        self._pool = Pool()
+        self._pool = pool or Pool()
         self._slots: dict[Slot, Landed] = {}
         self._next_slot: Slot = 0
         self._chunks: dict[tuple[Key, int], Stored] = {}

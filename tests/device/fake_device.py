@@ -75,7 +75,7 @@ class FakeDevices:
                 term = ("part", task.first, term)
             self.content[task.target] = ("wrong",) if error or wrong else term
         else:
-            wrong = _wrong([self.content[buffer] for buffer in task.buffers if buffer not in task.lost])
+            wrong = _wrong([self.content[buffer] for buffer in task.needed])
             if error or wrong:
                 for buffer in task.lost:
                     self.content[buffer] = ("wrong",)

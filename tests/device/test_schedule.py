@@ -81,6 +81,9 @@ class Devices(RuleBasedStateMachine):
             assert said.version == self.versions[said.chunk]
             if said.error is None:
                 self.values[said.chunk], self.states[said.chunk] = value, state
+                # It is there, not only ordered.
+                made = self.schedule._chunks[said.chunk].value.buffer
+                assert self.devices.content[made] in (value, ("wrong",))
             else:
                 assert self.failed
         self.devices.published.clear()
@@ -140,9 +143,12 @@ class Devices(RuleBasedStateMachine):
         return [chunk for chunk in self.values if chunk not in self.updating]
 
     @precondition(lambda self: self.slots and self.idle_chunks())
-    @rule(data=st.data(), keeps=st.booleans(), assigns=st.booleans(), out=st.booleans())
-    def update(self, data: st.DataObject, keeps: bool, assigns: bool, out: bool) -> None:
+    @rule(data=st.data(), assigns=st.booleans(), out=st.booleans(), saves=st.booleans())
+    def update(self, data: st.DataObject, assigns: bool, out: bool, saves: bool) -> None:
         chunk = data.draw(st.sampled_from(self.idle_chunks()))
+        if saves:
+            # What is copied for somebody is what was there when it was asked for.
+            self.ask(chunk, state=True)
         slot = data.draw(st.sampled_from(list(self.slots)))
         head = (chunk, self.versions[chunk] + 1, slot)
         value, state, total = self.values[chunk], self.states[chunk], self.slots[slot]
@@ -176,7 +182,10 @@ class Devices(RuleBasedStateMachine):
     @precondition(lambda self: self.values)
     @rule(data=st.data(), state=st.booleans())
     def request(self, data: st.DataObject, state: bool) -> None:
-        chunk, ticket = data.draw(st.sampled_from(list(self.values))), self.name()
+        self.ask(data.draw(st.sampled_from(list(self.values))), state=state)
+
+    def ask(self, chunk: Any, *, state: bool) -> None:
+        ticket = self.name()
         self.expected[ticket] = self.values[chunk]
         state = state and chunk not in self.updating and self.states[chunk] is not None
         if state:
@@ -279,4 +288,4 @@ class Devices(RuleBasedStateMachine):
 
 
 TestDevices = Devices.TestCase
-TestDevices.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestDevices.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

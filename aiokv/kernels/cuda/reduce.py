@@ -172,6 +172,15 @@ def scale_spec(dtype: str) -> Streaming:
     return Streaming("scale", arrays, arrays, element, ("factor",), precision, skips="factor == 1")
 
 
+@functools.cache
+def quotient_spec(out: str, source: str | None) -> Streaming:
+    """Return the kernel that divides by a number; in place where there is no source."""
+    read = "out" if source is None else "source"
+    element = f"def element_of({read}, divisor):\n    return divide({read}, divisor),"
+    precision = "float64" if out == "float64" else "float32"
+    return Streaming("divide", ((read, source or out),), (("out", out),), element, ("divisor",), precision)
+
+
 TOTAL = """\
 def kernel(results, total):
     shared = cuda.shared.array(THREADS, wide)

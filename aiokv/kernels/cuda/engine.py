@@ -1,0 +1,273 @@
+"""The devices of a server: a thread that tells them what to do, and says what they have done.
+
+All calls of CUDA are made by one thread, in the order in which they were wanted, so the event loop waits neither for a
+launch nor for a compiler. The same thread looks for events, in steps of 50 microseconds while something is under way.
+A loop's timers are too coarse for that, a callback of CUDA's would hold up its stream until it gets the interpreter's
+lock, and who waits for an event by `synchronize` keeps a core busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import cuda
+
+from aiokv.errors import AiokvError, DeviceMemoryError, UpdateRefusedError
+from aiokv.kernels.cuda.memory import SIMULATED
+from aiokv.kernels.cuda.work import Works
+from aiokv.kernels.work import runs_on_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Report = Callable[[list[tuple[int, AiokvError | None]]], None]
+
+POLL_SECONDS = 50e-6
+
+SHARE = 0.9
+"""Of a device's memory that is free when a server begins: the rest is for kernels, their tables, and others."""
+
+UNLIMITED = 1 << 62
+
+ONE_AT_A_TIME = threading.Lock() if SIMULATED else contextlib.nullcontext()
+"""Numba's simulator runs one kernel at a time."""
+
+
+class Engine:
+    """Devices that do what they are told. See `aiokv.kernels.work.Engine`.
+
+    Args:
+        numbers: which devices, as CUDA counts them.
+        on_host: does work for which there is no kernel.
+    """
+
+    def __init__(self, numbers: Sequence[int], on_host: Callable[[Any, list[Bytes]], None]) -> None:
+        self._numbers = list(numbers)
+        self._on_host = on_host
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="aiokv devices", daemon=True)
+        self._report: Report = lambda _: None
+        self._memory: dict[int, Any] = {}
+        self._places: dict[int, tuple[int, int]] = {}
+        """On which device each buffer is, and its bytes."""
+        self._works = [Works(self._memory) for _ in numbers]
+        self._streams: dict[tuple[int, str], Any] = {}
+        self._events: dict[int, Any] = {}
+        self._open: dict[tuple[int, str], deque[tuple[int, AiokvError | None]]] = {}
+        self._wrong: dict[int, AiokvError] = {}
+        """Buffers that do not have what they should have, and why."""
+
+    @property
+    def limits(self) -> list[int]:
+        """How many bytes buffers may have on each device."""
+        if SIMULATED:
+            return [UNLIMITED] * len(self._numbers)
+        found = []
+        for number in self._numbers:
+            with cuda.gpus[number]:
+                found.append(int(_context().get_memory_info().free * SHARE))
+        return found
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """Return memory of the host that devices copy from and to without another copy."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        with self._context(0):
+            memory: Bytes = cuda.pinned_array(nbytes, np.uint8)
+            return memory
+
+    def start(self, report: Report) -> None:
+        """Begin; events are reported from a thread of the engine's, in lists."""
+        self._report = report
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, when all that was wanted is done."""
+        if self._thread.is_alive():
+            self._commands.put(None)
+            self._thread.join()
+
+    def allocate(self, buffer: int, device: int, nbytes: int) -> None:
+        """Make a buffer."""
+        self._commands.put(functools.partial(self._allocate, buffer, device, nbytes))
+
+    def deallocate(self, buffer: int) -> None:
+        """Give a buffer back."""
+        self._commands.put(functools.partial(self._deallocate, buffer))
+
+    def copy(
+        self,
+        stream: tuple[int, str],
+        waits: Sequence[int],
+        event: int,
+        target: int | Bytes,
+        source: int | Bytes,
+        part: tuple[int, int],
+    ) -> None:
+        """Copy between buffers or memory of the host."""
+        needed = [source] if isinstance(source, int) else []
+        lost = [target] if isinstance(target, int) else []
+        do = functools.partial(self._copy, target, source, part)
+        self._commands.put(functools.partial(self._do, stream, waits, event, do, needed, lost))
+
+    def launch(
+        self,
+        stream: tuple[int, str],
+        waits: Sequence[int],
+        event: int,
+        work: Any,
+        buffers: Sequence[int],
+        needed: Sequence[int],
+        lost: Sequence[int],
+    ) -> None:
+        """Do work."""
+        do = functools.partial(self._launch, stream[0], work, buffers)
+        self._commands.put(functools.partial(self._do, stream, waits, event, do, needed, lost))
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        if not SIMULATED:
+            self._connect_peers()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                command = self._commands.get(timeout=POLL_SECONDS if any(self._open.values()) else None)
+                if command is None:
+                    break
+                command()
+            self._look()
+        for stream in self._streams.values():
+            stream.synchronize()
+        self._look()
+
+    def _context(self, device: int) -> Any:
+        return cuda.gpus[self._numbers[device]]
+
+    def _connect_peers(self) -> None:
+        """Let devices read each other's memory, where the machine can; elsewhere the driver copies through the host."""
+        handles = {}
+        for device, number in enumerate(self._numbers):
+            with self._context(device):
+                handles[number] = _context().handle
+        for device, own in enumerate(self._numbers):
+            with self._context(device):
+                context = _context()
+                for number in self._numbers:
+                    if number != own and context.can_access_peer(number):
+                        context.enable_peer_access(handles[number])
+
+    def _allocate(self, buffer: int, device: int, nbytes: int) -> None:
+        self._places[buffer] = device, nbytes
+        self._wrong.pop(buffer, None)
+        try:
+            with self._context(device):
+                self._memory[buffer] = cuda.device_array(nbytes, np.uint8)
+        except Exception as error:  # noqa: BLE001 - the driver's errors have many classes
+            number = self._numbers[device]
+            text = f"CUDA device {number} has no {nbytes} bytes more for a buffer: {error}"
+            self._wrong[buffer] = DeviceMemoryError(text, expected=nbytes, got=str(error))
+
+    def _deallocate(self, buffer: int) -> None:
+        self._works[self._places.pop(buffer)[0]].forget(buffer)
+        self._memory.pop(buffer, None)
+        self._wrong.pop(buffer, None)
+
+    def _do(
+        self,
+        name: tuple[int, str],
+        waits: Sequence[int],
+        event: int,
+        do: Callable[[Any], None],
+        needed: Sequence[int],
+        lost: Sequence[int],
+    ) -> None:
+        """Do something on a stream, after other events; then record one."""
+        with self._context(name[0]):
+            stream = self._stream(name)
+            for other in waits:
+                if other in self._events:
+                    self._events[other].wait(stream)
+            for buffer in lost:
+                if buffer not in self._memory:
+                    # It could not be made before.
+                    self._allocate(buffer, *self._places[buffer])
+            absent = [buffer for buffer in lost if buffer not in self._memory]
+            error = next((self._wrong[buffer] for buffer in (*needed, *absent) if buffer in self._wrong), None)
+            if error is None:
+                error = self._try(name[0], functools.partial(do, stream))
+            for buffer in lost:
+                self._wrong.pop(buffer, None)
+                if error is not None:
+                    self._wrong[buffer] = error
+            # What could not be done has its place in the order, too.
+            mark = self._events[event] = _new_event()
+            mark.record(stream)
+            self._open.setdefault(name, deque()).append((event, error))
+
+    def _try(self, device: int, do: Callable[[], None]) -> AiokvError | None:
+        try:
+            do()
+        except AiokvError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
+            return UpdateRefusedError(f"CUDA device {self._numbers[device]}: {type(error).__name__}: {error}")
+        return None
+
+    def _stream(self, name: tuple[int, str]) -> Any:
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = cuda.stream()
+        return stream
+
+    def _copy(self, target: int | Bytes, source: int | Bytes, part: tuple[int, int], stream: Any) -> None:
+        first, nbytes = part
+        if isinstance(target, int):
+            given = self._memory[source] if isinstance(source, int) else source
+            self._memory[target].copy_to_device(given[first : first + nbytes], stream=stream)
+        else:
+            assert isinstance(source, int), "the host's memory is not copied to itself"
+            self._memory[source].copy_to_host(target, stream=stream)
+
+    def _launch(self, device: int, work: Any, buffers: Sequence[int], stream: Any) -> None:
+        if runs_on_device(work):
+            with ONE_AT_A_TIME:
+                self._works[device].launch(work, buffers, stream)
+            return
+        stream.synchronize()
+        arrays = [self._memory[buffer].copy_to_host() for buffer in buffers]
+        before = [array.copy() for array in arrays]
+        self._on_host(work, arrays)
+        for buffer, old, new in zip(buffers, before, arrays, strict=True):
+            if not np.array_equal(old, new):
+                self._memory[buffer].copy_to_device(new, stream=stream)
+        stream.synchronize()
+
+    def _look(self) -> None:
+        """Report the events that have happened."""
+        happened = []
+        for waiting in self._open.values():
+            while waiting and (SIMULATED or self._events[waiting[0][0]].query()):
+                event, error = waiting.popleft()
+                del self._events[event]
+                happened.append((event, error))
+        if happened:
+            self._report(happened)
+
+
+def _context() -> Any:
+    return cuda.current_context()  # type: ignore[no-untyped-call]
+
+
+def _new_event() -> Any:
+    # The simulator's has no such argument.
+    made: Any = cuda.event
+    return made() if SIMULATED else made(timing=False)

@@ -1,0 +1,159 @@
+"""The work of a store, launched on a stream: tables of what lies where are made once and used at every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba.cuda.cudadrv import driver
+
+from aiokv.kernels.checks import precision_for
+from aiokv.kernels.cuda import launch, optimize, reduce
+from aiokv.kernels.cuda.streaming import Launch, Streaming
+from aiokv.kernels.cuda.tensors import Tensor, tensor_of
+from aiokv.kernels.plan import plan_norms, plan_update, prepare
+from aiokv.kernels.work import Add, Cast, Divide, Renew, Scale, Squares, Work, Zero
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aiokv.kernels.plan import Plan
+
+MOST_TABLES = 4096
+"""Tables that are kept; each takes a few hundred bytes of a device's memory."""
+
+Place = tuple[int, int, int]
+"""Which buffer, first byte, and number of elements."""
+
+
+class Works:
+    """Launches work on one device.
+
+    Args:
+        buffers: the memory of each buffer, as bytes on the device.
+    """
+
+    def __init__(self, buffers: Mapping[int, Any]) -> None:
+        self._buffers = buffers
+        self._launches: dict[Any, tuple[Launch, Any]] = {}
+        self._tables_of: dict[int, dict[Any, None]] = {}
+
+    def forget(self, buffer: int) -> None:
+        """Drop the tables with a buffer that is no more."""
+        for table in self._tables_of.pop(buffer, ()):
+            self._launches.pop(table, None)
+
+    def launch(self, work: Work, buffers: Sequence[int], stream: Any) -> None:
+        """Start work on buffers, in the order that the work says."""
+        match work:
+            case Zero():
+                memory = self._buffers[buffers[0]]
+                driver.device_memset(memory, 0, memory.nbytes, stream=stream)  # type: ignore[no-untyped-call]
+            case Add(out, sources, adds):
+                named = {"out": buffers[0]} | {f"source_{n}": buffer for n, buffer in enumerate(buffers[1:])}
+                self._run(reduce.sum_spec(out, sources, adds=adds), named, None, stream)
+            case Cast(out, source):
+                named = {"out": buffers[0], "source_0": buffers[1]}
+                self._run(reduce.sum_spec(out, (source,), adds=False), named, None, stream)
+            case Scale(out, source, factor):
+                spec, named = reduce.scale_spec(out), {"out": buffers[0]}
+                if source is not None:
+                    spec = reduce.sum_spec(out, (source,), adds=False, scales=True)
+                    named["source_0"] = buffers[1]
+                self._run(spec, named, [factor], stream)
+            case Divide(out, source, divisor):
+                named = {"out": buffers[0], "source": buffers[-1]}
+                self._run(reduce.quotient_spec(out, source), named, [divisor], stream)
+            case Squares():
+                self._add_squares(work, buffers, stream)
+            case Renew():
+                self._renew(work, buffers, stream)
+
+    def _run(self, spec: Streaming, named: Mapping[str, int], numbers: Any, stream: Any) -> None:
+        dtype, buffer = np.dtype(spec.arrays["out"]), named["out"]
+        size = self._buffers[buffer].nbytes // dtype.itemsize
+        row = [(named[name], 0, size) for name in spec.arrays]
+        self._start(spec, [row], None if numbers is None else [numbers], stream)
+
+    def _start(self, spec: Streaming, rows: list[list[Place]], numbers: Any, stream: Any) -> None:
+        """Run a kernel over places, whose table may have been made before."""
+        table = (spec, tuple(map(tuple, rows)))
+        found = self._launches.get(table)
+        if found is None:
+            if len(self._launches) >= MOST_TABLES:
+                self._launches.clear()
+                self._tables_of.clear()
+            dtypes = list(spec.arrays.values())
+            tensors = [[self._tensor(*place) for place in zip(row, dtypes, strict=True)] for row in rows]
+            shape = (len(rows), len(spec.numbers))
+            kept = launch.new_on_device(shape, np.dtype(spec.precision), stream) if spec.numbers else None
+            found = self._launches[table] = Launch(spec, tensors, stream), kept
+            for row in rows:
+                for buffer, _, _ in row:
+                    self._tables_of.setdefault(buffer, {})[table] = None
+        launched, kept = found
+        if kept is not None:
+            kept.copy_to_device(np.asarray(numbers, spec.precision).reshape(kept.shape), stream=stream)
+        launched.run(kept, stream)
+
+    def _tensor(self, place: Place, dtype: str) -> Tensor:
+        buffer, first, size = place
+        memory = self._buffers[buffer]
+        address = tensor_of("buffer", memory).address + first
+        return Tensor(address, size, np.dtype(dtype), memory, (size,))
+
+    def _rows(self, work: Squares | Renew, named: Mapping[str, tuple[int, str]]) -> list[list[Place]]:
+        """Return where the arrays of each piece lie, those of the whole where all are updated at once."""
+        sizes = [piece.size for piece in work.pieces]
+        if len(work.steps) < len(sizes):
+            sizes = [sum(sizes)]
+        rows, first = [], 0
+        for size in sizes:
+            rows.append([(buffer, first * np.dtype(dtype).itemsize, size) for buffer, dtype in named.values()])
+            first += size
+        return rows
+
+    def _named(self, work: Squares | Renew, plan: Plan, buffers: Sequence[int]) -> dict[str, tuple[int, str]]:
+        """Return buffer and dtype of weight, total and the state that a plan takes, as kernels name them."""
+        weight, total, *state = buffers
+        precision = precision_for(np.dtype(work.weight)).name
+        kept = dict(zip(work.names, state, strict=False))
+        old = (kept["master"], precision) if "master" in kept else (weight, work.weight)
+        named = {"weight": old, "total": (total, work.total)}
+        return named | {f"array_{name}": (kept[name], precision) for name in plan.state}
+
+    def _add_squares(self, work: Squares, buffers: Sequence[int], stream: Any) -> None:
+        precision = precision_for(np.dtype(work.weight))
+        plan = plan_norms(work.rule, work.phase)
+        prepared = prepare(work.rule, str(work.phase), precision)
+        named = self._named(work, plan, buffers[1:])
+        dtypes = [dtype for _, dtype in named.values()]
+        rows = [[self._tensor(*place) for place in zip(row, dtypes, strict=True)] for row in self._rows(work, named)]
+        numbers = [prepared.numbers(step, norms) for step, norms in zip(work.steps, work.gathered, strict=True)]
+        counted = work.rule.norm_counts[work.phase]
+        _, totals = optimize.add_squares(plan, precision.name, rows, numbers, counted, stream=stream)
+        results = self._buffers[buffers[0]]
+        results.copy_to_device(totals.view(np.uint8), stream=stream)
+
+    def _renew(self, work: Renew, buffers: Sequence[int], stream: Any) -> None:
+        precision = precision_for(np.dtype(work.weight))
+        plan = plan_update(work.rule)
+        prepared = prepare(work.rule, "update", precision)
+        named = self._named(work, plan, buffers)
+        if work.out:
+            named["out"] = (buffers[2 + len(work.names)], work.weight)
+        spec = optimize.update_spec(
+            plan,
+            precision.name,
+            named["weight"][1],
+            work.total,
+            work.weight if work.out else None,
+            master="master" in work.names,
+        )
+        ordered = {name: named[name] for name in spec.arrays}
+        norms = work.norms or [()] * len(work.steps)
+        numbers = [prepared.numbers(step, each) for step, each in zip(work.steps, norms, strict=True)]
+        rows = self._rows(work, ordered)
+        # A key without elements has nothing to update.
+        present = [n for n, row in enumerate(rows) if row[0][2]]
+        self._start(spec, [rows[n] for n in present], [numbers[n] for n in present], stream)
