@@ -127,7 +127,12 @@ class Server(Node):
 
     def _received(self, peer: Peer, frame: Frame) -> st.Received:
         message, slot = frame.message, frame.slot
-        if isinstance(self._store, DeviceStore) and isinstance(message, Push) and slot is not None and not message.codec:
+        if (
+            isinstance(self._store, DeviceStore)
+            and isinstance(message, Push)
+            and slot is not None
+            and not message.codec
+        ):
             self._store.arrived(slot, message.key, message.start)
         rows = span(self._store, frame.message, frame.slot)
         return st.Received(peer, frame.request, frame.message, frame.slot, frame.nbytes, rows)

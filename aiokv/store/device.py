@@ -118,6 +118,11 @@ class DeviceStore(ParameterStore):
         """Tell whether a chunk is on a device."""
         return (key, start) in self._kept
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._schedule.is_idle
+
     def completed(self, event: int, error: AiokvError | None) -> None:
         """Take in that the engine has reported an event; calls who has waited for it."""
         self._handle(r.Completed(event, error))

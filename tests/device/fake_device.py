@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiokv.device import records as r
+from aiokv.errors import AiokvError
 
 Term = Any
 
@@ -22,7 +23,7 @@ class FakeDevices:
     content: dict[int, Term] = field(default_factory=dict)
     on_host: set[int] = field(default_factory=set)
     queues: dict[r.Stream, deque[r.Copy | r.Launch]] = field(default_factory=dict)
-    executed: dict[int, Exception | None] = field(default_factory=dict)
+    executed: dict[int, AiokvError | None] = field(default_factory=dict)
     unreported: list[int] = field(default_factory=list)
     published: list[r.Published] = field(default_factory=list)
     ready: dict[int, r.Ready] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class FakeDevices:
             if queue and all(event in self.executed for event in queue[0].waits)
         ]
 
-    def execute(self, stream: r.Stream, error: Exception | None = None) -> None:
+    def execute(self, stream: r.Stream, error: AiokvError | None = None) -> None:
         """Do the next task of a stream."""
         task = self.queues[stream].popleft()
         if isinstance(task, r.Copy):
@@ -83,7 +84,7 @@ class FakeDevices:
                 terms = [self.content[buffer] for buffer in task.buffers]
                 for buffer, term in zip(task.buffers, task.work(*terms), strict=True):
                     self.content[buffer] = term
-        self.executed[task.event] = error or (ValueError("what it needs is wrong") if wrong else None)
+        self.executed[task.event] = error or (AiokvError("what it needs is wrong") if wrong else None)
         self.unreported.append(task.event)
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiokv.device import records as r
-from aiokv.device.records import Kind, Stream
 from aiokv.device.schedule import Schedule
 from aiokv.errors import AiokvError, DeviceMemoryError
 from tests.device.fake_device import FakeDevices, Term
@@ -62,12 +60,15 @@ class Devices(RuleBasedStateMachine):
         try:
             effects = self.schedule.handle(stimulus)
         except DeviceMemoryError as error:
-            assert error.details["expected"] > error.details["got"] >= 0
-            assert self.schedule.handle(r.Renumbered(*self.any_version())) == [] if self.values else True
-            return False
-        self.devices.perform(effects)
-        self.look()
-        return True
+            wanted, left = error.details["expected"], error.details["got"]
+        else:
+            self.devices.perform(effects)
+            self.look()
+            return True
+        assert wanted > left >= 0
+        if self.values:
+            assert self.schedule.handle(r.Renumbered(*self.any_version())) == [], "nothing is left over"
+        return False
 
     def any_version(self) -> tuple[Any, int]:
         chunk = next(iter(self.values))
@@ -256,8 +257,7 @@ class Devices(RuleBasedStateMachine):
     def report(self, data: st.DataObject) -> None:
         event = data.draw(st.sampled_from(self.devices.unreported))
         self.devices.unreported.remove(event)
-        error = self.devices.executed[event]
-        assert self.handle(r.Completed(event, error and AiokvError(str(error))))
+        assert self.handle(r.Completed(event, self.devices.executed[event]))
 
     @invariant()
     def consistent(self) -> None:
@@ -272,8 +272,7 @@ class Devices(RuleBasedStateMachine):
             self.devices.execute(streams[0])
         assert not any(self.devices.queues.values()), "a stream waits for ever"
         for event in self.devices.unreported:
-            error = self.devices.executed[event]
-            assert self.handle(r.Completed(event, error and AiokvError(str(error))))
+            assert self.handle(r.Completed(event, self.devices.executed[event]))
         assert not self.updating
         for ticket in list(self.devices.ready):
             self.take(ticket)

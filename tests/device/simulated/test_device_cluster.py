@@ -1,0 +1,142 @@
+"""A cluster over TCP whose servers keep their keys on a device, and one on the host: the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import aiokv
+from aiokv.store.device import DeviceStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Values = dict[str, NDArray[Any]]
+
+SETTINGS: dict[str, Any] = {
+    "token": "a shared secret",
+    "backend": "reference",
+    "cluster": "test",
+    "heartbeat": 0.5,
+    "death_timeout": 20.0,
+    "call_timeout": 60.0,
+    "join_timeout": 60.0,
+}
+
+SHAPES = {"a": (40, 3), "b": (70,), "c": (), "large": (9000,)}
+"""The last one is cut; the others go together, as long as nobody uses one of them alone."""
+
+
+@contextlib.asynccontextmanager
+async def cluster(device: str, *, servers: int, policy: str) -> AsyncIterator[tuple[list[Any], list[Any]]]:
+    settings = {**SETTINGS, "chunk_bytes": 16384, "split_bytes": 16384}
+    async with contextlib.AsyncExitStack() as stack:
+        scheduler = await stack.enter_async_context(
+            aiokv.Scheduler(num_workers=2, num_servers=servers, bind_port=0, **settings)
+        )
+        nodes = [
+            await stack.enter_async_context(
+                aiokv.Server(scheduler=scheduler.address, name=f"server-{n}", device=device, **settings)
+            )
+            for n in range(servers)
+        ]
+        workers = [aiokv.connect(scheduler.address, name=f"w{n}", policy=policy, **settings) for n in range(2)]
+        await asyncio.gather(*(worker.start() for worker in workers))
+        try:
+            yield nodes, workers
+        finally:
+            await asyncio.gather(*(worker.close() for worker in workers))
+
+
+def gradients(seed: int, dtype: str) -> Values:
+    rng = np.random.default_rng(seed)
+    return {key: np.asarray(rng.standard_normal(shape), dtype) for key, shape in SHAPES.items()}
+
+
+async def train(
+    device: str, rule: str | None, params: dict[str, Any], *, dtype: str, servers: int = 1, codec: str = ""
+) -> list[Values]:
+    """Train in step; return what each worker has in the end."""
+
+    async def work(kv: Any) -> Values:
+        if rule is not None:
+            await kv.set_optimizer(rule, **params)
+        if codec:
+            await kv.set_gradient_compression(codec)
+        await kv.init(gradients(99, dtype))
+        out = {key: np.empty(shape, dtype) for key, shape in SHAPES.items()}
+        for step in range(3):
+            await kv.pushpull(gradients(10 * step + kv.rank, dtype), out=out)
+        # Keys that went together are used alone from now on.
+        await kv.pushpull("a", gradients(7 + kv.rank, dtype)["a"], out=out["a"])
+        return out
+
+    async with cluster(device, servers=servers, policy="bsp") as (nodes, workers):
+        found = await asyncio.gather(*(work(worker) for worker in workers))
+        assert all(isinstance(node.store, DeviceStore) == (device != "cpu") for node in nodes)
+        assert all(node.store.open_slots == 0 for node in nodes)
+    return found
+
+
+CASES: dict[str, tuple[str | None, dict[str, Any], str, int]] = {
+    "sums": (None, {}, "float32", 1),
+    "sgd": ("sgd", {"learning_rate": 0.1}, "float32", 2),
+    "adam with master weights": ("adam", {"multi_precision": True}, "bfloat16", 1),
+    "norms over two servers": ("lamb", {}, "float32", 2),
+    "a rule without a kernel": ("sgld", {}, "float32", 1),
+}
+
+
+@pytest.mark.parametrize(("rule", "params", "dtype", "servers"), CASES.values(), ids=CASES)
+async def test_weights_have_the_bits_of_a_cluster_on_the_host(
+    rule: str | None, params: dict[str, Any], dtype: str, servers: int
+) -> None:
+    on_device = await train("cuda", rule, params, dtype=dtype, servers=servers)
+    on_host = await train("cpu", rule, params, dtype=dtype, servers=servers)
+    for mine, other in zip(on_device, on_host, strict=True):
+        for key in SHAPES:
+            assert mine[key].tobytes() == other[key].tobytes()
+
+
+async def test_compressed_gradients_and_values() -> None:
+    on_device = await train("cuda", "sgd", {"learning_rate": 0.1}, dtype="float32", codec="2bit")
+    on_host = await train("cpu", "sgd", {"learning_rate": 0.1}, dtype="float32", codec="2bit")
+    for key in SHAPES:
+        assert on_device[0][key].tobytes() == on_host[0][key].tobytes()
+
+
+async def test_async_pushes_and_whole_numbers() -> None:
+    """Every push is an update of its own: 1 - 0.5 * (1 + 1) for each, by hand."""
+
+    async def work(kv: Any) -> None:
+        await kv.set_optimizer("accumulate", rescale_grad=-0.5)
+        await kv.init({"w": np.ones(5, np.float32)})
+        await kv.push("w", np.ones(5, np.float32))
+        await kv.barrier()
+        np.testing.assert_array_equal(await kv.pull("w", np.empty(5, np.float32)), np.zeros(5))
+
+    async with cluster("cuda", servers=1, policy="asp") as (_, workers):
+        await asyncio.gather(*(work(worker) for worker in workers))
+
+
+async def test_saving_and_loading(tmp_path: Any) -> None:
+    async def work(kv: Any) -> None:
+        await kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+        await kv.init(gradients(99, "float32"))
+        await kv.pushpull(gradients(kv.rank, "float32"), out=gradients(0, "float32"))
+        await kv.save(str(tmp_path / "saved.safetensors"))
+        first = gradients(0, "float32")
+        await kv.pushpull(gradients(5 + kv.rank, "float32"), out=first)
+        await kv.load(str(tmp_path / "saved.safetensors"))
+        second = gradients(0, "float32")
+        await kv.pushpull(gradients(5 + kv.rank, "float32"), out=second)
+        for key in SHAPES:
+            assert first[key].tobytes() == second[key].tobytes()
+
+    async with cluster("cuda", servers=1, policy="bsp") as (_, workers):
+        await asyncio.gather(*(work(worker) for worker in workers))

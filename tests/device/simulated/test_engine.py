@@ -1,0 +1,177 @@
+"""What the engine does on a device, or in Numba's simulator, against the same memory on the host, bit by bit."""
+
+from __future__ import annotations
+
+import functools
+import queue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from aiokv import device_storing, storing
+from aiokv.core import effects as ef
+from aiokv.core.stimuli import Applied
+from aiokv.errors import AiokvError, ConfigError, UpdateRefusedError
+from aiokv.kernels import engine_for, get_backend
+from aiokv.optim import LAMB, LARS, NAG, SGD, SGLD, Adam, AdamW, Assign, Optimizer, RMSProp
+from aiokv.store.device import DeviceStore
+from aiokv.store.host_work import do_on_host
+from aiokv.store.memory import ParameterStore
+from aiokv.types import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+SIZE = 37
+PIECES = [Piece("a", 0, 5), Piece("b", 0, 31), Piece("c", 0, 1)]
+
+RULES: dict[str, Optimizer] = {
+    "assign": Assign(),
+    "sgd": SGD(learning_rate=0.1, clip_gradient=0.5),
+    "momentum": SGD(learning_rate=0.1, momentum=0.9, multi_precision=True),
+    "nag": NAG(learning_rate=0.1, momentum=0.9, wd=0.01),
+    "adam": Adam(multi_precision=True),
+    "adamw": AdamW(wd=0.1, lr_mult={"b": 0.5}),
+    "lamb": LAMB(multi_precision=True),
+    "lars": LARS(momentum=0.9),
+    "rmsprop": RMSProp(),
+    "sgld": SGLD(),
+}
+
+
+def fail(error: AiokvError) -> None:
+    raise error
+
+
+class OnDevice:
+    """A store with an engine; events are taken in by this thread."""
+
+    def __init__(self) -> None:
+        backend = get_backend("reference")
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.store = DeviceStore(backend, engine_for("cuda:0", functools.partial(do_on_host, backend=backend)))
+        self.store.start(self.events.put)
+        self.ends: list[Any] = []
+
+    def do(self, *effects: ef.Effect) -> None:
+        for effect in effects:
+            end = device_storing.perform(self.store, effect, self.ends.append)
+            if end is not None:
+                self.ends.append(end)
+
+    def finish(self) -> list[Any]:
+        while not self.store.is_idle:
+            for event, error in self.events.get(timeout=60):
+                self.store.completed(event, error)
+        ends, self.ends = self.ends, []
+        return ends
+
+    def read(self, payload: ef.Payload) -> bytes:
+        got: list[bytes] = []
+
+        def then(view: memoryview, sent: Callable[[], None]) -> None:
+            got.append(bytes(view))
+            sent()
+
+        assert device_storing.read(self.store, payload, then, fail)
+        self.finish()
+        return got[0]
+
+
+class OnHost:
+    """The same on the host."""
+
+    def __init__(self) -> None:
+        self.store = ParameterStore(get_backend("reference"))
+        self.ends: list[Any] = []
+
+    def do(self, *effects: ef.Effect) -> None:
+        self.ends += [end for effect in effects if (end := storing.perform(self.store, effect)) is not None]
+
+    def finish(self) -> list[Any]:
+        ends, self.ends = self.ends, []
+        return ends
+
+    def read(self, payload: ef.Payload) -> bytes:
+        assert isinstance(payload, ef.StoredState)
+        return storing.state_bytes(self.store, payload)
+
+
+Side = OnDevice | OnHost
+
+
+@pytest.fixture
+def device() -> Iterator[OnDevice]:
+    side = OnDevice()
+    yield side
+    side.store.close()
+
+
+def land(side: Side, seed: int, dtype: str) -> int:
+    array = np.random.default_rng(seed).standard_normal(SIZE).astype(dtype)
+    slot, view = side.store.land(array.nbytes)
+    view[:] = array.view(np.uint8).data
+    return slot
+
+
+def train(side: Side, rule: Optimizer, dtype: str, pieces: Sequence[Piece]) -> bytes:
+    """Make three updates, each of three contributions; return value and state."""
+    side.do(ef.Install("w", 0, dtype, SIZE, land(side, 0, dtype), list(pieces)))
+    for version in (1, 2, 3):
+        slots = [land(side, 10 * version + n, dtype) for n in range(3)]
+        if isinstance(side, OnDevice):
+            side.store.arrived(slots[0], "w", 0)
+            side.store.arrived(slots[1], "w", 0)
+        side.do(ef.Weigh(slots[2], dtype, 0.3), *(ef.Fold(slots[0], slot, dtype) for slot in slots[1:]))
+        head = ("w", 0, version, slots[0])
+        gathered: list[ef.Sums] = []
+        for phase in range(rule.norm_phases):
+            side.do(ef.Norms(*head, phase, list(gathered), version, rule, version))
+            (normed,) = side.finish()
+            assert normed.error is None
+            gathered.append(normed.sums)
+        side.do(ef.Apply(*head, [0, 1, 2], [0, 0, 0], version, rule, version, gathered))
+        assert side.finish() == [Applied("w", 0, version, None)]
+    return side.read(ef.StoredState("w", 0, 3, pieces[-1].key if pieces else "w", 0, arrays=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_updates_have_the_bits_of_the_host(device: OnDevice, rule: Optimizer, dtype: str) -> None:
+    assert train(device, rule, dtype, ()) == train(OnHost(), rule, dtype, ())
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adamw", "lamb"])
+def test_keys_in_one_chunk_are_rows_of_one_launch(device: OnDevice, rule: str) -> None:
+    assert train(device, RULES[rule], "float16", PIECES) == train(OnHost(), RULES[rule], "float16", PIECES)
+
+
+def test_what_fails_is_reported_and_what_needs_it_fails_too(device: OnDevice) -> None:
+    """The device goes on with everything else."""
+    side = device
+    side.do(ef.Install("w", 0, "float32", SIZE, land(side, 0, "float32"), []))
+    side.finish()
+
+    def break_down(*_: Any) -> None:
+        raise ZeroDivisionError("no such kernel")
+
+    engine: Any = side.store._engine
+    launch, engine._works[0].launch = engine._works[0].launch, break_down
+    slots = [land(side, n, "float32") for n in range(2)]
+    side.store.arrived(slots[0], "w", 0)
+    side.do(ef.Fold(slots[0], slots[1], "float32"))
+    side.do(ef.Apply("w", 0, 1, slots[0], [0, 1], [0, 0], 1, Assign(), 1))
+    (applied,) = side.finish()
+    assert isinstance(applied.error, UpdateRefusedError)
+    assert "CUDA device 0: ZeroDivisionError: no such kernel" in str(applied.error)
+    engine._works[0].launch = launch
+    slots = [land(side, n, "float32") for n in range(2)]
+    side.do(ef.Apply("w", 0, 2, slots[0], [0], [0], 2, SGD(learning_rate=0.1), 1), ef.Free(slots[1]))
+    assert side.finish() == [Applied("w", 0, 2, None)]
+
+
+@pytest.mark.parametrize("device_name", ["cuda:0,0", "cuda:99", "gpu"])
+def test_devices_that_are_not_there_are_an_error(device_name: str) -> None:
+    with pytest.raises(ConfigError, match="no device"):
+        engine_for(device_name, lambda *_: None)
