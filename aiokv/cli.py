@@ -516,6 +516,7 @@ BENCH_NOTE = "docs/performance.md says how to measure and what each figure means
     click.option("--store", metavar="NAME", help="dist_sync or dist_async.  [default: dist_sync]"),
     click.option("--optimizer", metavar="NAME", help="What the servers do with the sums.  [default: keep them]"),
     click.option("--backend", metavar="NAME", help="What computes the updates: auto, reference, cpu or cuda."),
+    click.option("--device", metavar="NAME", help="Where the servers' parameters are: cpu, cuda, cuda:0,1."),
     click.option("--loop", metavar="NAME", help="auto, uvloop or asyncio.  [default: auto]"),
     click.option("--chunk-kib", type=COUNT, metavar="N", help="Most KiB of a parameter that move as one."),
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End if it takes longer.  [default: 600]"),
@@ -565,6 +566,7 @@ def bench(*, workload: str, as_json: bool, rounds: int | None, **options: Any) -
     config = load_config(environ=environ, chunk_bytes=chunk_kib and chunk_kib * 1024, **options)
     environ |= {
         "AIOKV_BACKEND": config.backend,
+        "AIOKV_DEVICE": config.device,
         "AIOKV_LOOP": config.loop,
         "AIOKV_CHUNK_BYTES": str(config.chunk_bytes),
     }

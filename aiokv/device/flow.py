@@ -119,7 +119,7 @@ class Flow:
     def _give(self, buffer: Buffer) -> None:
         self.errors.pop(buffer, None)
         if self.memory.is_here(buffer):
-            self.memory.give(buffer)
+            self.memory.give(buffer, self._effects)
         else:
             self.add(Release(buffer))
 

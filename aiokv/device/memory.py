@@ -40,7 +40,8 @@ class Memory:
         Raises:
             DeviceMemoryError: there is not; says how much was wanted and how much is left.
         """
-        free = self._limits[device] - self.used[device]
+        # What was cut may have taken more.
+        free = max(0, self._limits[device] - self.used[device])
         if nbytes > free:
             text = f"CUDA device {device} has {free} bytes left for buffers, and {nbytes} were wanted"
             raise DeviceMemoryError(text, expected=nbytes, got=free)
@@ -68,10 +69,14 @@ class Memory:
         del self._places[buffer]
         return buffer
 
-    def give(self, buffer: Buffer) -> None:
-        """Take a buffer back that nothing uses any longer."""
+    def give(self, buffer: Buffer, effects: list[Effect]) -> None:
+        """Take a buffer back that nothing uses any longer; put behind the effects what gives it back to the system."""
         device, nbytes = self._places[buffer]
         self.used[device] -= nbytes
+        if self.used[device] + self._idle_bytes[device] + nbytes > self._limits[device]:
+            del self._places[buffer]
+            effects.append(Deallocate(buffer))
+            return
         self._idle_bytes[device] += nbytes
         self._idle[device].setdefault(nbytes, []).append(buffer)
 

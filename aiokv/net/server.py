@@ -20,6 +20,8 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, engine_for, get_backend
+from aiokv.kernels import Backend, engine_for, get_backend
+from aiokv.kernels.work import has_kernel
 from aiokv.net.checkpointing import CheckpointFiles, OnCheckpoint
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
@@ -231,6 +233,9 @@ class Server(Node):
 
         All backends give the same bits, so it does not matter in the middle of which round the faster one is there.
         """
+        if isinstance(self._store, DeviceStore) and not isinstance(optimizer, Assign) and not has_kernel(optimizer):
+            text = "%s: there is no device kernel for optimizer %r; each update is copied to the host and back"
+            logger.warning(text, self.name, optimizer.name)
         if self.config.backend == "auto" and not isinstance(optimizer, Assign) and self._warming is None:
             self._warming = self._loop.create_task(self._use_compiled(optimizer))
 

@@ -52,6 +52,8 @@ class Works:
             case Add(out, sources, adds):
                 named = {"out": buffers[0]} | {f"source_{n}": buffer for n, buffer in enumerate(buffers[1:])}
                 self._run(reduce.sum_spec(out, sources, adds=adds), named, None, stream)
+            case Cast(out, source) if source == "float32":
+                self._run(reduce.narrow_spec(out), {"out": buffers[0], "total": buffers[1]}, None, stream)
             case Cast(out, source):
                 named = {"out": buffers[0], "source_0": buffers[1]}
                 self._run(reduce.sum_spec(out, (source,), adds=False), named, None, stream)

@@ -1,4 +1,4 @@
-"""Only for the processes of `tests/device/test_simulated_devices.py`, in which Numba's simulator is used, or a device."""
+"""Only for the processes of `tests/device/test_simulated_devices.py`, in which the simulator is used, or a device."""
 
 from __future__ import annotations
 
