@@ -71,6 +71,13 @@ class CheckpointFiles:
 
     async def _write(self, effect: ef.WriteSnapshots) -> None:
         clock = effect.clock
+        there: asyncio.Future[AiokvError | None] = asyncio.get_running_loop().create_future()
+        self._snapshots.when_ready(clock, there.set_result)
+        missing = await there
+        if missing is not None:
+            self._feed(st.PartWritten(clock, None, missing.message))
+            self._snapshots.release(clock)
+            return
         rule = msgspec.convert(msgspec.structs.asdict(effect.rules), SavedRule)
         held = [(one.state, one.updates, one.arrays) for one in self._snapshots.held(clock)]
         name, pieces = part_name(effect.index), part_pieces(clock, rule, held)

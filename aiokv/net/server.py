@@ -20,7 +20,6 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, engine_for, get_backend
-from aiokv.kernels import Backend, engine_for, get_backend
 from aiokv.kernels.work import has_kernel
 from aiokv.net.checkpointing import CheckpointFiles, OnCheckpoint
 from aiokv.net.driver import Log, logger, make_incarnation, make_name

@@ -22,10 +22,10 @@ from aiokv.kernels import checks
 from aiokv.kernels.plan import plan_update
 from aiokv.kernels.work import Add, Cast, Combine, Divide, Renew, Scale, Squares, Zero
 from aiokv.optim import PRECISIONS, Assign, OwnRule
-from aiokv.store.memory import Landed, ParameterStore, Stored, Value
+from aiokv.store.memory import Landed, ParameterStore, Parts, Stored, Value
 from aiokv.store.pieces import cut, steps_for
 from aiokv.store.pool import Pool
-from aiokv.store.states import VALUE, checked_state, piece_of
+from aiokv.store.states import VALUE, checked_state, parts_of, piece_of
 from aiokv.types import Piece
 
 if TYPE_CHECKING:
@@ -440,6 +440,18 @@ class DeviceStore(ParameterStore):
 
         self._asking[ticket] = ready
         self._handle(r.Requested(ticket, address, state))
+
+    def hold(self, key: Key, start: int, version: Version, then: Callable[[Parts], None]) -> None:
+        """Have all that is kept of a chunk. See `ParameterStore.hold`."""
+        if (key, start) not in self._kept:
+            super().hold(key, start, version, then)
+            return
+
+        def there(reading: Reading) -> None:
+            arrays = [] if reading.error is not None else parts_of(reading.stored)
+            then(Parts(arrays, reading.stored.steps, reading.error, reading.release))
+
+        self.request(key, start, version, there, state=True)
 
     # --- updates ---
 

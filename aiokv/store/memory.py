@@ -7,7 +7,7 @@ another buffer, and the old one is used again when its last reader is done.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,15 +17,15 @@ from aiokv.codec.decoder import Decoder
 from aiokv.errors import AiokvError, SumOverflowError
 from aiokv.kernels.robust import combine
 from aiokv.optim import PRECISIONS, Assign
-from aiokv.store.pieces import cut, cut_state, new_state, steps_for, sums_of_squares, update
+from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.pool import Pool
 from aiokv.store.replicas import Replicas
-from aiokv.store.states import IDS, VALUE, checked_state, only, piece_of, rows_of
+from aiokv.store.states import IDS, checked_state, only, parts_of, piece_of, rows_of
 from aiokv.store.table import Table
 from aiokv.types import ROW_ID_BYTES, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from aiokv.codec import Codec
     from aiokv.initializers import Initializer
@@ -79,6 +79,16 @@ class Stored:
     state: dict[str, Array] | None = None
     steps: int = 0
     earlier: dict[Version, Value] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Parts:
+    """For each key in a chunk, its value and state, and the number of updates; or why they could not be had."""
+
+    arrays: list[dict[str, Array]]
+    updates: int
+    error: AiokvError | None
+    release: Callable[[], None]
 
 
 class ParameterStore:
@@ -522,13 +532,14 @@ class ParameterStore:
         """Tell whether a chunk is row-sparse."""
         return (key, start) in self._tables
 
-    def parts(self, key: Key, start: int) -> list[dict[str, Array]]:
-        """Return, for each key in a chunk, its value, and a copy of its state, which the next update changes."""
-        stored = self._chunks[key, start]
-        state = None if stored.state is None else {name: array.copy() for name, array in stored.state.items()}
-        values = cut(stored.value.buffer.view(stored.dtype), stored.pieces)
-        states = [{}] * len(values) if state is None else cut_state(state, stored.pieces)
-        return [{VALUE: value} | own for value, own in zip(values, states, strict=True)]
+    def hold(self, key: Key, start: int, version: Version, then: Callable[[Parts], None]) -> None:
+        """Have all that is kept of a chunk, as it is now, and give it to a function; it stays so until it is released.
+
+        The value is used as it is, since nobody changes it; state is copied.
+        """
+        value, stored = self.acquire(key, start, version), self._chunks[key, start]
+        copied = None if stored.state is None else {name: array.copy() for name, array in stored.state.items()}
+        then(Parts(parts_of(replace(stored, state=copied)), stored.steps, None, lambda: self.release(value)))
 
     def described(self, key: Key, start: int, name: Key) -> dict[str, tuple[str, int]]:
         """Return dtype and number of elements of each array that `saved` has of a key in a chunk."""

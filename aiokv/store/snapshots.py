@@ -10,9 +10,12 @@ import numpy as np
 from aiokv.store.states import IDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-    from aiokv.store.memory import ParameterStore, Value
+    from aiokv.errors import AiokvError
+    from aiokv.store.memory import ParameterStore, Parts
     from aiokv.types import Key, Version
 
     Arrays = dict[str, NDArray[Any]]
@@ -39,21 +42,48 @@ class Snapshots(Generic[S]):
     def __init__(self, store: ParameterStore) -> None:
         self._store = store
         self._held: dict[int, dict[tuple[Key, int], list[Held[S]]]] = {}
-        self._values: dict[int, list[Value]] = {}
+        self._values: dict[int, list[Callable[[], None]]] = {}
+        self._waiting: dict[int, int] = {}
+        """How many chunks are not there yet, which are on devices."""
+        self._errors: dict[int, AiokvError] = {}
+        self._ready: dict[int, Callable[[AiokvError | None], None]] = {}
 
     def hold(self, clock: int, key: Key, start: int, version: Version, states: list[S]) -> None:
         """Hold on to a chunk, unless that is done; `states` are those of the keys in it, in their order."""
         held = self._held.setdefault(clock, {})
         if (key, start) in held:
             return
-        steps = self._store.steps(key, start)
         if self._store.is_table(key, start):
+            steps = self._store.steps(key, start)
             held[key, start] = [Held(states[0], steps, _rows(self._store, key, start))]
             return
-        value = self._store.acquire(key, start, version)
-        self._values.setdefault(clock, []).append(value)
-        parts = self._store.parts(key, start)
-        held[key, start] = [Held(state, steps, arrays) for state, arrays in zip(states, parts, strict=True)]
+        held[key, start] = []
+        self._waiting[clock] = self._waiting.get(clock, 0) + 1
+
+        def take(parts: Parts) -> None:
+            self._waiting[clock] -= 1
+            if self._held.get(clock) is not held:
+                # Nobody wants it any longer.
+                parts.release()
+                return
+            self._values.setdefault(clock, []).append(parts.release)
+            if parts.error is not None:
+                self._errors[clock] = parts.error
+            else:
+                named = zip(states, parts.arrays, strict=True)
+                held[key, start] = [Held(state, parts.updates, arrays) for state, arrays in named]
+            self._tell(clock)
+
+        self._store.hold(key, start, version, take)
+
+    def when_ready(self, clock: int, ready: Callable[[AiokvError | None], None]) -> None:
+        """Call a function when all is there that is held for a clock, with the error if something can't be had."""
+        self._ready[clock] = ready
+        self._tell(clock)
+
+    def _tell(self, clock: int) -> None:
+        if clock in self._ready and not self._waiting.get(clock):
+            self._ready.pop(clock)(self._errors.get(clock))
 
     def held(self, clock: int) -> list[Held[S]]:
         """Return all that is held for a clock, in the order in which it was."""
@@ -62,8 +92,9 @@ class Snapshots(Generic[S]):
     def release(self, clock: int) -> None:
         """Let go of all that is held for a clock."""
         self._held.pop(clock, None)
-        for value in self._values.pop(clock, []):
-            self._store.release(value)
+        self._errors.pop(clock, None)
+        for release in self._values.pop(clock, []):
+            release()
 
 
 def _rows(store: ParameterStore, key: Key, start: int) -> Arrays:

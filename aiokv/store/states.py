@@ -36,6 +36,11 @@ def piece_of(stored: Stored, key: Key) -> State:
     return {VALUE: value} | ({} if stored.state is None else cut_state(stored.state, stored.pieces)[number])
 
 
+def parts_of(stored: Stored) -> list[State]:
+    """Return value and state of each key in a chunk, not copies."""
+    return [piece_of(stored, piece.key) for piece in stored.pieces]
+
+
 def only(arrays: State, wanted: Collection[str]) -> State:
     """Return the arrays that are wanted; all when no name is given."""
     return {name: array for name, array in arrays.items() if not wanted or name in wanted}

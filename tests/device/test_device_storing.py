@@ -18,6 +18,7 @@ from aiokv.kernels.work import Renew, runs_on_device
 from aiokv.optim import DCASGD, LAMB, LARS, NAG, SGD, Adam, AdamW, Assign, GroupAdaGrad, Optimizer, OwnRule
 from aiokv.store.device import DeviceStore
 from aiokv.store.memory import ParameterStore
+from aiokv.store.snapshots import Snapshots
 from aiokv.types import Piece
 from tests.device.late_engine import LateEngine
 
@@ -410,3 +411,36 @@ def test_numbers_that_a_rule_refuses_are_an_error_of_the_update() -> None:
     side.do(ef.Apply("w", 0, 1, side.land(numbers(1, "float32")), [0], [0], 1, rule, 1))
     (applied,) = side.finish()
     assert isinstance(applied.error, (OptimizerError, AiokvError))
+
+
+def test_what_is_held_for_a_checkpoint_is_what_was_there(sides: tuple[Side, Side]) -> None:
+    """An update that begins before the copies are there waits for them."""
+    rule, found = SGD(learning_rate=0.1, momentum=0.9), []
+    for side in sides:
+        snapshots: Snapshots[str] = Snapshots(side.store)
+        ready: list[AiokvError | None] = []
+        install(side, "float16", PIECES)
+        make_round(side, 1, "float16", rule)
+        snapshots.hold(5, "w", 0, 1, ["of a", "of b", "of c"])
+        make_round(side, 2, "float16", rule)
+        snapshots.when_ready(5, ready.append)
+        assert ready == [None]
+        held = [(one.state, one.updates, {n: a.tobytes() for n, a in one.arrays.items()}) for one in snapshots.held(5)]
+        found.append(held)
+        snapshots.release(5)
+    assert found[0] == found[1]
+    assert [(state, updates) for state, updates, _ in found[0]] == [("of a", 1), ("of b", 1), ("of c", 1)]
+
+
+def test_what_is_held_for_nobody_is_released_when_it_comes() -> None:
+    engine = LateEngine()
+    side = Side(DeviceStore(get_backend("reference"), engine), engine)
+    install(side, "float32")
+    make_update(side, 1, Assign())
+    snapshots: Snapshots[str] = Snapshots(side.store)
+    snapshots.hold(5, "w", 0, 1, ["of w"])
+    snapshots.release(5)
+    side.finish()
+    side.do(ef.Forget("w", 0))
+    assert isinstance(side.store, DeviceStore)
+    assert side.store._schedule._flow.memory.used == [0]
