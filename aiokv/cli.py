@@ -169,7 +169,8 @@ ADVERTISE = click.option(
 ON_WORKER_LOSS = click.option(
     "--on-worker-loss",
     metavar="MODE",
-    help="When a worker is lost: fail, or respawn: wait until another process takes its place.  [default: fail]",
+    help="When a worker is lost: fail, shrink (go on without it) or respawn (wait for another process).  "
+    "[default: fail]",
 )
 NAME = click.option("--name", metavar="NAME", help="Name of this node.")
 PLUGINS = click.option(

@@ -89,16 +89,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     call_timeout: Annotated[Seconds, says("How long a call waits that is told nothing else.")] = 60.0
     join_timeout: Annotated[Seconds, says("The cluster must be complete after this time.")] = 120.0
     on_worker_loss: Annotated[
-        Literal["fail", "respawn"],
-        Meta(description="one of fail, respawn"),
+        Literal["fail", "shrink", "respawn"],
+        Meta(description="one of fail, shrink, respawn"),
         says(
-            "When a worker is lost. fail: calls that need it fail. respawn: they wait until another process has taken "
-            "its name and place. The scheduler's setting counts for all."
+            "When a worker is lost. fail: calls that need it fail. shrink: the others go on without it. respawn: they "
+            "wait until another process has taken its name and place. The scheduler's setting counts for all."
         ),
     ] = "fail"
     respawn_timeout: Annotated[
-        Seconds, says("With respawn: a worker whose place nobody has taken after this time is lost for good.")
+        Seconds,
+        says(
+            "With respawn, and with shrink at min_workers: a worker whose place nobody has taken after this time is "
+            "lost for good."
+        ),
     ] = 30.0
+    min_workers: Annotated[Count, says("With shrink: fewer workers do not go on; they wait for others.")] = 1
     chunk_bytes: Annotated[ChunkBytes, says("The most bytes of a parameter that move and are updated as one.")] = (
         512 * 1024
     )
@@ -240,12 +245,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 expected=_TIMEOUT_RULE,
                 got=got,
             )
-        if self.on_worker_loss == "respawn" and self.death_timeout + self.respawn_timeout > self.call_timeout:
+        if self.role is Role.SCHEDULER and self.min_workers > self.num_workers:
+            text = f"min_workers = {self.min_workers} is more than num_workers = {self.num_workers}"
+            raise ConfigError(text, expected=self.num_workers, got=self.min_workers)
+        waits = self.on_worker_loss == "respawn" or (self.on_worker_loss == "shrink" and self.min_workers > 1)
+        if waits and self.death_timeout + self.respawn_timeout > self.call_timeout:
             rule = "death_timeout + respawn_timeout <= call_timeout"
             got = ", ".join(f"{name} = {getattr(self, name):g}" for name in _RESPAWN_TIMEOUTS)
             raise ConfigError(
-                f"time-outs contradict each other: with on_worker_loss = 'respawn', {rule} must hold, or calls would "
-                f"give up before the worker that they wait for can be back; got {got}",
+                f"time-outs contradict each other: with on_worker_loss = {self.on_worker_loss!r}, {rule} must hold, or "
+                f"calls would give up before the worker that they wait for can be back; got {got}",
                 expected=rule,
                 got=got,
             )

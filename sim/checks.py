@@ -12,7 +12,7 @@ from aiokv.policy import get_policy
 from sim.dialogue import Dialogue, Holdings
 from sim.network import HEAD_BYTES
 from sim.phases import Phases
-from sim.promises import Promises
+from sim.promises import Promises, counts_together, has_failed
 from sim.split import end_of, split
 
 if TYPE_CHECKING:
@@ -153,11 +153,23 @@ class Checks:
                 if step.answered and (worker.name, number) not in self._run.dropped:
                     self._check_counted(worker, number, held)
 
+    def _check_whole(self) -> None:
+        """Look for gradients that are in some chunks, and will never be in others."""
+        run = self._run
+        held = frozenset(run.in_flight) | run.dropped.keys()
+        tokens = dict.fromkeys(token for chunk in self._chunks.values() for token in chunk.holds)
+        for chunk in self._chunks.values():
+            torn = [token for token in tokens if token not in chunk.holds and token not in held]
+            torn = [token for token in torn if run.worker_by_name[token[0]].rank in chunk.ranks]
+            self.report([f"{chunk.label}: push {n} of {name} is missing, but is in other chunks" for name, n in torn])
+
     def finish(self, network: Network | None = None) -> None:
         """Look at the whole run, which is over."""
         self.report(self._promises.finish())
         if not self._waits and not self._run.scenario.fault and not self._run.scenario.job.overlap:
             self._check_early_answers()
+        if counts_together(self._run):
+            self._check_whole()
         made = {worker.name: len(worker.pushed) for worker in self._run.workers}
         never = sorted(token for chunk in self.chunks for token in chunk.holds if token[1] > made[token[0]])
         self.report([f"push {n} of {name} was applied, but never made" for name, n in never])
@@ -221,7 +233,8 @@ def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
     if len(update.ranks) < len(chunk.ranks):
         absent = set(chunk.ranks).difference(update.ranks)
         for worker in run.workers:
-            gone = (worker.error is not None or worker.struck or _is_done(run, worker)) and worker.ended <= update.time
+            is_done = _is_done(run, worker) and worker.ended <= update.time
+            gone = is_done or has_failed(run, worker, update.time)
             if worker.rank in absent and not gone:
                 found.append(f"version {update.version} was made without {worker.name}")
     return found

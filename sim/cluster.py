@@ -224,6 +224,7 @@ class _Cluster:
             split_bytes=cluster.split_bytes,
             on_worker_loss=cluster.on_worker_loss,
             respawn_timeout=cluster.respawn_timeout,
+            min_workers=cluster.min_workers,
             checkpoints=checkpoints,
         )
 
@@ -283,7 +284,7 @@ class _Cluster:
             node.pause(strike.after)
             return
         if strike.kind == "crash":
-            node.stop(f"{strike.node} crashed")
+            node.crash(f"{strike.node} crashed")
         else:
             node.freeze()
         process = self._processes.get(strike.node)

@@ -48,7 +48,7 @@ ASKED = (
 
 ANSWERS = (m.Done, m.Bundled, m.Value, m.Error)
 
-COUNTED: Final = ("alive", "lost")
+COUNTED: Final = ("alive", "away", "lost")
 """States of workers for which rounds and barriers wait."""
 
 
@@ -91,6 +91,7 @@ class Dialogue:
 
     def __init__(self, run: Run, report: Callable[[list[str]], None], chunks: Mapping[Place, Holdings]) -> None:
         scenario = run.scenario
+        self._evicted = run.evicted
         self._report = report
         self._chunks = chunks
         self._death = scenario.cluster.death_timeout
@@ -213,7 +214,13 @@ class Dialogue:
             error = from_code(message.code, message.message, message.details)
             if isinstance(error, ProtocolError):
                 return [f"refuses {asked}: {error}"]
-            if isinstance(error, CallTimeoutError) and now < question.due - self._stops.get(node, 0.0) - ROUNDING:
+            # A call whose time is over on one server is given up on all.
+            by_itself = getattr(question.message, "whole", None) is None
+            if (
+                isinstance(error, CallTimeoutError)
+                and by_itself
+                and now < question.due - self._stops.get(node, 0.0) - ROUNDING
+            ):
                 return [f"gives {asked} up {question.due - now:g} s too early"]
             return []
         found = []
@@ -304,6 +311,9 @@ class Dialogue:
         if view.epoch != before.epoch + 1:
             self._report([f"epoch {view.epoch} follows epoch {before.epoch}"])
         self._published = view
+        for entry in view.workers:
+            if entry.state == "evicted":
+                self._evicted.setdefault(entry.name, now)
         for name in _lost(view):
             silent = now - self._heard.get(name, 0.0)
             if name not in _lost(before) and name not in self._closed and silent < self._death - ROUNDING:
@@ -366,5 +376,5 @@ def _by_peer() -> defaultdict[Peer, dict[int, Question]]:
 
 
 def _lost(view: m.View) -> list[str]:
-    workers = [entry.name for entry in view.workers if entry.state == "lost"]
+    workers = [entry.name for entry in view.workers if entry.state in {"lost", "evicted"}]
     return workers + [entry.name for entry in view.servers if entry.state == "lost"]

@@ -141,6 +141,19 @@ class Pipe:
         else:
             self._leave(Closing(reason))
 
+    def abort(self, reason: str) -> None:
+        """Tell the target that there is nothing more to come; what has not left the sender is lost."""
+        now = self._env.now
+        while self._queue:
+            packet = self._queue.take()
+            self.sent -= HEAD_BYTES + packet.nbytes
+            self.messages -= 1
+            if self._meter is not None:
+                self._meter.leave(now, packet.sent)
+            if self.flights is not None:
+                self.flights.leave(now)
+        self.close(reason)
+
     def _next(self) -> None:
         assert self._fabric is not None, "only cards with a limited bandwidth let messages wait"
         packet = self._moving = self._queue.take()

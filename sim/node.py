@@ -197,6 +197,12 @@ class Node:
             self._disconnect(peer, reason)
         self.freeze()
 
+    def crash(self, reason: str) -> None:
+        """End the node in the middle of what it sends."""
+        for pipe in self._pipes.values():
+            pipe.abort(reason)
+        self.stop(reason)
+
     def freeze(self) -> None:
         """Let the node fall silent at once; its connections stay open."""
         self.alive = False

@@ -89,8 +89,10 @@ def lacking_progress(run: Run) -> list[str]:
 def _bystanders(run: Run) -> list[str]:
     """Return the workers that must get through because only other workers are hit."""
     scenario = run.scenario
-    meets = scenario.job.barrier_every or scenario.job.save_every or run.changes
-    if run.policy.split(":")[0] not in UNWAITING or meets:
+    if run.changes or scenario.job.save_every:
+        return []
+    waits_for_nobody = run.policy.split(":")[0] in UNWAITING and not scenario.job.barrier_every
+    if not waits_for_nobody and not _goes_on(run):
         return []
     if not all(worker.steps for worker in run.workers):
         # To join and to initialise they need each other.
@@ -109,6 +111,19 @@ def _bystanders(run: Run) -> list[str]:
     if not hit <= set(scenario.workers):
         return []
     return [name for name in scenario.workers if name not in hit]
+
+
+def _goes_on(run: Run) -> bool:
+    """Say whether the others go on soon enough when any of the workers is lost."""
+    cluster = run.scenario.cluster
+    if cluster.on_worker_loss != "shrink" or cluster.min_workers > 1:
+        return False
+    if any(isinstance(fault, Link | Slow | Bursts | Late) for fault in run.scenario.fault):
+        # These hold up everybody, without anybody being lost.
+        return False
+    longest = max((step.computed - step.start for worker in run.workers for step in worker.steps), default=0.0)
+    stops = sum(fault.duration for fault in run.scenario.fault if isinstance(fault, Pause))
+    return longest + stops + cluster.death_timeout + cluster.heartbeat < cluster.call_timeout
 
 
 def _may_stay(run: Run, name: str) -> bool:

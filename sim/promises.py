@@ -20,6 +20,7 @@ from aiokv.policy.ringmaster import Ringmaster
 from aiokv.policy.round_robin import RoundRobin
 from aiokv.policy.ssp import SSP
 from aiokv.policy.sync_switch import SyncSwitch
+from sim.faults import Link
 from sim.sections import StopSection
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class Promises:
         self._policy = run.policies[phase]
         self._rule = rule_of(self._policy)
         self._decides = get_policy(self._policy).decides
+        self._is_whole = counts_together(run)
         self._chunks: dict[tuple[Key, int], _Progress] = {}
         # Keys of different groups go through different rounds.
         self._agrees = not any(tensor.group for tensor in run.scenario.tensors)
@@ -262,13 +264,17 @@ class Promises:
         found = []
         [number, *others] = known
         here = self._tokens[number]
-        strange = [name for name, _ in tokens ^ here if not _has_failed(self._run.worker_by_name[name], update.time)]
+        strange = [name for name, _ in tokens ^ here if not self._may_be_torn(name, update.time)]
         if others or strange:
             found.append(f"version {update.version} holds {sorted(tokens)}, elsewhere it is {sorted(here)}")
         if number <= progress.round:
             found.append(f"version {update.version} is made of a round that was before the last one elsewhere")
         progress.round = number
         return found
+
+    def _may_be_torn(self, name: str, now: float) -> bool:
+        """Say whether some of a worker's gradient may be missing."""
+        return has_failed(self._run, self._run.worker_by_name[name], now) and not self._is_whole
 
     def _check_rule(self, rule: Rule, progress: _Progress, update: UpdateRecord, ranks: list[Rank]) -> list[str]:
         version = update.version
@@ -279,6 +285,9 @@ class Promises:
             # Some have left, and the server may know of some of them.
             live = self._live(ranks, update.time)
             least = rule.size(len(live), nth)[0]
+            if not self._is_whole:
+                # Those who were evicted have brought some keys of their last step, and not others.
+                least -= sum(time <= update.time for time in self._run.evicted.values())
             if not least <= size <= most:
                 expected = str(most) if least == most else f"{least} to {most}"
                 found.append(f"version {version} holds {size} gradients, {self._policy} wants {expected}")
@@ -326,7 +335,12 @@ class Promises:
 
     def _live(self, ranks: Iterable[Rank], now: float) -> list[Rank]:
         """Return those of the ranks that certainly take part at a time."""
-        gone = {worker.rank for worker in self._run.workers if _has_failed(worker, now) or self._is_done(worker, now)}
+        # Who has not joined in the end does not know its rank; those go by the names.
+        gone = {
+            rank
+            for rank, worker in enumerate(self._run.workers)
+            if has_failed(self._run, worker, now) or self._is_done(worker, now)
+        }
         return [rank for rank in ranks if rank not in gone]
 
     def _is_done(self, worker: WorkerRecord, now: float) -> bool:
@@ -335,5 +349,17 @@ class Promises:
         return len(worker.steps) >= self._run.scenario.steps_of(worker.name) and worker.ended <= now
 
 
-def _has_failed(worker: WorkerRecord, now: float) -> bool:
-    return (worker.error is not None or worker.struck) and worker.ended <= now
+def has_failed(run: Run, worker: WorkerRecord, now: float) -> bool:
+    """Say whether a worker takes part no longer, because of what has happened to it."""
+    ended = (worker.error is not None or worker.struck) and worker.ended <= now
+    return ended or run.evicted.get(worker.name, math.inf) <= now
+
+
+def counts_together(run: Run) -> bool:
+    """Say whether all that a worker pushes in a step is to be in updates, or nothing of it, whatever happens to it."""
+    scenario = run.scenario
+    nodes = {name for fault in scenario.fault for name in scenario.select(fault.node)}
+    nodes |= {name for fault in scenario.fault if isinstance(fault, Link) for name in scenario.select(fault.to)}
+    # Of a step that is pushed in several calls each counts by itself.
+    is_one_call = not scenario.job.overlap
+    return scenario.cluster.on_worker_loss == "shrink" and is_one_call and nodes <= set(scenario.workers)

@@ -88,7 +88,8 @@ def random_scenario(seed: int) -> Scenario:
     draw = _mild if mild else _harsh
     drawn = [draw(stream, scenario, count) for _ in range(count)]
     made = msgspec.structs.replace(scenario, fault=tuple(drawn), change=_changes(seed, scenario))
-    return _tearing(seed, _saving(seed, made))
+    made = _shrinking(random.Random(f"{seed}:shrink"), _saving(seed, made))
+    return _tearing(seed, made)
 
 
 def _tearing(seed: int, scenario: Scenario) -> Scenario:
@@ -99,6 +100,23 @@ def _tearing(seed: int, scenario: Scenario) -> Scenario:
     node, noticed = stream.choice(scenario.servers), _happens(stream, 0.5)
     torn = f.Torn(node=node, at=_at(stream), duration=SPAN, noticed=noticed)
     return msgspec.structs.replace(scenario, fault=(*scenario.fault, torn))
+
+
+def _shrinking(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Let the others go on without lost workers in some scenarios; half of these lose some in the middle of a push."""
+    if not _happens(stream, 0.4):
+        return scenario
+    least = stream.choice((1, 1, min(2, scenario.cluster.workers)))
+    cluster = msgspec.structs.replace(
+        scenario.cluster, on_worker_loss="shrink", min_workers=least, respawn_timeout=DEATH
+    )
+    scenario = msgspec.structs.replace(scenario, cluster=cluster)
+    if _happens(stream, 0.5):
+        return scenario
+    times = [round(stream.uniform(STEP, SPAN), 3) for _ in range(stream.randint(1, 2))]
+    crashes = [f.Crash(node=stream.choice(scenario.workers), at=at) for at in times]
+    network = msgspec.structs.replace(scenario.network, bandwidth=stream.choice((2_000.0, 8_000.0)))
+    return msgspec.structs.replace(scenario, network=network, fault=tuple(crashes))
 
 
 def _changes(seed: int, scenario: Scenario) -> tuple[ChangeSection, ...]:

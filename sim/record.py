@@ -172,6 +172,8 @@ class Run:
     """Whose parts of checkpoints are torn without anybody knowing, by their folders."""
     in_flight: list[Token] = field(default_factory=list)
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""
+    evicted: dict[str, float] = field(default_factory=dict)
+    """When the others were told to go on without a worker."""
     unstopped: list[str] = field(default_factory=list)
     """Nodes that went on although all workers had ended long ago."""
     links: list[LinkRecord] = field(default_factory=list)

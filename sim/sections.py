@@ -37,8 +37,9 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     death_timeout: Positive = 10.0
     call_timeout: Positive = 60.0
     join_timeout: Positive = 120.0
-    on_worker_loss: Literal["fail", "respawn"] = "fail"
+    on_worker_loss: Literal["fail", "shrink", "respawn"] = "fail"
     respawn_timeout: Positive = 30.0
+    min_workers: Count = 1
     checkpoint_every: Annotated[int, Meta(ge=0)] = 0
     """A checkpoint of the whole cluster after so many rounds; 0: none."""
     checkpoint_seconds: Seconds = 0.0

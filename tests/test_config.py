@@ -257,6 +257,13 @@ def test_calls_have_to_outlast_the_wait_for_a_respawned_worker() -> None:
     assert load_config(environ={}, respawn_timeout=51.0).respawn_timeout == 51.0
 
 
+def test_workers_can_not_be_fewer_than_are_started() -> None:
+    assert "min_workers = 3 is more than num_workers = 2" in problem(role=Role.SCHEDULER, num_workers=2, min_workers=3)
+    text = problem(on_worker_loss="shrink", num_workers=2, min_workers=2, respawn_timeout=51.0)
+    assert "with on_worker_loss = 'shrink', death_timeout + respawn_timeout <= call_timeout must hold" in text
+    assert load_config(environ={}, on_worker_loss="shrink", respawn_timeout=51.0).min_workers == 1
+
+
 def test_short_and_long_form_that_contradict_each_other_are_refused() -> None:
     text = problem({"AIOKV_SCHEDULER": "node:1", "AIOKV_SCHEDULER_PORT": "2"})
     assert "AIOKV_SCHEDULER" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,10 @@ class Calls:
         self._encodings = Encodings(directory)
         self._encoding: dict[int, Call] = {}
         """Calls that are being encoded. They are held, and are sent even when their caller waits no longer."""
+        self.whole = False
+        """Whether the pushes of a call are to count together; see `Whole`."""
+        self._pushing = 0
+        """How many calls have pushed so."""
         self._changing: dict[int, Call] = {}
         """Changes of policies that are under way; they are the first that wait, under each of their keys."""
 
@@ -354,11 +358,24 @@ class Calls:
         return self._send(call, parts)
 
     def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
+        if self.whole:
+            self._bind_together(parts)
         effects: list[Effect] = []
         for part in parts:
             request = self.ask(call, part.peer, part)
             effects.append(Send(part.peer, request, part.message, part.sends, part.priority))
         return effects or self._complete(call)
+
+    def _bind_together(self, parts: list[Part]) -> None:
+        """Let the pushes among these messages say that they count together."""
+        pushes = [(part.peer, part.message) for part in parts if part.push is not None]
+        if not pushes:
+            return
+        self._pushing += 1
+        counts = Counter(peer for peer, _ in pushes)
+        for peer, message in pushes:
+            assert isinstance(message, m.Push | m.PushBundle | m.PushRows), "only these push"
+            message.whole = m.Whole(self._pushing, counts[peer], len(counts))
 
     def _resume(self, keys: tuple[Key, ...]) -> list[Effect]:
         """Send the first held calls of keys that have room again."""

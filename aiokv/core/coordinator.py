@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -56,15 +56,17 @@ from aiokv.core.stimuli import (
 )
 from aiokv.core.tallies import Tallies
 from aiokv.core.waiting import Wait
+from aiokv.core.whole_calls import WholeCall, WholeCalls
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
     MembershipError,
     ProtocolError,
     SchedulerLostError,
+    StaleEpochError,
     from_code,
 )
-from aiokv.types import SCHEDULER, Peer, Rank, Role, TensorSpec
+from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -77,6 +79,15 @@ PARKABLE = (
     *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer, m.SetPolicy, m.AwaitRound),
 )
 """Requests that may have to wait."""
+
+
+DECIDED = ""
+"""Stands for all keys whose rounds are decided at once."""
+
+READS = (m.Pull, m.PullBundle, m.PullRows, m.AwaitRound)
+
+BEHIND_PUSHES = (*READS, m.SetPolicy, m.Delete, *get_args(Asked))
+"""Requests that mean what was pushed before them, or change what is made of it."""
 
 
 class Coordinator:
@@ -99,7 +110,7 @@ class Coordinator:
         self._rules = Rules()
         self._deadlines: Deadlines[RequestName] = Deadlines()
         self._creation = Creation(self._catalog, self._rules, self._deadlines)
-        self._neighbours: Neighbours[Chunk | Question] = Neighbours(joiner)
+        self._neighbours: Neighbours[Chunk | Question | WholeCall] = Neighbours(joiner)
         self._norms = Norms(self._catalog, self._neighbours)
         self._deciding = Deciding(self._neighbours)
         self._codecs = Codecs()
@@ -119,6 +130,7 @@ class Coordinator:
         self._exchanges = Exchanges(*shared, self._deadlines, again=self._received)
         makers = (self._rounds, self._steps, self._deciding, self._answers, self._making, self._rules)
         self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide_all)
+        self._whole = WholeCalls(self._neighbours, self._deadlines, self._enter, self._after_pushes)
         self._scheduler_lost = False
         self._stopped = False
 
@@ -228,6 +240,10 @@ class Coordinator:
         match message:
             case m.Push() | m.PushBundle() if message.codec:
                 return self._decode(received, message)
+            case m.Push() | m.PushBundle() | m.PushRows() if message.whole is not None:
+                return self._keep_aside(received, message, now)
+            case _ if self._whole and isinstance(message, READS):
+                return self._from_worker(received, now)
             case _ if isinstance(message, Requested):
                 return self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
             case m.Attach() | m.AttachServer():
@@ -236,11 +252,38 @@ class Coordinator:
                 return self._go_on(self._norms.asked(peer, request, message), now)
             case m.Arrived() | m.GetRounds() if self._norms.is_server(peer):
                 return self._steps.decided(self._deciding.asked(peer, request, message, self._roster, now), now)
+            case m.Gathered() if self._norms.is_server(peer):
+                index = self._norms.index_of(peer)
+                return self._decided_calls(self._whole.asked(peer, request, message, index, now), now)
+            case _:
+                return self._from_worker(received, now)
+
+    def _from_worker(self, received: Received, now: float) -> list[Effect]:
+        """Do what a worker asks besides pushes and pulls, behind what it has pushed before."""
+        peer, message = received.peer, received.message
+        if isinstance(message, BEHIND_PUSHES):
+            check_timeout(message.timeout)
+            if self._whole.comes_behind(received, self._rank_of(peer), message.timeout, now):
+                return []
+        return self._carry_out(received, now)
+
+    def _after_pushes(self, received: Received, now: float) -> list[Effect]:
+        """Do what a worker has asked that had to wait for what it had pushed."""
+        try:
+            return self._carry_out(received, now)
+        except AiokvError as error:
+            return [Refuse(received.peer, received.request, error)]
+
+    def _carry_out(self, received: Received, now: float) -> list[Effect]:
+        peer, message = received.peer, received.message
+        match message:
             case m.SetPolicy():
                 return self._changes.asked(received, message, self._rank_of(peer), now)
             case m.Switched():
                 self._rank_of(peer)
-                return self._changes.switched(peer, request, message)
+                return self._changes.switched(peer, received.request, message)
+            case _ if isinstance(message, READS):
+                return self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
             case m.Delete():
                 deleted = self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
                 return deleted + self._changes.deleted()
@@ -266,18 +309,28 @@ class Coordinator:
     # --- membership ---
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
-        if view.epoch <= self._roster.epoch:
+        if self._joiner.view is not None and view.epoch <= self._joiner.view.epoch:
             return []
         self._joiner.on_view(view, now)
+        effects = self._go_on(self._norms.viewed(view), now)
+        for gone, reason in self._neighbours.gone():
+            effects += [Disconnect(gone, reason), *self._neighbour_gone(gone, reason, now)]
+        return effects + self._decided_calls(self._whole.viewed(view, now), now)
+
+    def _decided_calls(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Let the workers of the newest view count, as soon as it is known what counts of those that it takes out."""
+        view = self._joiner.view
+        if view is None or view.epoch == self._roster.epoch or self._whole.is_open:
+            return effects
+        return effects + self._adopt(view, now)
+
+    def _adopt(self, view: m.View, now: float) -> list[Effect]:
         self._roster = self._answers.roster = Roster(view)
         effects = self._joiner.complete()
         effects += self._resuming.viewed(view, self._index)
         self._checkpoints.viewed(view, self._index)
         effects += self._let_in(now)
         effects += self._creation.roster_changed(self._roster) + self._changes.viewed()
-        effects += self._go_on(self._norms.viewed(view), now)
-        for gone, reason in self._neighbours.gone():
-            effects += [Disconnect(gone, reason), *self._neighbour_gone(gone, reason, now)]
         effects += self._steps.decided(self._deciding.changed(self._roster, now), now)
         return effects + self._rounds.advance(self._catalog.chunks.values(), now)
 
@@ -357,7 +410,38 @@ class Coordinator:
             # The others were told that it is lost: what a worker that comes to again sends must change nothing.
             text = f"rank {self._roster.label(rank)} was declared lost: {self._roster.reason(rank)}"
             raise MembershipError(text, ranks=[rank])
+        entry = self._roster.entry(rank)
+        if entry is not None and entry.state == "evicted":
+            text = f"the others have gone on without rank {self._roster.label(rank)}: {entry.reason}"
+            raise StaleEpochError(text, ranks=[rank])
         return rank
+
+    # --- calls that count as a whole ---
+
+    def _keep_aside(self, received: Received, message: m.Push | m.PushBundle | m.PushRows, now: float) -> list[Effect]:
+        rank = self._rank_of(received.peer)
+        keys = self._keys_of(message)
+        worker = self._roster.entry(rank)
+        assert worker is not None, "it is attached"
+        return self._decided_calls(self._whole.push(received, message, keys, worker, now), now)
+
+    def _keys_of(self, message: m.Push | m.PushBundle | m.PushRows) -> tuple[Key, ...]:
+        """Return the keys whose pushes have to stay in their order with this one."""
+        if isinstance(message, m.PushBundle):
+            return self._catalog.bundle(message.bundle).keys
+        chunk = self._catalog.find(message.key, message.start)
+        # Whoever waits for a round goes by the order of all steps of a worker, whatever keys are in them.
+        return (message.key, DECIDED) if chunk is not None and chunk.policy.decides else (message.key,)
+
+    def _enter(self, received: Received, rank: Rank, now: float) -> list[Effect]:
+        """Let a push count, whether somebody is there to be told so or not."""
+        try:
+            effects = self._exchanges.requested(received, rank, self._roster, now)
+        except AiokvError as error:
+            effects = [*freed(received.slot), Refuse(received.peer, received.request, error)]
+        if received.peer not in self._ranks:
+            effects += self._exchanges.forget_peer(received.peer)
+        return effects
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         if peer == SCHEDULER:
@@ -371,6 +455,7 @@ class Coordinator:
             del self._attaching[name]
             self._deadlines.discard(name)
         self._deciding.forget_peer(peer)
+        self._whole.forget_peer(peer)
         self._changes.forget_peer(peer)
         effects = self._exchanges.forget_peer(peer)
         effects += self._go_on(self._norms.forget_peer(peer, reason), now)
@@ -413,6 +498,8 @@ class Coordinator:
             return effects
         if isinstance(about, Question):
             return self._steps.decided(self._deciding.answered(about, message), now)
+        if isinstance(about, WholeCall):
+            return self._decided_calls(self._whole.answered(about, message, now), now)
         return self._go_on(self._norms.answered(about, message), now)
 
     def _neighbour_gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
@@ -420,6 +507,8 @@ class Coordinator:
         for about, error in self._neighbours.end(peer, reason):
             if isinstance(about, Question):
                 effects += self._steps.decided(self._deciding.refused(about, error), now)
+            elif isinstance(about, WholeCall):
+                effects += self._decided_calls(self._whole.link_lost(about, now), now)
             else:
                 effects += self._go_on(self._norms.refused(about, error), now)
         return effects
@@ -487,6 +576,8 @@ class Coordinator:
             return self._exchanges.wait(name)
         if name in self._changes:
             return self._changes.wait(name)
+        if name in self._whole:
+            return self._whole.wait(name)
         attach = self._attaching[name]
         what = f"{attach.name} at {self._joiner.name}"
         return Wait(what, f"the view of epoch {attach.epoch} is not here yet", attach.timeout)
@@ -507,7 +598,9 @@ class Coordinator:
                 effects.append(self._exchanges.expire(name))
             elif name in self._changes:
                 effects.append(self._changes.expire(name))
-            else:
+            elif name in self._whole:
+                effects += self._decided_calls(self._whole.expire(name, now), now)
+            elif name in self._attaching:
                 attach = self._attaching.pop(name)
                 text = f"{self._joiner.name} has not loaded its part of the checkpoint in {attach.timeout:g} s"
                 if not self._resuming.is_busy:
@@ -527,5 +620,6 @@ class Coordinator:
             assert address == (chunk.key, chunk.start)
         named = self._rounds.validate(self._catalog.chunks.values())
         self._norms.validate()
-        named.update(self._creation, self._exchanges, self._changes, self._attaching)
+        self._whole.validate()
+        named.update(self._creation, self._exchanges, self._changes, self._whole, self._attaching)
         assert self._deadlines.holds(named)

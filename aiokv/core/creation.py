@@ -10,6 +10,7 @@ from aiokv.core.catalog import specs_of
 from aiokv.core.cuts import check_cut
 from aiokv.core.effects import Effect, Install, InstallRows, Refuse, Send, freed
 from aiokv.core.parked import Parked
+from aiokv.core.roster import EXPECTED
 from aiokv.core.rows import check_norms, options_of
 from aiokv.core.waiting import Wait
 from aiokv.errors import AiokvError, CallTimeoutError, MembershipError, ProtocolError, UnknownKeyError
@@ -168,13 +169,13 @@ class Creation:
         for name in list(self._parked):
             message = self._parked.get(name)
             root = roster.entry(_root(message))
-            if root is None or root.state in {"alive", "finished"}:
+            if root is None or root.state in EXPECTED:
                 continue
             self._parked.take(name)
             self._deadlines.discard(name)
             what = f"init of {_named(message)}"
             key = message.keys[0] if isinstance(message, m.InitBundle) else message.key
-            if root.state == "lost":
+            if root.state in {"lost", "evicted"}:
                 error: AiokvError = roster.loss([root.rank], what, key)
             else:
                 error = UnknownKeyError(f"{what}: rank {roster.label(root.rank)} left without it", key=key)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aiokv.core.neighbours import Neighbours
     from aiokv.core.parked import RequestName
     from aiokv.core.roster import Roster
+    from aiokv.core.whole_calls import WholeCall
     from aiokv.policy import Decider, Decision
     from aiokv.types import Key, Peer, Rank, Round
 
@@ -188,7 +189,7 @@ class Deciding:
         neighbours: the other servers.
     """
 
-    def __init__(self, neighbours: Neighbours[Chunk | Question]) -> None:
+    def __init__(self, neighbours: Neighbours[Chunk | Question | WholeCall]) -> None:
         self._neighbours = neighbours
         self._groups: dict[Group, Decisions] = {}
 

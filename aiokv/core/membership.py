@@ -26,7 +26,7 @@ class ClusterPlan:
     """How many members the cluster has, and the settings that all of them share.
 
     Seconds for `heartbeat`, `death_timeout` and `respawn_timeout`, bytes for `chunk_bytes` and `split_bytes`.
-    `on_worker_loss` is as in a view.
+    `on_worker_loss` is as in a view; with "shrink" the workers never become fewer than `min_workers`.
     """
 
     num_workers: int
@@ -38,6 +38,7 @@ class ClusterPlan:
     on_worker_loss: str = "fail"
     respawn_timeout: float = 30.0
     checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
+    min_workers: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -291,14 +292,25 @@ class Membership:
         self._joining.discard(member.peer)
         self._barriers.forget_peer(member.peer)
 
-    def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
-        keeps = self._plan.on_worker_loss == "respawn" and member.role is Role.WORKER and self._epoch > 0
-        state = "lost"
+    def _state_without(self, member: Member) -> str:
+        """Return what becomes of a member that is gone."""
         if member.state == "finished":
             # Nobody waits for a worker that has finished, so its end harms nobody.
-            state = "left"
-        elif keeps and member.state == "alive" and not self._over:
-            state = "away"
+            return "left"
+        if member.state != "alive" or member.role is not Role.WORKER or not self._epoch or self._over:
+            return "lost"
+        if self._plan.on_worker_loss == "respawn":
+            return "away"
+        if self._plan.on_worker_loss == "shrink":
+            left = [other for other in self._of(Role.WORKER) if other.state == "alive" and other is not member]
+            return "away" if 0 < len(left) < self._plan.min_workers else "evicted"
+        return "lost"
+
+    def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
+        state = self._state_without(member)
+        if state == "away":
+            if self._plan.on_worker_loss == "shrink":
+                reason = f"{reason}; the job needs at least {self._plan.min_workers} workers"
             self._away.add(member.name, now + self._plan.respawn_timeout)
         self._drop(member, state, reason)
         if self._over:
@@ -320,7 +332,12 @@ class Membership:
                 return []
         self._over, self._end_by = True, None
         lost = [member.name for member in self._members.values() if member.state == "lost"]
-        reason = f"no worker is left; lost: {', '.join(lost)}" if lost else "all workers have left"
+        evicted = [member.name for member in self._members.values() if member.state == "evicted"]
+        if not any(worker.state == "left" for worker in workers):
+            lost += evicted
+        reason = "all workers have left" + (f"; gone before: {', '.join(evicted)}" if evicted else "")
+        if lost:
+            reason = f"no worker is left; lost: {', '.join(lost)}"
         servers = [server for server in self._of(Role.SERVER) if server.state == "alive"]
         return [*(Send(server.peer, 0, m.Stop(reason)) for server in servers), Stop(reason, failed=bool(lost))]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aiokv.core.neighbours import Neighbours
     from aiokv.core.parked import RequestName
     from aiokv.core.stimuli import Normed
+    from aiokv.core.whole_calls import WholeCall
     from aiokv.types import Key, Peer, Version
 
 
@@ -68,7 +69,7 @@ class Norms:
         neighbours: the other servers.
     """
 
-    def __init__(self, catalog: Catalog, neighbours: Neighbours[Chunk | Question]) -> None:
+    def __init__(self, catalog: Catalog, neighbours: Neighbours[Chunk | Question | WholeCall]) -> None:
         self.view: m.View | None = None
         """The newest view; the owner puts it here."""
         self._catalog = catalog
@@ -132,6 +133,10 @@ class Norms:
     def attach(self, peer: Peer, index: int) -> None:
         """Take note which server is at the other end of a connection."""
         self._servers[peer] = index
+
+    def index_of(self, peer: Peer) -> int:
+        """Return which server is at the other end of a connection to one."""
+        return self._servers[peer]
 
     def is_server(self, peer: Peer) -> bool:
         """Return True when a server is at the other end of a connection."""

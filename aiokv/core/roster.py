@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 COUNTED = ("alive", "away", "lost")
 """States of workers for which rounds and barriers wait."""
 
+EXPECTED = ("alive", "away", "finished")
+"""States of workers from which more may come."""
+
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key under which worker-2 comes before worker-10, and no two names are equal."""

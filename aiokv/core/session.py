@@ -290,6 +290,7 @@ class Session:
             self._rank = self._roster.rank_of(self._joiner.name)
             self._servers = {entry.index: entry for entry in view.servers}
             self._directory.settle(view)
+            self._calls.whole = view.on_worker_loss == "shrink"
             for entry in view.servers:
                 if entry.state != "alive":
                     # Only who takes the place of another worker can meet with that.

@@ -54,6 +54,7 @@ class Scheduler(Node):
             split_bytes=config.split_bytes,
             on_worker_loss=config.on_worker_loss,
             respawn_timeout=config.respawn_timeout,
+            min_workers=config.min_workers,
             checkpoints=checkpoints,
         )
         self._start(Membership(plan))

@@ -99,7 +99,8 @@ class WorkerEntry(Message):
     """One worker of a view.
 
     `state` is "alive", "finished" (here, but without contributions from now on), "left" (in good order), "lost" (with
-    the reason) or "away": its process is gone, its place is kept for the next one, and what waits for it waits on.
+    the reason), "evicted" (the others go on without it) or "away": its process is gone, its place is kept for the next
+    one, and what waits for it waits on.
     """
 
     rank: int
@@ -124,7 +125,7 @@ class ServerEntry(Message):
 class View(Message):
     """Who belongs to the cluster, and the settings that all members share.
 
-    `on_worker_loss` is what becomes of the others when a worker is lost: "fail" or "respawn".
+    `on_worker_loss` is what becomes of the others when a worker is lost: "fail", "shrink" or "respawn".
 
     Unless `checkpoint_every` is 0 there is a cluster checkpoint after every so many rounds; they are in the folder
     `checkpoints`, and `run` is in their names. `resume` is the folder of the one with which the servers begin.
@@ -205,13 +206,25 @@ class Init(Message):
     digest: bytes = b""
 
 
+class Whole(Message):
+    """The call that a push is a part of: it counts when all of it is on its servers, or not at all.
+
+    `call` counts the worker's calls that push, from 1. `parts` of its pushes go to this server, and it goes to so many
+    `servers`.
+    """
+
+    call: int
+    parts: int
+    servers: int
+
+
 class Push(Message):
     """Payload: elements [start, stop) of a contribution, compressed by the codec with number `codec` unless that is 0.
 
     `sequence` counts this worker's pushes of the key from 1. `read_version` is the version of the chunk that the
     contribution was computed at. With `want_value` the answer is the new value instead of `Done`; it may be compressed
     by the codec with number `value_codec`, as in `Pull`. `clock` is the most pushes that this worker has made of any
-    key, this one included.
+    key, this one included. `whole` is there when all pushes of a call are to count together.
     """
 
     key: str | int
@@ -227,6 +240,7 @@ class Push(Message):
     clock: int = 0
     codec: int = 0
     value_codec: int = 0
+    whole: Whole | None = None
 
 
 class Pull(Message):
@@ -285,6 +299,7 @@ class PushBundle(Message):
     clock: int = 0
     codec: int = 0
     value_codec: int = 0
+    whole: Whole | None = None
 
 
 class PullBundle(Message):
@@ -361,6 +376,7 @@ class PushRows(Message):
     timeout: float
     priority: int
     clock: int
+    whole: Whole | None = None
 
     want_value: ClassVar[bool] = False
     value_codec: ClassVar[int] = 0
@@ -589,6 +605,28 @@ class PutRules(Message):
     clock: int
     timeout: float
     staleness_rate: str = "1"
+
+
+# --- calls that count as a whole, between servers; see `core.whole_calls` ---
+
+
+class Gathered(Message):
+    """All that goes to this server of a worker's call is here; with 0 `servers`, it will never be. Does it count?
+
+    `after` are calls that the worker has made before it of the same keys. Answered by a `Settled`.
+    """
+
+    rank: int
+    incarnation: int
+    call: int
+    servers: int
+    after: tuple[int, ...] = ()
+
+
+class Settled(Message):
+    """The call counts, on all servers; or, with a reason, on none."""
+
+    reason: str
 
 
 # --- rounds that are decided once for all keys, between servers; see `core.decisions` ---
@@ -840,6 +878,8 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     86: Tally,
     87: SetPolicy,
     88: Switched,
+    95: Gathered,
+    96: Settled,
     100: CheckpointAt,
     101: CheckpointClock,
     102: CheckpointPart,

@@ -187,6 +187,11 @@ class Server:
         self.states[rank] = ("lost", reason)
         return self.publish()
 
+    def evict(self, rank: Rank, reason: str = "connection closed") -> list[ef.Effect]:
+        """Let the scheduler say that the others go on without a worker."""
+        self.states[rank] = ("evicted", reason)
+        return self.publish()
+
     def leave(self, rank: Rank) -> list[ef.Effect]:
         """Let the scheduler say that a worker has left."""
         self.states[rank] = ("left", "left in good order")
@@ -438,6 +443,7 @@ class Server:
                 held += [update.accumulator, *(part.slot for part in update.contributions.values())]
             held += [] if chunk.rounds is None else chunk.rounds.slots
             held += [received.slot for received in chunk.held]
+        held += self.machine._whole.slots
         for behind in self.machine._decoding._behind.values():
             held += [one.slot for one in behind if isinstance(one, st.Received)]
         assert set(self.slots) == {slot for slot in held if slot is not None}

@@ -26,6 +26,7 @@ from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.session import Session
 from aiokv.core.steps import Steps
+from aiokv.core.whole_calls import WholeCalls
 from aiokv.policy.kofn import FirstK
 from aiokv.policy.ssp import Lead
 from aiokv.wire import messages as m
@@ -300,6 +301,21 @@ def forget_the_own_pushes(original: Any) -> Any:
     return exchange
 
 
+def push_each_by_itself(original: Any) -> Any:
+    return lambda self, parts: None
+
+
+def count_what_is_on_one_server(original: Any) -> Any:
+    def gather(self: WholeCalls, message: Any, *others: Any) -> Any:
+        return original(self, structs.replace(message, servers=min(1, message.servers)), *others)
+
+    return gather
+
+
+def wait_for_who_is_evicted(original: Any) -> Any:
+    return property(lambda self: sorted(entry.rank for entry in self._entries if entry.state != "left"))
+
+
 Places = dict[tuple[type, str], "Callable[[Any], Any]"]
 
 PLANTS: dict[str, tuple[Places, str]] = {
@@ -371,6 +387,15 @@ PLANTS: dict[str, tuple[Places, str]] = {
         {(Membership, "_finish"): forget_who_has_finished},
         "(Round|Barrier)TimeoutError",
     ),
+    "a lost worker's last pushes count one by one": (
+        {(Calls, "_bind_together"): push_each_by_itself},
+        "is missing, but is in other chunks",
+    ),
+    "a call counts when one server has it": (
+        {(WholeCalls, "_gather"): count_what_is_on_one_server},
+        "is missing, but is in other chunks",
+    ),
+    "who is evicted is waited for": ({(Roster, "members"): wait_for_who_is_evicted}, "RoundTimeoutError"),
     "nodes are given up too early": ({(Membership, "__init__"): be_hasty}, "is called lost, but was heard"),
     "an epoch is used twice": ({(Membership, "_publish"): use_an_epoch_again}, "two views of epoch"),
     "a call is over with its first answer": (

@@ -129,6 +129,7 @@ class Cluster:
         servers: int = 2,
         policy: str = "bsp",
         max_open_pushes: int | None = None,
+        **plan: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
@@ -143,7 +144,7 @@ class Cluster:
         self.scripts: dict[str, Script] = {}
         self.nodes: dict[str, Node] = {}
         self._calls = itertools.count()
-        self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64)))
+        self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, **plan)))
         for index in range(servers):
             joiner = self.joiner(Role.SERVER, index)
             self.add(joiner.name, Coordinator(joiner))
@@ -401,9 +402,30 @@ class Cluster:
             del self.waiting[node.name]
             self.advance(node.name, error)
 
-    def kill(self, name: str, *, quietly: bool = False) -> None:
-        """Let a node die; `quietly` means that its connections stay open, as when its machine hangs."""
+    def kill_after(self, name: str, deliveries: int) -> None:
+        """Let a node die after so many deliveries, in the middle of what it sends."""
+        original, count = self.deliver, itertools.count()
+
+        def deliver(node: Node, stimulus: st.Stimulus, payload: bytes | None) -> None:
+            if next(count) == deliveries:
+                self.kill(name, cut=True)
+            original(node, stimulus, payload)
+
+        self.deliver = deliver  # type: ignore[method-assign]
+
+    def kill(self, name: str, *, quietly: bool = False, cut: bool = False) -> None:
+        """Let a node die.
+
+        Args:
+            name: whose.
+            quietly: its connections stay open, as when its machine hangs.
+            cut: what it had sent last over each of its connections gets lost.
+        """
         node = self.nodes[name]
+        for other, there in node.links.values() if cut else ():
+            queue = self.ready.get((other.name, there), deque())
+            for _ in range(self.random.randint(0, len(queue))):
+                queue.pop()
         for peer in [] if quietly else list(node.links):
             self.close(node, peer, "connection reset")
         node.alive = False

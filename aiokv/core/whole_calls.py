@@ -1,0 +1,469 @@
+"""Pushes that count together: when a worker is lost, its last call is in the rounds of all keys, or of none.
+
+With `on_worker_loss = "shrink"` the others go on without a lost worker, so nobody brings the rest of what it was
+sending. A server therefore keeps the pushes of a call aside until all of the call is here, and tells the server with
+index 0. That one sees when it is on all servers, or that it never will be, and decides it once: the call counts, or it
+does not. Only then the pushes go to the rounds of their keys, and only then a view without the worker counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from aiokv.core.decisions import LEADER
+from aiokv.core.effects import Effect, Refuse, Send, freed
+from aiokv.core.records import Record, field
+from aiokv.core.roster import EXPECTED
+from aiokv.core.waiting import Wait
+from aiokv.errors import AiokvError, CallTimeoutError, ProtocolError, StaleEpochError, from_code
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+    from aiokv.core.answers import AnyPush
+    from aiokv.core.chunk import Chunk
+    from aiokv.core.deadlines import Deadlines
+    from aiokv.core.decisions import Question
+    from aiokv.core.neighbours import Neighbours
+    from aiokv.core.parked import RequestName
+    from aiokv.core.stimuli import Received
+    from aiokv.types import Incarnation, Key, Peer, Rank
+
+REMEMBERED = 50_000
+"""Of how many calls it is known what was decided, for pushes that come again."""
+
+LATE = "late"
+GONE = "gone"
+
+Verdict = str
+"""Why a call does not count: not all of it has come in time, or its worker is gone. Empty: it counts."""
+
+CallName = tuple["Rank", "Incarnation", int]
+"""A call: the worker's rank and incarnation, and its number there."""
+
+
+class Aside(Record, eq=False):
+    """A push that waits for the rest of its call.
+
+    `due` is when it has waited too long; None: nobody is there to be told. `is_late` is set from then on.
+    """
+
+    received: Received
+    message: AnyPush
+    due: float | None
+    is_late: bool = False
+
+    @property
+    def name(self) -> RequestName:
+        """The request."""
+        return self.received.peer, self.received.request
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is entered among the deadlines."""
+        return self.due is not None and not self.is_late
+
+
+class WholeCall(Record, eq=False):
+    """What is here of a call of which is not known yet whether it counts.
+
+    `asked` is set once the deciding server was told that all of it is here, or with `gives_up`, that it will not be.
+    """
+
+    name: CallName
+    parts: int
+    servers: int
+    keys: dict[Key, None] = field(default_factory=dict)
+    pushes: dict[Hashable, Aside] = field(default_factory=dict)
+    asked: bool = False
+    gives_up: bool = False
+    verdict: Verdict | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all that comes to this server has come."""
+        return len(self.pushes) == self.parts
+
+
+class Behind(Record, eq=False):
+    """A request that has to come after pushes of these calls, and when it has waited too long."""
+
+    rank: Rank
+    received: Received
+    due: float
+    calls: list[WholeCall]
+
+
+class Gathering(Record, eq=False):
+    """On the deciding server: on which of so many servers a call is, and who has asked.
+
+    `after` are calls of the worker that have to be decided first, because they push some of its keys before it.
+    """
+
+    servers: int = 0
+    here: dict[int, None] = field(default_factory=dict)
+    after: dict[int, None] = field(default_factory=dict)
+    askers: list[RequestName] = field(default_factory=list)
+
+
+def _identity(message: AnyPush) -> Hashable:
+    if isinstance(message, m.PushBundle):
+        return message.bundle, message.sequence
+    first = message.first if isinstance(message, m.PushRows) else 0
+    return message.key, message.start, message.sequence, first
+
+
+def _refusal(name: CallName, verdict: Verdict) -> AiokvError:
+    """Return what the worker of a call is told that does not count."""
+    rank, _, number = name
+    if verdict == GONE:
+        return StaleEpochError(f"the cluster has gone on without this process of rank {rank}", ranks=[rank])
+    text = f"call {number} of rank {rank} has not come to all of its servers in time; nothing of it counts"
+    return CallTimeoutError(text, ranks=[rank])
+
+
+class WholeCalls:
+    """The part of a `Coordinator` that lets the pushes of a call count together.
+
+    Args:
+        neighbours: the other servers.
+        deadlines: where requests that wait are entered, under peer and request id.
+        enter: lets a push of a rank count.
+        again: looks at a request once more that had to wait.
+    """
+
+    def __init__(
+        self,
+        neighbours: Neighbours[Chunk | Question | WholeCall],
+        deadlines: Deadlines[RequestName],
+        enter: Callable[[Received, Rank, float], list[Effect]],
+        again: Callable[[Received, float], list[Effect]],
+    ) -> None:
+        self._neighbours = neighbours
+        self._deadlines = deadlines
+        self._enter = enter
+        self._again = again
+        self._workers: dict[Rank, m.WorkerEntry] = {}
+        self._open: dict[Rank, list[WholeCall]] = {}
+        """Calls in the order in which something of them came first."""
+        self._behind: dict[RequestName, Behind] = {}
+        self._gatherings: dict[CallName, Gathering] = {}
+        self._known: OrderedDict[CallName, Verdict] = OrderedDict()
+        """What was decided."""
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def __contains__(self, name: RequestName) -> bool:
+        return name in self._behind or self._find(name) is not None
+
+    def __iter__(self) -> Iterator[RequestName]:
+        yield from self._behind
+        for aside in self._all():
+            if aside.waits:
+                yield aside.name
+
+    def _all(self) -> Iterator[Aside]:
+        for calls in self._open.values():
+            for call in calls:
+                yield from call.pushes.values()
+
+    def _find(self, name: RequestName) -> WholeCall | None:
+        """Return the call of a push that waits here."""
+        calls = itertools.chain.from_iterable(self._open.values())
+        return next((call for call in calls if any(aside.name == name for aside in call.pushes.values())), None)
+
+    @property
+    def slots(self) -> list[int]:
+        """The payloads that are kept aside."""
+        return [slot for aside in self._all() if (slot := aside.received.slot) is not None]
+
+    # --- what workers send ---
+
+    def push(
+        self, received: Received, message: AnyPush, keys: tuple[Key, ...], worker: m.WorkerEntry, now: float
+    ) -> list[Effect]:
+        """Keep a push aside until all of its call is here.
+
+        Raises:
+            ProtocolError: it says something else than others of its call.
+            StaleEpochError: its worker is gone.
+        CallTimeoutError: its call was found not to count.
+        """
+        whole = message.whole
+        assert whole is not None, "it belongs to a call"
+        name = (worker.rank, worker.incarnation, whole.call)
+        verdict = GONE if self._is_gone(name) else self._known.get(name)
+        if verdict:
+            raise _refusal(name, verdict)
+        if verdict is not None:
+            return self._enter(received, worker.rank, now)
+        call = self._call(name, whole)
+        aside = Aside(received, message, now + message.timeout)
+        before = call.pushes.get(_identity(message))
+        effects = [] if before is None else self._drop(before)
+        call.pushes[_identity(message)] = aside
+        call.keys.update(dict.fromkeys(keys))
+        self._deadlines.add(aside.name, now + message.timeout)
+        return effects + self._look(worker.rank, now)
+
+    def _call(self, name: CallName, whole: m.Whole) -> WholeCall:
+        calls = self._open.setdefault(name[0], [])
+        call = next((call for call in calls if call.name == name), None)
+        if call is None:
+            call = WholeCall(name, whole.parts, whole.servers)
+            calls.append(call)
+        if (whole.parts, whole.servers) != (call.parts, call.servers) or whole.servers < 1:
+            text = f"call {whole.call} of rank {name[0]} has {call.parts} messages here, to {call.servers} servers"
+            raise ProtocolError(f"{text}; got {whole.parts} and {whole.servers}")
+        return call
+
+    def comes_behind(self, received: Received, rank: Rank, timeout: float, now: float) -> bool:
+        """Tell whether a request has to wait for pushes before it; keep it until they are decided."""
+        calls = self._open.get(rank)
+        if not calls:
+            return False
+        name = (received.peer, received.request)
+        self._behind[name] = Behind(rank, received, now + timeout, list(calls))
+        self._deadlines.add(name, now + timeout)
+        return True
+
+    def _look(self, rank: Rank, now: float) -> list[Effect]:
+        """Ask about the calls of a rank that are here, and let those count of which is known that they do."""
+        effects: list[Effect] = []
+        for call in tuple(self._open.get(rank, ())):
+            if call.is_here and not call.asked:
+                effects += self._ask(call, [other.name[2] for other in self._before(call)], now)
+        for call in tuple(self._open.get(rank, ())):
+            if call.verdict is not None and not self._before(call):
+                effects += self._end(call, now)
+        return effects + self._go_on(rank, now)
+
+    def _before(self, call: WholeCall) -> list[WholeCall]:
+        """Return earlier calls that push some of its keys, and are not ended."""
+        calls = self._open[call.name[0]]
+        earlier = itertools.takewhile(lambda other: other is not call, calls)
+        return [other for other in earlier if not other.keys.keys().isdisjoint(call.keys)]
+
+    def _end(self, call: WholeCall, now: float) -> list[Effect]:
+        """Let the pushes of a call count, or refuse them."""
+        rank = call.name[0]
+        left = [other for other in self._open[rank] if other is not call]
+        if left:
+            self._open[rank] = left
+        else:
+            del self._open[rank]
+        effects: list[Effect] = []
+        for aside in call.pushes.values():
+            if not call.verdict:
+                self._deadlines.discard(aside.name)
+                time = 0.0 if aside.due is None else max(0.0, aside.due - now)
+                aside.received.message = structs.replace(aside.message, whole=None, timeout=time)
+                effects += self._enter(aside.received, rank, now)
+            else:
+                effects += self._drop(aside)
+                effects += [] if aside.due is None else [Refuse(*aside.name, _refusal(call.name, call.verdict))]
+        return effects
+
+    def _drop(self, aside: Aside) -> list[Effect]:
+        self._deadlines.discard(aside.name)
+        return freed(aside.received.slot)
+
+    def _go_on(self, rank: Rank, now: float) -> list[Effect]:
+        """Look again at requests that have waited for pushes which are ended."""
+        effects: list[Effect] = []
+        still = self._open.get(rank, [])
+        for name, behind in list(self._behind.items()):
+            if behind.rank == rank and not any(call is other for call in behind.calls for other in still):
+                del self._behind[name]
+                self._deadlines.discard(name)
+                received = behind.received
+                left: dict[str, Any] = {"timeout": max(0.0, behind.due - now)}
+                received.message = structs.replace(received.message, **left)
+                effects += self._again(received, now)
+        return effects
+
+    # --- asking the server that decides ---
+
+    def _ask(self, call: WholeCall, after: list[int], now: float) -> list[Effect]:
+        call.asked = True
+        rank, incarnation, number = call.name
+        servers = 0 if call.gives_up else call.servers
+        message = m.Gathered(rank, incarnation, number, servers, tuple(after))
+        if self._neighbours.index == LEADER or call.servers == 1:
+            return self._gather(message, self._neighbours.index, None, now)
+        error = self._neighbours.first_lost([LEADER])
+        if error is not None:
+            return self.refused(call, error, now)
+        return self._neighbours.ask(LEADER, message, call, now)
+
+    def answered(self, call: WholeCall, message: m.Message, now: float) -> list[Effect]:
+        """Take in what was decided about a call."""
+        match message:
+            case m.Settled(verdict):
+                return self._settle(call.name, verdict, now)
+            case m.Error(code, text, details):
+                return self.refused(call, from_code(code, text, details), now)
+            case _:
+                return self.refused(call, ProtocolError(f"unexpected {type(message).__name__}"), now)
+
+    def link_lost(self, call: WholeCall, now: float) -> list[Effect]:
+        """Ask again over another connection."""
+        return [] if call.verdict is not None else self._ask(call, [], now)
+
+    def refused(self, call: WholeCall, error: AiokvError, now: float) -> list[Effect]:
+        """Take in that nobody can say whether a call counts; what it has pushed stays until its worker is gone."""
+        if self._is_gone(call.name):
+            return self._settle(call.name, GONE, now)
+        call.asked = False
+        effects: list[Effect] = []
+        for aside in call.pushes.values():
+            if aside.due is not None:
+                self._deadlines.discard(aside.name)
+                aside.due = None
+                effects.append(Refuse(*aside.name, error))
+        return effects
+
+    # --- deciding ---
+
+    def asked(self, peer: Peer, request: int, message: m.Gathered, index: int, now: float) -> list[Effect]:
+        """Take in that another server has all of a call, or gives it up.
+
+        Raises:
+            ProtocolError: this server does not decide.
+        """
+        if self._neighbours.index != LEADER:
+            raise ProtocolError(f"server {self._neighbours.index} decides nothing; server {LEADER} does")
+        return self._gather(message, index, (peer, request), now)
+
+    def _gather(self, message: m.Gathered, index: int, asker: RequestName | None, now: float) -> list[Effect]:
+        name = (message.rank, message.incarnation, message.call)
+        if name in self._known:
+            return [] if asker is None else [Send(*asker, m.Settled(self._known[name]))]
+        gathering = self._gatherings.setdefault(name, Gathering())
+        gathering.after.update(dict.fromkeys(message.after))
+        if asker is not None:
+            gathering.askers.append(asker)
+        if not message.servers or self._is_gone(name):
+            return self._settle(name, GONE if self._is_gone(name) else LATE, now)
+        gathering.servers = message.servers
+        gathering.here[index] = None
+        return self._decide(name, now)
+
+    def _decide(self, name: CallName, now: float) -> list[Effect]:
+        """Decide a call if all is known that has to be."""
+        gathering = self._gatherings[name]
+        before = [self._known.get((*name[:2], number)) for number in gathering.after]
+        failed = next((verdict for verdict in before if verdict), "")
+        if not failed and (None in before or len(gathering.here) != gathering.servers):
+            return []
+        return self._settle(name, failed, now)
+
+    def _settle(self, name: CallName, verdict: Verdict, now: float) -> list[Effect]:
+        """Remember what was decided about a call, tell who has asked, and go on with what waited for it."""
+        self._known[name] = verdict
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        gathering = self._gatherings.pop(name, None)
+        effects: list[Effect] = []
+        if gathering is not None:
+            effects += [Send(*asker, m.Settled(verdict)) for asker in gathering.askers]
+        for call in self._open.get(name[0], ()):
+            if call.name == name:
+                call.asked, call.verdict = True, verdict
+        for other, waiting in list(self._gatherings.items()):
+            if other[:2] == name[:2] and name[2] in waiting.after and other in self._gatherings:
+                effects += self._decide(other, now)
+        return effects + self._look(name[0], now)
+
+    # --- members ---
+
+    def _is_gone(self, name: CallName) -> bool:
+        """Tell whether nothing more comes of a worker's life."""
+        entry = self._workers.get(name[0])
+        if entry is None or entry.incarnation < name[1]:
+            # It is in a view that has not reached this server.
+            return False
+        return entry.incarnation > name[1] or entry.state not in EXPECTED
+
+    def viewed(self, view: m.View, now: float) -> list[Effect]:
+        """Take over the members of a view: of those that are gone nothing more is to come."""
+        self._workers = {entry.rank: entry for entry in view.workers}
+        names = [call.name for calls in self._open.values() for call in calls if not call.asked]
+        effects: list[Effect] = []
+        for name in [*names, *self._gatherings]:
+            if self._is_gone(name) and name not in self._known:
+                effects += self._settle(name, GONE, now)
+        return effects
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is to be decided of a worker that is gone; until then the rounds wait for it."""
+        return any(self._is_gone(call.name) for calls in self._open.values() for call in calls)
+
+    # --- ends ---
+
+    def forget_peer(self, peer: Peer) -> None:
+        """Nobody is there any longer to answer; what has come is kept."""
+        for name in [name for name in self._behind if name[0] == peer]:
+            del self._behind[name]
+            self._deadlines.discard(name)
+        for aside in self._all():
+            if aside.received.peer == peer:
+                self._deadlines.discard(aside.name)
+                aside.due = None
+        for gathering in self._gatherings.values():
+            gathering.askers[:] = [name for name in gathering.askers if name[0] != peer]
+
+    def expire(self, name: RequestName, now: float) -> list[Effect]:
+        """Give up the call of a push that has waited too long, or what waited behind it."""
+        behind = self._behind.pop(name, None)
+        if behind is not None:
+            text = f"rank {behind.rank}: pushes before this have not come to all of their servers in time"
+            return [Refuse(*name, CallTimeoutError(text, ranks=[behind.rank]))]
+        call = self._find(name)
+        assert call is not None, "it waits here"
+        for aside in call.pushes.values():
+            aside.is_late = aside.is_late or aside.name == name
+        if call.gives_up:
+            return []
+        call.gives_up = True
+        return self._ask(call, [], now)
+
+    def wait(self, name: RequestName) -> Wait:
+        """Return for what a request waits here."""
+        if name in self._behind:
+            behind = self._behind[name]
+            timeout: float = getattr(behind.received.message, "timeout", 0.0)
+            what = f"{type(behind.received.message).__name__} of rank {behind.rank}"
+            return Wait(what, "pushes before it have not come to all of their servers", timeout, [behind.rank])
+        call = self._find(name)
+        assert call is not None, "it waits here"
+        [aside] = [aside for aside in call.pushes.values() if aside.name == name]
+        missing = call.parts - len(call.pushes)
+        reason = f"{missing} of its {call.parts} pushes have not come" if missing else "it is not on all of its servers"
+        what = f"call {call.name[2]} of rank {call.name[0]}"
+        return Wait(what, reason, aside.message.timeout, [call.name[0]])
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        for rank, calls in self._open.items():
+            assert calls
+            for call in calls:
+                assert call.name[0] == rank
+                assert call.is_here or not call.asked or call.gives_up
+                assert call.verdict is None or self._before(call), "what is decided is ended"
+        for behind in self._behind.values():
+            assert self._open.get(behind.rank)
+        assert not self._gatherings.keys() & self._known.keys()
