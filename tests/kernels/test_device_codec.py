@@ -52,7 +52,7 @@ def test_a_few_bits_for_each_value(on_device: OnDevice, read: Read, bits: int, s
     assert read(target, gradient).tobytes() == sums.tobytes()
 
 
-@pytest.mark.parametrize("size", [1, 33, 257])
+@pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_casts_leave_the_rest_in_the_residual(on_device: OnDevice, read: Read, dtype: str, size: int) -> None:
     rng = np.random.default_rng(size)
@@ -92,7 +92,7 @@ def test_every_float8_is_read_and_written_as_ml_dtypes_does(on_device: OnDevice,
     assert read(cast, codes).tobytes() == (tried + np.float32(0)).astype(reference.FLOAT8).tobytes()
 
 
-@pytest.mark.parametrize("size", [1, 33, 257])
+@pytest.mark.parametrize("size", SIZES[1:])
 def test_float8_in_units_of_a_scale(on_device: OnDevice, read: Read, size: int) -> None:
     rng = np.random.default_rng(size)
     gradient, residual = (rng.standard_normal(size).astype(np.float32) for _ in range(2))
@@ -112,7 +112,7 @@ def test_float8_in_units_of_a_scale(on_device: OnDevice, read: Read, size: int) 
     assert read(target, gradient).tobytes() == sums.tobytes()
 
 
-@pytest.mark.parametrize(("size", "count"), [(1, 1), (33, 5), (257, 1), (257, 100), (300, 300)])
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (31, 31), (32, 1), (33, 5), (255, 128), (257, 1), (300, 300)])
 def test_the_largest_values_and_of_equal_ones_the_first(on_device: OnDevice, size: int, count: int) -> None:
     values = np.random.default_rng(size).integers(-20, 21, size).astype(np.float32) / np.float32(4)
     places, found = select.largest_places(on_device(values), count)
@@ -121,9 +121,31 @@ def test_the_largest_values_and_of_equal_ones_the_first(on_device: OnDevice, siz
     assert found.copy_to_host().tobytes() == values[expected].tobytes()
 
 
+def test_of_equal_magnitudes_the_first_are_taken_and_cleared(on_device: OnDevice, read: Read) -> None:
+    """More of them than are wanted, in several parts of the tensor, and of both signs."""
+    values = np.where(np.arange(300) % 2, np.float32(2), np.float32(-2)).astype(np.float32)
+    device = on_device(values)
+    places, found = select.largest_places(device, 140)
+    assert places.copy_to_host().tolist() == list(range(140))
+    assert found.copy_to_host().tobytes() == values[:140].tobytes()
+    select.clear_places(device, places)
+    assert read(device, values).tolist() == [0] * 140 + values[140:].tolist()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 130, 256])
+def test_what_is_no_number_makes_the_largest_infinite(on_device: OnDevice, bad: float, place: int) -> None:
+    gradient = np.ones(257, np.float32)
+    gradient[place] = bad
+    found = codec.largest(on_device(gradient), on_device(np.zeros_like(gradient)))
+    assert found.copy_to_host()[0] == np.inf
+
+
 def test_payloads_of_another_length_are_refused(on_device: OnDevice) -> None:
     arrays = [on_device(np.zeros(33, np.float32)) for _ in range(2)]
     with pytest.raises(SpecMismatchError, match=r"payload must be uint32\[2\] to fit gradient; got uint32\[1\]"):
         codec.encode_bits(1, arrays[0], arrays[1], 0.5, on_device(np.zeros(1, np.uint32)))
     with pytest.raises(SpecMismatchError, match=r"array must be float32 with at least 34 elements; got float32\[33\]"):
         select.largest_places(arrays[0], 34)
+    with pytest.raises(SpecMismatchError, match="array must be float32; got float64"):
+        select.clear_places(on_device(np.zeros(3)), on_device(np.zeros(1, np.uint32)))

@@ -4,10 +4,13 @@ simulator."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numba import cuda
 from numpy.typing import NDArray
 
@@ -89,6 +92,22 @@ def test_payloads_and_residuals_have_the_bits_of_the_host(
         assert found.keys() == kept.keys()
         if feeds_back:
             assert found["residual"].tobytes() == kept["residual"].tobytes()
+
+
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_tensors_of_any_length_cut_anywhere(data: st.DataObject) -> None:
+    codec = make_codec(data.draw(st.sampled_from(["1bit", "2bit", "fp16", "fp8"])), {})
+    sizes = data.draw(st.lists(st.integers(1, 200), min_size=1, max_size=3))
+    bounds = [sorted(data.draw(st.lists(st.integers(0, size), max_size=3))) for size in sizes]
+    cuts = [list(itertools.pairwise([0, *inner, size])) for inner, size in zip(bounds, sizes, strict=True)]
+    arrays = [gradient(size) for size in sizes]
+    device = devices_for("cuda")[0]
+    there, here = encoders(device, codec, sizes)
+    given_sums = device.keep_sums([[cuda.to_device(array)] for array in arrays])
+    found = device.encode(device.check(list(zip(there, given_sums, cuts, strict=True))))
+    for encoder, array, ranges, pieces in zip(here, arrays, cuts, found, strict=True):
+        assert [bytes(piece) for piece in pieces] == [bytes(piece) for piece in encoder.encode(array, ranges)]
 
 
 def test_tensors_for_which_no_unit_is_fine_enough_are_left_whole(device: Device) -> None:

@@ -60,6 +60,24 @@ def test_rows_are_gathered_and_scattered(on_device: OnDevice, read: Read, dtype:
     assert read(device, table.reshape(-1)).tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint8"])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_memory_is_cleared_from_anywhere_on(on_device: OnDevice, read: Read, dtype: str, offset: int) -> None:
+    whole = np.arange(1, 301).astype(dtype)
+    device = on_device(whole)
+    sparse.clear(device[offset:290])
+    expected = whole.copy()
+    expected[offset:290] = 0
+    assert read(device, whole).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("value", [-0.0, 1.5, np.inf])
+def test_one_number_everywhere(on_device: OnDevice, read: Read, value: float) -> None:
+    device, out = on_device(np.ones(133, np.float32)), np.empty(133, np.float32)
+    sparse.fill(device, value)
+    assert read(device, out).tobytes() == np.full(133, value, np.float32).tobytes()
+
+
 def test_no_rows(on_device: OnDevice, read: Read) -> None:
     table = np.ones(6, np.float32)
     device = on_device(table)

@@ -197,6 +197,18 @@ def test_tensors_are_clipped_to_the_norm_of_all(
 # --- refusing ---
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float32_is_rounded_to_nearest_even(bits: Bits, on_device: OnDevice, read: Read, dtype: str, size: int) -> None:
+    """What is too large becomes infinite."""
+    numbers = some("float32", size, 5)
+    with np.errstate(all="ignore"):
+        expected = numbers.astype(dtype)
+    out = on_device(np.zeros(size, dtype))
+    reduce.narrow([on_device(numbers)], [out])
+    assert bits(read(out, expected)) == bits(expected)
+
+
 def test_what_does_not_fit_is_refused(on_device: OnDevice) -> None:
     five, six = on_device(np.ones(5, np.float32)), on_device(np.ones(6, np.float32))
     with pytest.raises(SpecMismatchError, match=r"out must be float32\[6\] to fit source_0; got float32\[5\]"):
