@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiokv.errors import ConfigError, KeyUseError, SpecMismatchError
+from aiokv.kernels.foreign import OnDevice, is_on_device
 from aiokv.optim import PRECISIONS
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ def view(name: str, tensor: Any) -> Array:
         raise SpecMismatchError(text, key=name, expected=expected, got=kind) from error
 
 
-def replicas(name: str, tensors: Any) -> list[Array]:
-    """Return arrays over one tensor, or over each of a sequence of them.
+def replicas(name: str, tensors: Any) -> list[Any]:
+    """Return arrays over one tensor, or over each of a sequence of them; `OnDevice` for one on a device.
 
     Raises:
         SpecMismatchError: as in `view`; or the sequence is empty, or its shapes or dtypes differ.
     """
-    arrays = [view(name, tensor) for tensor in (tensors if isinstance(tensors, list | tuple) else [tensors])]
+    parts = tensors if isinstance(tensors, list | tuple) else [tensors]
+    arrays: list[Any] = [OnDevice(part) if is_on_device(part) else view(name, part) for part in parts]
     specs = list(dict.fromkeys(f"{array.dtype}{list(array.shape)}" for array in arrays))
     if len(specs) != 1:
         got = ", ".join(specs) or "none"
@@ -73,14 +75,14 @@ def without_aliases(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: params[name] for name in sorted(params) if seen.setdefault(id(params[name]), name) == name}
 
 
-def writable(name: str, arrays: list[Array]) -> list[Array]:
-    """Return arrays that can be written.
+def writable(name: str, arrays: list[Any]) -> list[Any]:
+    """Return arrays that can be written; of those on devices that is seen when they are.
 
     Raises:
         SpecMismatchError: one of them can't.
     """
     for array in arrays:
-        if not array.flags.writeable:
+        if not isinstance(array, OnDevice) and not array.flags.writeable:
             raise SpecMismatchError(f"{name!r} is read-only, and is to be written", key=name, got="read-only")
     return arrays
 
@@ -93,7 +95,7 @@ def attached(tensors: Any) -> Any:
     return getattr(tensors, "grad", None)
 
 
-def read_gradients(params: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, list[Array]]:
+def read_gradients(params: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     """Return the gradients of all parameters, those of its devices for each.
 
     Args:
@@ -116,7 +118,7 @@ def read_gradients(params: Mapping[str, Any], given: Mapping[str, Any] | None) -
     return {name: _like(name, replicas(name, found[name]), replicas(name, params[name])) for name in params}
 
 
-def _like(name: str, gradients: list[Array], params: list[Array]) -> list[Array]:
+def _like(name: str, gradients: list[Any], params: list[Any]) -> list[Any]:
     expected, got = params[0], gradients[0]
     if (expected.shape, expected.dtype) != (got.shape, got.dtype):
         specs = [f"{array.dtype}{list(array.shape)}" for array in (expected, got)]

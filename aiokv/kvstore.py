@@ -97,6 +97,11 @@ class KVStore(ABC):
         """How many calls of this worker have got values of several rounds; see `docs/policies.md`."""
         return self._operations.torn_reads
 
+    @property
+    def uses_devices(self) -> bool:
+        """Whether arrays may lie on CUDA devices: `device="cuda"`."""
+        return self._operations.uses_devices
+
     def group(self, ranks: Iterable[int]) -> Group:
         """Return some of the workers, to give them keys and barriers of their own.
 

@@ -17,13 +17,12 @@ from aiokv.gradients import (
     are_finite,
     global_norm,
     read_gradients,
-    replicas,
-    without_aliases,
     writable,
 )
 from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, create
 from aiokv.optim import FloatRule, LearningRule, Optimizer, make_optimizer, rule_to_params
+from aiokv.parameters import Parameters, bare
 from aiokv.residuals import inherited, merged, rank_url, residual_file
 from aiokv.update_place import Place, is_async, place_of_update
 from aiokv.updating import Updater
@@ -50,8 +49,8 @@ class Trainer:
     in the beginning all get the values of rank 0.
 
     Args:
-        params: by name, arrays of NumPy or tensors with DLPack, such as PyTorch's, in the host's memory; they are
-            updated in place and never copied. A list of tensors are replicas of one parameter, one for each device.
+        params: by name, arrays of NumPy or tensors with DLPack, such as PyTorch's, in the host's memory or on CUDA
+            devices; they are updated in place. A list of tensors are replicas of one parameter, one for each device.
         optimizer: the name of an update rule (see `aiokv.optim`), or the rule.
         optimizer_params: the rule's parameters, if it is given by name.
         kvstore: a store; the name of one, which is made and closed by this trainer; or None, to train alone. With
@@ -92,13 +91,12 @@ class Trainer:
         staleness_rate: str = "1",
         backend: str = "auto",
     ) -> None:
-        self._params = without_aliases(params)
-        self._replicas = {name: writable(name, replicas(name, self._params[name])) for name in self._params}
-        self._weights = {name: arrays[0] for name, arrays in self._replicas.items()}
+        compute = get_backend(backend)
+        self._params = Parameters(params, compute)
         self._rule = _rule(optimizer, optimizer_params)
         self._merging = Merging(reduction, staleness_rate)
         self._merging.check(self._rule)
-        for name, weight in self._weights.items():
+        for name, weight in self._params.weights.items():
             self._merging.check_dtype(name, weight.dtype.name, self._rule)
         _check_more_than_0("grad_accumulation", grad_accumulation)
         if clip_norm is not None:
@@ -107,7 +105,6 @@ class Trainer:
         self._clip_norm = clip_norm
         self._checks = not (loss_scale is None and clip_norm is None)
         self._loss_scale = LossScale(1.0 if loss_scale is None else loss_scale)
-        compute = get_backend(backend)
         self._updater = Updater(compute)
         self._sums = GradientSum(compute)
         self._collected = self._steps = 0
@@ -119,8 +116,8 @@ class Trainer:
             kvstore.type if isinstance(kvstore, KVStore) else kvstore,
             update_on_kvstore,
             by_name=not isinstance(kvstore, KVStore),
-            devices=len(next(iter(self._replicas.values()))),
-            largest=max(weight.size for weight in self._weights.values()),
+            devices=len(next(iter(self._params.replicas.values()))),
+            largest=max(weight.size for weight in self._params.weights.values()),
         )
         self._compression = compression_params
         self._owned: KVStore | None = None
@@ -149,11 +146,11 @@ class Trainer:
         if isinstance(store, str):
             store = self._owned = create(store)
         # Servers that only sum need no rule, and their sums are no business of a rule that somebody else has set.
-        store.init(self._weights, policy="sum" if self._place is Place.WORKERS else None)
+        store.init(self._params.weights, policy="sum" if self._place is Place.WORKERS else None)
         # An integer: no codec touches it.
         store.init(OVERFLOW, np.zeros(1, np.int32), policy="sum")
-        store.pull(self._weights)
-        self._spread()
+        store.pull(self._params.weights)
+        self._params.spread()
         return store
 
     def __enter__(self) -> Self:
@@ -242,7 +239,10 @@ class Trainer:
         """
         _check_more_than_0("batch_size", batch_size)
         is_last = self._collected + 1 == self._every
-        self._sums.add(read_gradients(self._params, gradients), copy=not is_last)
+        found = read_gradients(self._params.tensors, gradients)
+        on_devices = found if self._stays_on_devices else None
+        if on_devices is None:
+            self._sums.add(self._params.gathered(found, apart=self._every > 1), copy=not is_last)
         self._collected += 1
         self._samples += batch_size
         if not is_last:
@@ -250,16 +250,35 @@ class Trainer:
         divisor = self._samples * self.loss_scale
         self._collected, self._samples = 0, 0.0
         try:
-            return self._take_step(divisor)
+            return self._take_step(divisor, on_devices)
         finally:
             self._sums.clear()
 
-    def _take_step(self, divisor: float) -> bool:
+    @property
+    def _stays_on_devices(self) -> bool:
+        """Whether gradients may go to the store as they are, and values from there to the parameters."""
+        return (
+            self._params.on_devices
+            and self._place is Place.SERVERS
+            and self._store is not None
+            and self._store.uses_devices
+            and self._every == 1
+            and not self._checks
+        )
+
+    def _take_step(self, divisor: float, on_devices: Mapping[str, list[Any]] | None) -> bool:
         if self._divisor is None:
             self._divisor = self._agree_on_divisor(divisor)
         if self._store is not None and self._compression is not None and not self._compresses:
             self._store.set_gradient_compression(self._compression)
             self._compresses = True
+        if on_devices is not None and self._divisor == divisor:
+            assert self._store is not None, "it uses the devices"
+            self._steps += 1
+            self._store.pushpull(bare(on_devices), out=bare(self._params.replicas))
+            return True
+        if on_devices is not None:
+            self._sums.add(self._params.gathered(on_devices, apart=False), copy=False)
         pushed = self._scaled(self._divisor / divisor, divisor)
         if self._checks and self._overflows(pushed):
             return False
@@ -267,8 +286,8 @@ class Trainer:
         self._loss_scale.stepped(overflow=False)
         if self._place is Place.SERVERS:
             assert self._store is not None, "servers are those of a store"
-            self._store.pushpull(pushed, out=self._weights)
-            self._spread()
+            self._store.pushpull(pushed, out=self._params.weights)
+            self._params.spread()
         else:
             self._update_here(self._summed(pushed), self._divisor)
         return True
@@ -290,7 +309,8 @@ class Trainer:
             norm = global_norm(self._sums.totals.values()) / divisor
             if norm > self._clip_norm:
                 factor *= self._clip_norm / norm
-        return {name: self._sums.scaled(name, weight.dtype, factor) for name, weight in self._weights.items()}
+        weights = self._params.weights
+        return {name: self._sums.scaled(name, weight.dtype, factor) for name, weight in weights.items()}
 
     @property
     def _has_to_agree(self) -> bool:
@@ -323,15 +343,12 @@ class Trainer:
 
     def _update_here(self, totals: Mapping[str, Array], divisor: float) -> None:
         rule = self._rule_dividing_by(divisor)
-        for name, weight in self._weights.items():
+        if self._params.on_devices:
+            # They may have been changed since.
+            self._params.fetch()
+        for name, weight in self._params.weights.items():
             self._updater.update(name, weight, totals[name], rule, self._steps)
-        self._spread()
-
-    def _spread(self) -> None:
-        """Give all replicas the values of the first ones."""
-        for first, *rest in self._replicas.values():
-            for array in rest:
-                array[...] = first
+        self._params.spread()
 
     def allreduce_grads(self, gradients: Mapping[str, Any] | None = None) -> None:
         """Write the sum over all devices and workers over the gradients. For use with `update`, in the place of `step`.
@@ -346,15 +363,13 @@ class Trainer:
             KeyUseError, SpecMismatchError: as in `step`, or a gradient can't be written.
         """
         self._refuse_on_servers("allreduce_grads")
-        found = read_gradients(self._params, gradients)
+        found = read_gradients(self._params.tensors, gradients)
         for name, arrays in found.items():
             writable(name, arrays)
         self._sums.clear()
-        self._sums.add(found, copy=False)
+        self._sums.add(self._params.gathered(found, apart=False), copy=False)
         sums = self._summed({name: self._sums.scaled(name, found[name][0].dtype, 1.0) for name in found})
-        for name, arrays in found.items():
-            for array in arrays:
-                array[...] = sums[name]
+        self._params.write(found, sums)
         self._sums.clear()
 
     def update(self, batch_size: float, gradients: Mapping[str, Any] | None = None) -> bool:
@@ -374,9 +389,10 @@ class Trainer:
         self._refuse_on_servers("update")
         _check_more_than_0("batch_size", batch_size)
         divisor = batch_size * self.loss_scale
-        found = read_gradients(self._params, gradients)
+        found = read_gradients(self._params.tensors, gradients)
         self._sums.clear()
-        self._sums.add({name: arrays[:1] for name, arrays in found.items()}, copy=False)
+        first = {name: arrays[:1] for name, arrays in found.items()}
+        self._sums.add(self._params.gathered(first, apart=False), copy=False)
         totals = self._scaled(1.0, divisor)
         self._sums.clear()
         # All workers have the same gradients, so they need not agree.
@@ -423,7 +439,7 @@ class Trainer:
             return
         assert self._store is not None, "servers are those of a store"
         facts |= {"optimizer": self._rule.name} | self._merging._asdict()
-        self._store.save(url, keys=[*self._weights, OVERFLOW], facts={"trainer": facts})
+        self._store.save(url, keys=[*self._params.weights, OVERFLOW], facts={"trainer": facts})
 
     def load_states(self, url: str) -> None:
         """Go on with what `save_states` has written, with the same bits as if nothing had happened.
@@ -440,7 +456,7 @@ class Trainer:
         if self._place is Place.SERVERS:
             facts = self._load_from_servers(url)
         else:
-            loaded = self._updater.read(url, self._rule, self._weights)
+            loaded = self._updater.read(url, self._rule, self._params.weights)
             facts = loaded.facts
             if facts["compresses"]:
                 self._load_residuals(url, loaded.checksum, facts["workers"])
@@ -459,7 +475,7 @@ class Trainer:
             return
         ranks = inherited(range(workers), self._store.rank, self._store.num_workers)
         read = {rank: files.read(rank_url(url, rank)) for rank in ranks}
-        self._store.restore_compression_state(merged(url, read, save_id, list(self._weights)))
+        self._store.restore_compression_state(merged(url, read, save_id, list(self._params.weights)))
 
     def _load_from_servers(self, url: str) -> dict[str, Any]:
         """Let the servers go on with a file; return what was saved of this trainer."""
@@ -473,13 +489,13 @@ class Trainer:
                     text = f"{url}: expected the states of a trainer with {what} {expected!r}, got {got!r}"
                     raise DataError(text, path=url, expected=expected, got=got)
 
-        loaded = self._store.load(url, keys=[*self._weights, OVERFLOW], check=check)
+        loaded = self._store.load(url, keys=[*self._params.weights, OVERFLOW], check=check)
         facts: dict[str, Any] = loaded["trainer"]
         if facts["learning_rate"] is not None:
             # The servers have it from the file.
             self._rule = _rule(self._rule.name, rule_to_params(self._rule) | {"learning_rate": facts["learning_rate"]})
-        self._store.pull(self._weights)
-        self._spread()
+        self._store.pull(self._params.weights)
+        self._params.spread()
         return facts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from aiokv.types import Key
 
 
-def all_devices() -> list[Device]:
-    """Return every device that this process sees."""
-    return [Device(number) for number in range(len(cuda.gpus))]
+@functools.cache
+def all_devices() -> tuple[Device, ...]:
+    """Return every device that this process sees: all stores share what they lend."""
+    return tuple(Device(number) for number in range(len(cuda.gpus)))
 
 
 class Device:
