@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from aiokv import files
 from aiokv.cluster_files import OpenPart, SavedChunk, open_part, read_manifest
 from aiokv.core.stimuli import CheckpointRead
+from aiokv.errors import DataError
+from aiokv.files import CHECKSUM_BYTES, checksum
+from aiokv.residuals import state_of
 from aiokv.snapshot import IDS
 from aiokv.wire.messages import RulesState
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.effects import WantedChunk
     from aiokv.tensorfile import Array
+    from aiokv.types import Key, Rank
 
 
 class Reading:
@@ -57,6 +62,28 @@ class Reading:
     def all_arrays(self, chunks: Iterable[WantedChunk]) -> list[tuple[dict[str, Array], int]]:
         """Return what `arrays` returns of each of the chunks."""
         return [self.arrays(chunk) for chunk in chunks]
+
+
+def read_residuals(place: str, rank: Rank, folder: str = "") -> tuple[int, dict[Key, dict[str, Any]]]:
+    """Return the clock of a checkpoint, and what compression had left of a worker's gradients then.
+
+    Args:
+        place: its folder.
+        rank: of the worker.
+        folder: where that has to be; see `aiokv.files.find`.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    manifest = read_manifest(place, folder)
+    file = manifest.residuals.get(rank)
+    if file is None:
+        return manifest.clock, {}
+    url = f"{place}/{file.name}"
+    data = files.read(url, folder)
+    if checksum(data[:-CHECKSUM_BYTES]).hex() != file.checksum:
+        raise DataError(f"{url}: is damaged", path=url, expected=file.checksum)
+    return manifest.clock, state_of(data, url, rank, place.rpartition("/")[2])
 
 
 def _cut(arrays: dict[str, Array], chunk: SavedChunk, wanted: WantedChunk) -> dict[str, Array]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from aiokv import checkpoints, snapshot
 from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
+from aiokv.cluster_reading import read_residuals
 from aiokv.codec.formats import warm_up
 from aiokv.commands import plain
 from aiokv.commands.registry import check_name
@@ -655,6 +656,24 @@ class Operations(ABC):
             kept[key] = await self._compute(functools.partial(restored, key, each, rank), SLOW)
         self._compressor.kept.update(kept)
         await self._call(lambda call: st.RestoreResiduals(call, list(state), self._seconds(None)))
+
+    async def _resume_compression(self, step: int) -> None:
+        """Go on with what compression had left of this worker's gradients, if the job begins with a checkpoint.
+
+        Args:
+            step: this worker's number of steps so far. If it is another one than the checkpoint's, the worker has taken
+                the place of one of this job, and what that had left is lost.
+
+        Raises:
+            DataError: the checkpoint is damaged.
+        """
+        place = self._session.resumed_from
+        if not place:
+            return
+        read = functools.partial(read_residuals, place, self.rank, self._checkpoint_folder)
+        clock, state = await self._compute(read, SLOW)
+        if clock == step and state:
+            await self.restore_compression_state(state)
 
     # --- saving ---
 

@@ -72,22 +72,31 @@ def merged(url: str, contents: Mapping[Rank, bytes], save_id: str, keys: Collect
     """
     found: dict[Key, State] = {}
     for rank, data in contents.items():
-        path = rank_url(url, rank)
-        content, residuals = decode_residuals(data, path)
-        if (content.id, content.rank) != (save_id, rank):
-            text = f"{path}: is not of the save that {url} is of"
-            raise DataError(
-                text, path=path, expected=f"{save_id}, rank {rank}", got=f"{content.id}, rank {content.rank}"
-            )
-        for entry in content.keys:
-            if keys is not None and entry.key not in keys:
+        for key, state in state_of(data, rank_url(url, rank), rank, save_id).items():
+            if keys is not None and key not in keys:
                 continue
-            residual = np.array(residuals[entry.key])
-            if entry.key in found:
-                found[entry.key]["residual"] += residual
-                continue
-            state: State = {"dtype": entry.dtype, "residual": residual}
-            if entry.codec is not None:
-                state |= {"codec": entry.codec, "params": entry.params, "step": entry.step}
-            found[entry.key] = state
+            if key in found:
+                found[key]["residual"] += state["residual"]
+            else:
+                found[key] = state
+    return found
+
+
+def state_of(data: bytes, path: str, rank: Rank, save_id: str) -> dict[Key, State]:
+    """Return what the file of a worker says, as `residual_file` was given it.
+
+    Raises:
+        DataError: the file is torn, changed, or of another rank or save.
+    """
+    content, residuals = decode_residuals(data, path)
+    if (content.id, content.rank) != (save_id, rank):
+        text = f"{path}: is not of the save that it should be of"
+        expected, got = f"{save_id}, rank {rank}", f"{content.id}, rank {content.rank}"
+        raise DataError(text, path=path, expected=expected, got=got)
+    found: dict[Key, State] = {}
+    for entry in content.keys:
+        state: State = {"dtype": entry.dtype, "residual": np.array(residuals[entry.key])}
+        if entry.codec is not None:
+            state |= {"codec": entry.codec, "params": entry.params, "step": entry.step}
+        found[entry.key] = state
     return found

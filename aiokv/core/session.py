@@ -122,6 +122,12 @@ class Session:
         return self._roster.world
 
     @property
+    def resumed_from(self) -> str:
+        """The folder of the checkpoint with which the servers have begun; empty: with nothing."""
+        view = self._joiner.view
+        return view.resume if view else ""
+
+    @property
     def num_lost(self) -> int:
         """How many workers and servers are lost."""
         return len(self._roster.lost) + len(self._lost)

@@ -182,6 +182,30 @@ async def test_init_and_rule_of_the_script_change_nothing(cluster: MakeCluster, 
         assert await second.workers[0].update_counts() == dict.fromkeys(SHAPES, 3)
 
 
+@pytest.mark.parametrize(
+    ("codec", "params"), [("2bit", {"threshold": 0.3}), ("topk", {"fraction": 0.1}), ("randomk", {"fraction": 0.5})]
+)
+async def test_what_compression_has_left_goes_on_too(
+    cluster: MakeCluster, tmp_path: Path, codec: str, params: dict[str, Any]
+) -> None:
+    async def begin_compressed(running: Cluster) -> dict[str, Any]:
+        await running.each(lambda worker: worker.set_gradient_compression(codec, **params))
+        return await begin(running, RULES[0])
+
+    async with cluster(servers=2) as undisturbed:
+        expected = await train_all(undisturbed, await begin_compressed(undisturbed), 0)
+    settings = {"checkpoint_folder": str(tmp_path), "checkpoint_every": 3}
+    async with cut_off(cluster, servers=2, **settings) as first:
+        await train_all(first, await begin_compressed(first), 0, 5)
+        await settled(tmp_path, 3)
+    async with cluster(servers=3, **settings, resume="latest") as second:
+        values = await begin_compressed(second)
+        for worker in second.workers:
+            count_on(worker, 3)
+            await worker._resume_compression(3)
+        assert_same(await train_all(second, values, 3), expected)
+
+
 async def test_row_sparse_tables_go_on_too(cluster: MakeCluster, tmp_path: Path) -> None:
     initializer = {"name": "normal", "scale": 1.0, "seed": 3}
 
