@@ -139,7 +139,7 @@ def make_plan(config: Config) -> CheckpointPlan:
 
     Raises:
         ConfigError: there is no such checkpoint, or it is one of another number of workers.
-        DataError: all that there are, are damaged.
+        DataError: all that there are, are damaged; or what is named is not in the checkpoint_folder, if that is set.
     """
     folder = absolute(config.checkpoint_folder)
     wants = bool(config.checkpoint_every or config.checkpoint_seconds)
@@ -168,6 +168,9 @@ def _find_resumed(resume: str, folder: str) -> Found | None:
     if not resume:
         return None
     place = folder if resume == LATEST else absolute(resume)
+    if folder:
+        # The servers would find out later.
+        files.find(f"{place}/{MANIFEST}", folder)
     found = newest_complete(place)
     if found is not None:
         logger.info("going on from the checkpoint %s of round %d", found.place, found.clock)

@@ -9,6 +9,7 @@ all, with their lengths and checksums: without it there is no checkpoint.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from aiokv import files
 from aiokv.core.saved_chunks import ChunkState
-from aiokv.errors import DataError
+from aiokv.errors import AiokvError, DataError
 from aiokv.saving import SavedRule, file_head, tensor_name
 from aiokv.tensorfile import DTYPES, Array, Shapes, bytes_of, in_order, read_head
 from aiokv.wire.messages import CheckpointFile
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from aiokv.types import Rank
+
+logger = logging.getLogger("aiokv")
 
 FORMAT = "aiokv part"
 MANIFEST = "manifest.json"
@@ -134,6 +137,21 @@ def write_file(place: str, name: str, pieces: Iterable[bytes | memoryview], fold
     finally:
         file.drop()
     return CheckpointFile(name, nbytes + CHECKSUM_BYTES, file.checksum.hex(), len(head), _hex(head))
+
+
+def write_own(
+    place: str, name: str, pieces: Iterable[bytes | memoryview], folder: str
+) -> tuple[CheckpointFile | None, str]:
+    """Write a node's file where the scheduler says, if that is in the node's own folder; return it, or why not."""
+    if not folder:
+        return None, "checkpoint_folder is not set for it, and it writes nowhere else"
+    try:
+        return write_file(place, name, pieces, folder), ""
+    except AiokvError as error:
+        return None, error.message
+    except Exception as error:  # whatever it is, others wait for this part
+        logger.exception("%s/%s can't be written", place, name)
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _make_folder(url: str, folder: str) -> None:

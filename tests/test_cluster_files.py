@@ -17,6 +17,7 @@ from aiokv.cluster_files import (
     part_pieces,
     read_manifest,
     write_file,
+    write_own,
 )
 from aiokv.cluster_reading import Reading
 from aiokv.config import Config
@@ -275,6 +276,31 @@ def test_writing_that_fails_leaves_nothing(tmp_path: Path) -> None:
         write_file(str(tmp_path / "file" / NAME), "part-0", [b"x"])
 
 
+def test_node_writes_only_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    place, pieces = str(tmp_path / NAME), [b"head"]
+    assert write_own(place, "part-0", pieces, "") == (
+        None,
+        "checkpoint_folder is not set for it, and it writes nowhere else",
+    )
+    file, reason = write_own(place, "part-0", pieces, str(tmp_path / "elsewhere"))
+    assert file is None
+    assert "is not in the folder" in reason
+    file, reason = write_own(place, "part-0", pieces, str(tmp_path))
+    assert file is not None
+    assert (file.nbytes, reason) == (36, "")
+
+
+def test_part_that_can_t_be_made_is_told_whatever_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"head"
+        raise RuntimeError("no memory")
+
+    written = write_own(str(tmp_path / NAME), "part-0", broken(), str(tmp_path))
+    assert written == (None, "RuntimeError: no memory")
+    assert "part-0 can't be written" in caplog.text
+    assert list((tmp_path / NAME).iterdir()) == []
+
+
 # --- folders of checkpoints ---
 
 
@@ -372,6 +398,12 @@ def test_plan_goes_on_from_what_is_named(tmp_path: Path) -> None:
     first, _ = make_checkpoint(tmp_path / "old", 4), make_checkpoint(tmp_path / "old", 6)
     for named, clock in ((first, 4), (tmp_path / "old", 6)):
         assert make_plan(Config(num_workers=2, resume=str(named))).clock == clock
+
+
+def test_what_is_named_has_to_be_in_the_folder_if_there_is_one(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "old")
+    with pytest.raises(DataError, match="is not in the folder"):
+        make_plan(config(tmp_path / "new", resume=str(tmp_path / "old")))
 
 
 def test_what_is_named_has_to_be_there_and_whole(tmp_path: Path) -> None:

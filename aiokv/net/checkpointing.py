@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aiokv.cluster_files import part_name, part_pieces, write_file
+from aiokv.cluster_files import part_name, part_pieces, write_own
 from aiokv.cluster_reading import Reading
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -81,14 +81,9 @@ class CheckpointFiles:
         rule = msgspec.convert(msgspec.structs.asdict(effect.rules), SavedRule)
         held = [(one.state, one.updates, one.arrays) for one in self._snapshots.held(clock)]
         name, pieces = part_name(effect.index), part_pieces(clock, rule, held)
-        try:
-            file = await asyncio.to_thread(write_file, effect.place, name, pieces, self._folder)
-        except AiokvError as error:
-            self._feed(st.PartWritten(clock, None, error.message))
-        else:
-            self._feed(st.PartWritten(clock, file))
-        finally:
-            self._snapshots.release(clock)
+        written = await asyncio.to_thread(write_own, effect.place, name, pieces, self._folder)
+        self._snapshots.release(clock)
+        self._feed(st.PartWritten(clock, *written))
 
     async def _read(self, place: str) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from aiokv.arrays import Arguments, bytes_of, gather, scatter
-from aiokv.cluster_files import residuals_name, write_file
+from aiokv.cluster_files import residuals_name, write_own
 from aiokv.compressing import Compressor, Job
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
@@ -243,12 +243,8 @@ class Client(Driver, Operations):
         state = self._compressor.take(clock)
         pieces = residual_file(state, rank, effect.place.rpartition("/")[2], None)
         folder, name = self._checkpoint_folder, residuals_name(rank)
-        try:
-            file = await asyncio.to_thread(write_file, effect.place, name, pieces, folder)
-        except AiokvError as error:
-            self.feed(st.PartWritten(clock, None, error.message))
-        else:
-            self.feed(st.PartWritten(clock, file))
+        written = await asyncio.to_thread(write_own, effect.place, name, pieces, folder)
+        self.feed(st.PartWritten(clock, *written))
 
     async def _encode_aside(self, job: Job) -> None:
         """Encode in a thread: the loop must not wait for it."""
