@@ -352,3 +352,21 @@ def test_plugins_are_names_of_modules(given: dict[str, Any]) -> None:
 def test_what_is_no_name_of_a_module_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="plugins must be a list of modules' names"):
         load_config(environ={"AIOKV_PLUGINS": text})
+
+
+# --- checkpoints ---
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"checkpoint_every": 5}, {"checkpoint_seconds": 1.0}, {"resume": "latest"}],
+    ids=lambda each: str(*each),
+)
+def test_checkpoints_need_a_folder(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="need checkpoint_folder"):
+        load_config(environ={}, **settings)
+    assert load_config(environ={}, checkpoint_folder="/ck", **settings).checkpoint_folder == "/ck"
+
+
+def test_job_may_go_on_from_a_place_that_is_named_without_having_checkpoints_itself() -> None:
+    assert load_config(environ={"AIOKV_RESUME": "/old"}).resume == "/old"

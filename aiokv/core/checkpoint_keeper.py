@@ -221,7 +221,8 @@ class Keeper:
             return self._drop([clock], written.reason)
         del self._open[clock]
         nbytes = sum(file.nbytes for file in (*gathering.parts.values(), *gathering.residuals.values()))
-        effects: list[Effect] = [Log("info", f"the checkpoint of round {clock} is complete: {nbytes} bytes")]
+        text, facts = f"the checkpoint of round {clock} is complete: {nbytes} bytes", {"clock": clock, "nbytes": nbytes}
+        effects: list[Effect] = [Log("info", text, "checkpoint_complete", facts)]
         effects += self._drop([other for other in self._open if other < clock], "a later one is complete")
         self._complete = clock
         self._dropped = {other: None for other in self._dropped if other > clock}
@@ -238,6 +239,7 @@ class Keeper:
             del self._open[clock]
             self._dropped[clock] = None
             self._torn.append(name_of(self._plan.run, clock))
-            effects.append(Log("warning", f"there is no checkpoint of round {clock}: {reason}"))
+            text, facts = f"there is no checkpoint of round {clock}: {reason}", {"clock": clock, "reason": reason}
+            effects.append(Log("warning", text, "checkpoint_dropped", facts))
             effects += [Send(peer, 0, m.CheckpointDropped(clock)) for peer in self._servers]
         return effects

@@ -580,6 +580,8 @@ class Coordinator:
             return self._whole.wait(name)
         attach = self._attaching[name]
         what = f"{attach.name} at {self._joiner.name}"
+        if self._resuming.is_busy:
+            return Wait(what, "the checkpoint is not loaded yet", attach.timeout)
         return Wait(what, f"the view of epoch {attach.epoch} is not here yet", attach.timeout)
 
     def _tick(self, now: float) -> list[Effect]:

@@ -97,7 +97,8 @@ def test_it_is_complete_when_all_parts_and_what_belongs_to_them_is_written(sched
     parts, residuals = [file("part-0"), file("part-1")], [(1, file("residuals-1"))]
     assert write(scheduler, 10, 0) == [ef.WriteManifest(10, place(10), 2, parts, residuals)]
     (log,) = scheduler.handle(st.ManifestWritten(10))
-    assert log == ef.Log("info", "the checkpoint of round 10 is complete: 300 bytes")
+    text, facts = "the checkpoint of round 10 is complete: 300 bytes", {"clock": 10, "nbytes": 300}
+    assert log == ef.Log("info", text, "checkpoint_complete", facts)
 
 
 def test_the_last_few_stay(scheduler: Any) -> None:
@@ -125,6 +126,7 @@ def dropped(rig: Any, effects: list[ef.Effect], clock: int) -> str:
     (log,) = only(effects, ef.Log)
     start = f"there is no checkpoint of round {clock}: "
     assert log.text.startswith(start)
+    assert (log.event, log.facts["clock"]) == ("checkpoint_dropped", clock)
     return str(log.text.removeprefix(start))
 
 

@@ -469,6 +469,12 @@ def test_what_can_t_be_loaded_ends_the_server_and_is_told_to_the_workers(make_se
     assert str(rig.attach(1).answer) == str(waiting.answer), "who comes later is told too"
 
 
+def test_who_asks_what_it_waits_for_is_told(make_server: Make) -> None:
+    rig = resumed(make_server, state(), load=False)
+    waiting = rig.ask(0, m.GetWaiting(), peer=99).answer
+    assert {call.reason for call in waiting.calls} == {"the checkpoint is not loaded yet"}
+
+
 def test_who_waits_too_long_for_the_values_is_told_what_is_missing(make_server: Make) -> None:
     rig = resumed(make_server, state(), load=False)
     rig.tick(6.0)
