@@ -640,7 +640,7 @@ class Operations(ABC):
         Arrays are copies; all else is None, int, float, str or dict. Wait for the pushes before.
         """
         kept = list(self._compressor.kept.items())
-        return {key: await self._compute(each.state, each.nbytes) for key, each in kept}
+        return {key: await self._compute(each.state, SLOW if each.device else each.nbytes) for key, each in kept}
 
     async def restore_compression_state(self, state: Mapping[Key, Mapping[str, Any]]) -> None:
         """Go on as the worker of this rank would have that the state is from. Wait for all pushes before.

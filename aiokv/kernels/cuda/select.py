@@ -8,6 +8,7 @@ count what each part of the tensor sends, and write it, so places come out in th
 from __future__ import annotations
 
 import functools
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,20 @@ GROUP = 4
 MOST_SHORT = 1 << 32
 """From how many elements on a place needs more than 32 bits."""
 
-COUNT_DIGIT = (
-    "cuda.atomic.add(shared, int64(size_of({x}) >> shift) & 255, where(size_of({x}) >> above == prefix, 1, 0))"
-)
+EACH = range(GROUP)
+LOADED = ", ".join(f"x_{k}" for k in EACH)
+
+
+def _each(lines: str, spaces: int) -> str:
+    """Return lines for every element of a group."""
+    return "\n".join(textwrap.indent(lines.format(k=k), " " * spaces) for k in EACH)
+
+
+# After the first digit few elements are left to count.
+COUNT_DIGIT = """\
+size = size_of(x_{k})
+if size >> above == prefix:
+    cuda.atomic.add(shared, size >> shift & 255, 1)"""
 
 HISTOGRAM = f"""\
 def kernel(addresses, parts, state, counts, shift):
@@ -40,14 +52,11 @@ def kernel(addresses, parts, state, counts, shift):
     for part in range(cuda.blockIdx.x, parts.shape[0], cuda.gridDim.x):
         start, wide_end, end = parts[part, 1], parts[part, 2], parts[part, 3]
         for i in range(start + {GROUP} * thread, wide_end, {GROUP} * threads):
-            x_0, x_1, x_2, x_3 = read_vector(addresses[0, 0], i, kind_x)
-            {COUNT_DIGIT.format(x="x_0")}
-            {COUNT_DIGIT.format(x="x_1")}
-            {COUNT_DIGIT.format(x="x_2")}
-            {COUNT_DIGIT.format(x="x_3")}
+            {LOADED} = read_vector(addresses[0, 0], i, kind_x)
+{_each(COUNT_DIGIT, 12)}
         for i in range(wide_end + thread, end, threads):
-            x = read(addresses[0, 0], i, kind_x)
-            {COUNT_DIGIT.format(x="x")}
+            x_0 = read(addresses[0, 0], i, kind_x)
+{textwrap.indent(COUNT_DIGIT.format(k=0), " " * 12)}
     cuda.syncthreads()
     for digit in range(thread, {DIGITS}, threads):
         cuda.atomic.add(counts, digit, shared[digit])
@@ -67,17 +76,22 @@ def kernel(counts, state, shift):
             counts[other] = 0
 """
 
-TALLY = """\
+TALLY = f"""\
 def kernel(addresses, parts, state, tallies):
     shared = cuda.shared.array(2, int32)
     thread, threads = cuda.threadIdx.x, cuda.blockDim.x
     least = state[0]
     for part in range(cuda.blockIdx.x, parts.shape[0], cuda.gridDim.x):
+        start, wide_end, end = parts[part, 1], parts[part, 2], parts[part, 3]
         if thread < 2:
             shared[thread] = 0
         cuda.syncthreads()
         larger, equal = 0, 0
-        for i in range(parts[part, 1] + thread, parts[part, 3], threads):
+        for i in range(start + {GROUP} * thread, wide_end, {GROUP} * threads):
+            {LOADED} = read_vector(addresses[0, 0], i, kind_x)
+{_each("larger += where(size_of(x_{k}) > least, 1, 0)", 12)}
+{_each("equal += where(size_of(x_{k}) == least, 1, 0)", 12)}
+        for i in range(wide_end + thread, end, threads):
             size = size_of(read(addresses[0, 0], i, kind_x))
             larger += where(size > least, 1, 0)
             equal += where(size == least, 1, 0)
@@ -116,46 +130,54 @@ def kernel(tallies):
             equal_before += equal_here
 """
 
-# Each thread takes a run of a part, so that what it writes is in order; what threads before it found is added up in
-# steps that double.
-WRITE = """\
+STORE = """\
+            if size_{k} > least or (size_{k} == least and equal_here < wanted):
+                place = larger_here + min(equal_here, wanted)
+                places[place] = i + {k}
+                values[place] = x_{k}
+            larger_here += where(size_{k} > least, 1, 0)
+            equal_here += where(size_{k} == least, 1, 0)"""
+STORES = "\n".join(STORE.format(k=k) for k in EACH)
+
+# A block goes over its part tile by tile. Each thread has a group of a tile; how many of the groups before its own are
+# sent is added up in steps that double. Elements after the last one have a size that no element has.
+WRITE = f"""\
 def kernel(addresses, parts, state, tallies, places, values):
     larger = cuda.shared.array(THREADS, int32)
     equal = cuda.shared.array(THREADS, int32)
     thread = cuda.threadIdx.x
     least, wanted = state[0], state[1]
     for part in range(cuda.blockIdx.x, parts.shape[0], cuda.gridDim.x):
-        start, end = parts[part, 1], parts[part, 3]
-        run = (end - start + THREADS - 1) // THREADS
-        first, last = start + thread * run, min(start + (thread + 1) * run, end)
-        larger[thread] = 0
-        equal[thread] = 0
-        for i in range(first, last):
-            size = size_of(read(addresses[0, 0], i, kind_x))
-            larger[thread] += where(size > least, 1, 0)
-            equal[thread] += where(size == least, 1, 0)
-        own_larger, own_equal = larger[thread], equal[thread]
-        distance = 1
-        while distance < THREADS:
+        start, wide_end, end = parts[part, 1], parts[part, 2], parts[part, 3]
+        larger_before, equal_before = tallies[part, 0], tallies[part, 1]
+        for tile in range(start, end, {GROUP} * THREADS):
+            i = tile + {GROUP} * thread
+            if i < wide_end:
+                {LOADED} = read_vector(addresses[0, 0], i, kind_x)
+            else:
+{_each("x_{k} = read(addresses[0, 0], i + {k}, kind_x) if i + {k} < end else like_x", 16)}
+{_each("size_{k} = size_of(x_{k}) if i + {k} < end else int64(-1)", 12)}
+            own_larger, own_equal = int32(0), int32(0)
+{_each("own_larger += where(size_{k} > least, int32(1), int32(0))", 12)}
+{_each("own_equal += where(size_{k} == least, int32(1), int32(0))", 12)}
+            larger[thread] = own_larger
+            equal[thread] = own_equal
+            distance = 1
+            while distance < THREADS:
+                cuda.syncthreads()
+                more_larger = larger[thread - distance] if thread >= distance else int32(0)
+                more_equal = equal[thread - distance] if thread >= distance else int32(0)
+                cuda.syncthreads()
+                larger[thread] += more_larger
+                equal[thread] += more_equal
+                distance *= 2
             cuda.syncthreads()
-            more_larger = larger[thread - distance] if thread >= distance else int32(0)
-            more_equal = equal[thread - distance] if thread >= distance else int32(0)
+            larger_here = larger_before + larger[thread] - own_larger
+            equal_here = equal_before + equal[thread] - own_equal
+{STORES}
+            larger_before += larger[THREADS - 1]
+            equal_before += equal[THREADS - 1]
             cuda.syncthreads()
-            larger[thread] += more_larger
-            equal[thread] += more_equal
-            distance *= 2
-        larger_before = tallies[part, 0] + larger[thread] - own_larger
-        equal_before = tallies[part, 1] + equal[thread] - own_equal
-        for i in range(first, last):
-            x = read(addresses[0, 0], i, kind_x)
-            size = size_of(x)
-            if size > least or (size == least and equal_before < wanted):
-                place = larger_before + min(equal_before, wanted)
-                places[place] = i
-                values[place] = x
-            larger_before += where(size > least, 1, 0)
-            equal_before += where(size == least, 1, 0)
-        cuda.syncthreads()
 """
 
 SIZE_OF = "def size_of(x):\n    return int64(bits_of(x)) & int64(0x7FFFFFFF)"
