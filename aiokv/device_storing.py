@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokv.core.stimuli import Decoded, Restored
-    from aiokv.store.device import DeviceStore, Reading
+    from aiokv.store.device import DeviceStore
+    from aiokv.store.device_chunks import Reading
 
     Later = Callable[[Applied | Normed], None]
     Then = Callable[[memoryview, Callable[[], None]], None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import queue
 import threading
 from collections import deque
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
     Report = Callable[[list[tuple[int, AiokvError | None]]], None]
+
+_logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 50e-6
 
@@ -136,8 +139,11 @@ class Engine:
     # --- in the thread ---
 
     def _run(self) -> None:
-        if not SIMULATED:
-            self._connect_peers()
+        if not SIMULATED and len(self._numbers) > 1:
+            try:
+                self._connect_peers()
+            except Exception as error:  # noqa: BLE001 - then copies go through the host
+                _logger.warning("CUDA devices can't read each other's memory: %s", error)
         while True:
             with contextlib.suppress(queue.Empty):
                 command = self._commands.get(timeout=POLL_SECONDS if any(self._open.values()) else None)
@@ -145,8 +151,10 @@ class Engine:
                     break
                 command()
             self._look()
-        for stream in self._streams.values():
-            stream.synchronize()
+        with contextlib.suppress(Exception):
+            # What a device that is broken has not done is reported all the same.
+            for stream in self._streams.values():
+                stream.synchronize()
         self._look()
 
     def _context(self, device: int) -> Any:
@@ -190,37 +198,50 @@ class Engine:
         needed: Sequence[int],
         lost: Sequence[int],
     ) -> None:
-        """Do something on a stream, after other events; then record one."""
-        with self._context(name[0]):
-            stream = self._stream(name)
-            for other in waits:
-                if other in self._events:
-                    self._events[other].wait(stream)
-            for buffer in lost:
-                if buffer not in self._memory:
-                    # It could not be made before.
-                    self._allocate(buffer, *self._places[buffer])
-            absent = [buffer for buffer in lost if buffer not in self._memory]
-            error = next((self._wrong[buffer] for buffer in (*needed, *absent) if buffer in self._wrong), None)
-            if error is None:
-                error = self._try(name[0], functools.partial(do, stream))
-            for buffer in lost:
-                self._wrong.pop(buffer, None)
-                if error is not None:
-                    self._wrong[buffer] = error
-            # What could not be done has its place in the order, too.
-            mark = self._events[event] = _new_event()
-            mark.record(stream)
-            self._open.setdefault(name, deque()).append((event, error))
+        """Do something on a stream, after other events; then record one.
+
+        Whatever goes wrong, the event is reported: somebody waits for it.
+        """
+        error: AiokvError | None = None
+        try:
+            with self._context(name[0]):
+                stream = self._stream(name)
+                for other in waits:
+                    if self._events.get(other) is not None:
+                        self._events[other].wait(stream)
+                error = self._missing(needed, lost)
+                if error is None:
+                    error = self._try(name[0], functools.partial(do, stream))
+                # What could not be done has its place in the order, too.
+                mark = _new_event()
+                mark.record(stream)
+        except Exception as failed:  # noqa: BLE001 - the driver's errors have many classes
+            mark, error = None, error or self._refusal(name[0], failed)
+        for buffer in lost:
+            self._wrong.pop(buffer, None)
+            if error is not None:
+                self._wrong[buffer] = error
+        self._events[event] = mark
+        self._open.setdefault(name, deque()).append((event, error))
+
+    def _missing(self, needed: Sequence[int], lost: Sequence[int]) -> AiokvError | None:
+        """Return what is wrong with buffers that have to be right, or can't be made."""
+        for buffer in lost:
+            if buffer not in self._memory:
+                # It could not be made before.
+                self._allocate(buffer, *self._places[buffer])
+        absent = [buffer for buffer in lost if buffer not in self._memory]
+        return next((self._wrong[buffer] for buffer in (*needed, *absent) if buffer in self._wrong), None)
 
     def _try(self, device: int, do: Callable[[], None]) -> AiokvError | None:
         try:
             do()
-        except AiokvError as error:
-            return error
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
-            return UpdateRefusedError(f"CUDA device {self._numbers[device]}: {type(error).__name__}: {error}")
+            return error if isinstance(error, AiokvError) else self._refusal(device, error)
         return None
+
+    def _refusal(self, device: int, error: Exception) -> AiokvError:
+        return UpdateRefusedError(f"CUDA device {self._numbers[device]}: {type(error).__name__}: {error}")
 
     def _stream(self, name: tuple[int, str]) -> Any:
         stream = self._streams.get(name)
@@ -254,9 +275,15 @@ class Engine:
     def _look(self) -> None:
         """Report the events that have happened."""
         happened = []
-        for waiting in self._open.values():
-            while waiting and (SIMULATED or self._events[waiting[0][0]].query()):
-                event, error = waiting.popleft()
+        for (device, _), waiting in self._open.items():
+            while waiting:
+                event, error = waiting[0]
+                try:
+                    if not _has_happened(self._events[event]):
+                        break
+                except Exception as failed:  # noqa: BLE001 - a device that is broken says so here
+                    error = error or self._refusal(device, failed)
+                waiting.popleft()
                 del self._events[event]
                 happened.append((event, error))
         if happened:
@@ -271,3 +298,8 @@ def _new_event() -> Any:
     # The simulator's has no such argument.
     made: Any = cuda.event
     return made() if SIMULATED else made(timing=False)
+
+
+def _has_happened(mark: Any) -> bool:
+    # The simulator does everything at once, and its events can't be asked.
+    return mark is None or SIMULATED or bool(mark.query())

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from aiokv import device_storing, storing
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied
 from aiokv.errors import AiokvError, ConfigError, UpdateRefusedError
 from aiokv.kernels import engine_for, get_backend
+from aiokv.kernels.cuda.engine import Engine
+from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.optim import LAMB, LARS, NAG, SGD, SGLD, Adam, AdamW, Assign, Optimizer, RMSProp
 from aiokv.store.device import DeviceStore
 from aiokv.store.host_work import do_on_host
@@ -47,10 +50,11 @@ def fail(error: AiokvError) -> None:
 class OnDevice:
     """A store with an engine; events are taken in by this thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Any = None) -> None:
         backend = get_backend("reference")
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.store = DeviceStore(backend, engine_for("cuda:0", functools.partial(do_on_host, backend=backend)))
+        engine = engine or engine_for("cuda:0", functools.partial(do_on_host, backend=backend))
+        self.store = DeviceStore(backend, engine)
         self.store.start(self.events.put)
         self.ends: list[Any] = []
 
@@ -169,6 +173,23 @@ def test_what_fails_is_reported_and_what_needs_it_fails_too(device: OnDevice) ->
     slots = [land(side, n, "float32") for n in range(2)]
     side.do(ef.Apply("w", 0, 2, slots[0], [0], [0], 2, SGD(learning_rate=0.1), 1), ef.Free(slots[1]))
     assert side.finish() == [Applied("w", 0, 2, None)]
+
+
+def test_two_devices_have_a_part_of_the_keys_each() -> None:
+    """In the simulator both are the same one; a sum that is on the other device than its chunk is copied there."""
+    backend = get_backend("reference")
+    numbers = [0, 0] if SIMULATED else list(range(min(2, len(cuda.gpus))))
+    side = OnDevice(Engine(numbers, functools.partial(do_on_host, backend=backend)))
+    for key in ("w", "v"):
+        side.do(ef.Install(key, 0, "float32", SIZE, land(side, 0, "float32"), []))
+    slots = [land(side, n, "float32") for n in (1, 2)]
+    side.store.arrived(slots[0], "w", 0)
+    side.store.arrived(slots[1], "v", 0)
+    side.do(ef.Fold(slots[0], slots[1], "float32"), ef.Apply("v", 0, 1, slots[0], [0], [0], 1, Assign(), 1))
+    assert side.finish() == [Applied("v", 0, 1, None)]
+    expected = sum(np.random.default_rng(n).standard_normal(SIZE).astype(np.float32) for n in (1, 2))
+    assert side.read(ef.StoredChunk("v", 0, 1, 0)) == np.asarray(expected).tobytes()
+    side.store.close()
 
 
 @pytest.mark.parametrize("device_name", ["cuda:0,0", "cuda:99", "gpu"])

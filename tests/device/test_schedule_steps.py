@@ -1,0 +1,170 @@
+"""What overlaps and what waits, step by step; `test_schedule.py` shows that nothing goes wrong in any other order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiokv.device import records as r
+from aiokv.device.records import Kind, Stream
+from aiokv.device.schedule import Schedule
+from aiokv.errors import AiokvError, DeviceMemoryError
+
+W = ("w", 0)
+BYTES = 100
+
+
+def install(schedule: Schedule, chunk: Any = W, slot: int = 0) -> list[r.Effect]:
+    return schedule.handle(r.Install(chunk, BYTES, slot, "zero"))
+
+
+def tasks(effects: list[r.Effect]) -> list[r.Copy | r.Launch]:
+    return [effect for effect in effects if isinstance(effect, r.Copy | r.Launch)]
+
+
+def copies(effects: list[r.Effect]) -> list[r.Copy]:
+    return [effect for effect in effects if isinstance(effect, r.Copy)]
+
+
+def complete(schedule: Schedule, effects: list[r.Effect]) -> list[r.Effect]:
+    """Report all that was begun; return what is wanted then."""
+    return [more for task in tasks(effects) for more in schedule.handle(r.Completed(task.event))]
+
+
+def test_contributions_are_copied_while_others_are_added() -> None:
+    """The copies of what lands wait for nothing; each addition waits for the copy of what it adds."""
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    landed = [copies(schedule.handle(r.Landed(slot, BYTES, 0)))[0] for slot in (1, 2, 3)]
+    adds = [tasks(schedule.handle(r.Fold(1, [slot], "add", BYTES)))[0] for slot in (2, 3)]
+    assert [(copy.stream, copy.waits) for copy in landed] == [(Stream(0, Kind.IN), [])] * 3
+    assert [(add.stream, add.waits) for add in adds] == [
+        (Stream(0, Kind.COMPUTE), [landed[1].event]),
+        (Stream(0, Kind.COMPUTE), [landed[2].event]),
+    ]
+
+
+def test_a_version_is_published_when_its_event_is_there() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
+    (launch,) = tasks(schedule.handle(r.Update(W, 1, 1, "renew")))
+    assert schedule.version_of(W) == 0
+    assert r.Published(W, 1, None) in schedule.handle(r.Completed(launch.event))
+    assert schedule.version_of(W) == 1
+
+
+def test_a_sum_that_is_the_value_waits_for_what_makes_it() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    copied = schedule.handle(r.Landed(1, BYTES, 0))
+    assert schedule.handle(r.Update(W, 1, 1, None)) == []
+    ended = complete(schedule, copied)
+    assert r.Published(W, 1, None) in ended
+
+
+def test_the_first_value_is_sent_from_where_it_has_landed() -> None:
+    schedule = Schedule([10_000])
+    effects = install(schedule)
+    take = next(effect for effect in effects if isinstance(effect, r.Take))
+    assert schedule.handle(r.Requested(7, W)) == [r.Ready(7, {"": take.buffer}, None)]
+
+
+def test_all_who_want_a_value_get_one_copy_of_it() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
+    schedule.handle(r.Update(W, 1, 1, None))
+    reserve, copy = schedule.handle(r.Requested(1, W))
+    assert isinstance(reserve, r.Reserve)
+    assert isinstance(copy, r.Copy)
+    assert copy.stream == Stream(0, Kind.OUT)
+    assert schedule.handle(r.Requested(2, W)) == []
+    ready = schedule.handle(r.Completed(copy.event))
+    assert ready == [r.Ready(ticket, {"": reserve.buffer}, None) for ticket in (1, 2)]
+
+
+def test_what_was_wanted_before_is_copied_without_being_asked_for() -> None:
+    """So the copy follows the update at once, and the loop is not waited for in between."""
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    schedule.handle(r.Requested(1, W))
+    complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
+    launch, copy = tasks(schedule.handle(r.Update(W, 1, 1, "renew")))
+    assert (copy.stream, copy.waits) == (Stream(0, Kind.OUT), [launch.event])
+
+
+def test_state_is_not_changed_while_it_is_copied() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    fresh = {"momentum": r.Fresh(BYTES, "zero")}
+    complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
+    complete(schedule, schedule.handle(r.Update(W, 1, 1, "renew", 0, ("momentum",), fresh)))
+    saved = copies(schedule.handle(r.Requested(1, W, state=True)))
+    complete(schedule, schedule.handle(r.Landed(2, BYTES, 0)))
+    launch = tasks(schedule.handle(r.Update(W, 2, 2, "renew", 0, ("momentum",))))[0]
+    assert launch.waits == [saved[-1].event]
+
+
+def test_a_buffer_is_used_again_for_what_has_its_size() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    landed = schedule.handle(r.Landed(1, BYTES, 0))
+    freed = schedule.handle(r.Freed(1))
+    assert freed == [], "it is still being copied to"
+    complete(schedule, landed)
+    again = schedule.handle(r.Landed(2, BYTES, 0))
+    assert not [effect for effect in again if isinstance(effect, r.Allocate)]
+    assert copies(again)[0].target == copies(landed)[0].target
+
+
+def test_idle_buffers_make_room_for_others() -> None:
+    schedule = Schedule([2 * BYTES])
+    complete(schedule, install(schedule))
+    landed = schedule.handle(r.Landed(1, BYTES, 0))
+    complete(schedule, landed)
+    schedule.handle(r.Freed(1))
+    effects = schedule.handle(r.Landed(2, BYTES // 2, 0))
+    assert [effect for effect in effects if isinstance(effect, r.Deallocate)] == [
+        r.Deallocate(copies(landed)[0].target)
+    ]
+
+
+def test_what_does_not_fit_says_how_much_was_wanted_where() -> None:
+    schedule = Schedule([10_000, 3 * BYTES // 2])
+    install(schedule)
+    install(schedule, ("v", 0), 1)
+    with pytest.raises(DeviceMemoryError, match="CUDA device 1 has 50 bytes left for buffers, and 100 were") as caught:
+        schedule.handle(r.Landed(2, BYTES, 1))
+    assert caught.value.details == {"expected": 100, "got": 50}
+
+
+def test_sums_of_two_devices_are_added_where_the_first_one_is() -> None:
+    schedule = Schedule([10_000, 10_000])
+    landed = [copies(schedule.handle(r.Landed(slot, BYTES, slot)))[0] for slot in (0, 1)]
+    moved, add = tasks(schedule.handle(r.Fold(0, [1], "add", BYTES)))
+    assert isinstance(moved, r.Copy)
+    assert (moved.stream, moved.source, moved.waits) == (Stream(0, Kind.IN), landed[1].target, [landed[1].event])
+    assert (add.stream, add.waits) == (Stream(0, Kind.COMPUTE), [moved.event])
+
+
+def test_an_update_that_failed_leaves_the_value_and_forgets_the_state_that_it_began() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
+    begin, launch = tasks(schedule.handle(r.Update(W, 1, 1, "renew", 0, ("m",), {"m": r.Fresh(BYTES, "zero")})))
+    schedule.handle(r.Completed(begin.event))
+    error = AiokvError("no")
+    assert r.Published(W, 1, error) in schedule.handle(r.Completed(launch.event, error))
+    assert schedule.version_of(W) == 1
+    assert schedule.state_of(W) == {}
+
+
+def test_a_sum_that_went_wrong_before_is_no_value() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    (copy,) = tasks(schedule.handle(r.Landed(1, BYTES, 0)))
+    error = AiokvError("no")
+    schedule.handle(r.Completed(copy.event, error))
+    assert r.Published(W, 1, error) in schedule.handle(r.Update(W, 1, 1, None))
