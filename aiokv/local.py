@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from aiokv import device_storing
 from aiokv.arrays import Arguments, bytes_of, gather, scatter
 from aiokv.commands import ServerInfo, run
 from aiokv.compressing import Compressor
@@ -21,11 +22,12 @@ from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
-from aiokv.errors import ClosedError, NotFiniteError, OptimizerError
+from aiokv.errors import AiokvError, ClosedError, OptimizerError
 from aiokv.guard import Guard
 from aiokv.kernels import devices_for, get_backend
 from aiokv.kvstore import KVStore, Updater
 from aiokv.list_sums import Merger
+from aiokv.local_devices import LocalDevices
 from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span, state_bytes
@@ -100,7 +102,7 @@ class LocalStore(KVStore):
 
     def close(self, *, timeout: float | None = None) -> None:
         """Forget all values. Can be called twice."""
-        self._worker.closed = True
+        self._worker.close()
 
 
 class _LocalWorker(Operations):
@@ -110,7 +112,8 @@ class _LocalWorker(Operations):
         self.closed = False
         adder = get_backend(backend)
         self._merger = Merger(adder, devices_for(backend))
-        self._store = ParameterStore(adder)
+        self._devices = LocalDevices() if backend == "cuda" else None
+        self._store = ParameterStore(adder) if self._devices is None else self._devices.store
         self._updater: Updater | None = None
         self._has_rule = False
         self._counters = Counters()
@@ -126,6 +129,12 @@ class _LocalWorker(Operations):
         self._compressor = Compressor("reference" if backend == "reference" else "auto")
         self._queue.append((self._coordinator, st.Received(SCHEDULER, 0, VIEW)))
         self._move(st.Join(next(self._calls), CALL_SECONDS))
+
+    def close(self) -> None:
+        """Forget all values. Can be called twice."""
+        self.closed = True
+        if self._devices is not None:
+            self._devices.close()
 
     def _seconds(self, timeout: float | None) -> float:
         return CALL_SECONDS
@@ -171,7 +180,7 @@ class _LocalWorker(Operations):
     def _move(self, stimulus: st.Stimulus) -> None:
         """Give a stimulus to the session and go on until nothing is left to do."""
         self._queue.append((self._session, stimulus))
-        while self._queue:
+        while self._queue or self._await_devices():
             machine, stimulus = self._queue.popleft()
             begin = time.perf_counter() if self._profile.running and machine is self._coordinator else 0.0
             for effect in machine.handle(stimulus, now=self._now):
@@ -181,6 +190,14 @@ class _LocalWorker(Operations):
             self._done.clear()
             if begin:
                 self._profile.add(stimulus, begin, time.perf_counter())
+
+    def _await_devices(self) -> bool:
+        """Wait until the server is to hear of something that devices have done; False: they do nothing."""
+        while self._devices is not None and not self._done and self._devices.step():
+            pass
+        self._queue.extend((self._coordinator, done) for done in self._done)
+        self._done.clear()
+        return bool(self._queue)
 
     def _wait(self, number: int) -> ef.Complete | ef.Fail:
         """Return the end of a call; what does not end by itself, as there is nobody else, ends by its deadline."""
@@ -224,10 +241,17 @@ class _LocalWorker(Operations):
             case ef.Prepare(codec):
                 self._store.prepare(codec, self._compressor.backend)
             case _:
-                done = perform(self._store, effect)
+                if self._devices is None:
+                    done = perform(self._store, effect)
+                else:
+                    done = device_storing.perform(self._devices.store, effect, self._end)
                 if done is not None:
-                    self._counters["updates"] += isinstance(done, st.Applied)
-                    self._done.append(done)
+                    self._end(done)
+
+    def _end(self, done: st.Stimulus) -> None:
+        """Take note of what came of an effect."""
+        self._counters["updates"] += isinstance(done, st.Applied)
+        self._done.append(done)
 
     def _deliver(self, sender: Session | Coordinator, send: ef.Send) -> None:
         if send.peer == SCHEDULER:
@@ -242,13 +266,17 @@ class _LocalWorker(Operations):
             if payload.nbytes:
                 slot, view = self._store.land(payload.nbytes)
                 view[:] = payload
+                if self._devices is not None and isinstance(send.message, m.Push) and not send.message.codec:
+                    self._devices.store.arrived(slot, send.message.key, send.message.start)
             rows = span(self._store, send.message, slot)
             received = st.Received(SERVER, send.request, send.message, slot, payload.nbytes, rows)
             self._queue.append((self._coordinator, received))
             return
+        sent = None
         try:
-            payload = self._stored(send.payload)
-        except NotFiniteError as error:
+            read = None if self._devices is None or send.payload is None else self._devices.read(send.payload)
+            payload, sent = (self._stored(send.payload), None) if read is None else read
+        except AiokvError as error:
             self._perform(sender, ef.Refuse(send.peer, send.request, error))
             return
         memory = self._session.landing(send.request, payload.nbytes)
@@ -256,6 +284,8 @@ class _LocalWorker(Operations):
             self._compressor.receive(memory, send.message.codec, payload, self._arguments.targets)
         else:
             self._receive(memory, payload)
+        if sent is not None:
+            sent()
         self._queue.append((self._session, st.Received(SERVER, send.request, send.message, None, payload.nbytes)))
 
     def _sent(self, payload: ef.Payload | None) -> memoryview:
