@@ -38,15 +38,14 @@ Meeting = tuple[str, tuple[int, ...]]
 
 Push = m.Push | m.PushBundle
 Pull = m.Pull | m.PullBundle
-_PUSHES: Final = (m.Push, m.PushBundle)
-_EXCHANGES: Final = (*_PUSHES, m.Pull, m.PullBundle)
-ASKED = (
-    *(m.Attach, m.Init, m.InitBundle, m.Push, m.PushBundle, m.Pull, m.PullBundle),
-    *(m.Barrier, m.SetPolicy, m.Switched, m.Finish, m.Leave),
-)
+# Messages are looked up in these by their type: `isinstance` takes long to say no, and all of them come here.
+_PUSHES: Final = frozenset((m.Push, m.PushBundle))
+_EXCHANGES: Final = _PUSHES | {m.Pull, m.PullBundle}
+_MAKING: Final = frozenset((m.Init, m.InitBundle, m.SetPolicy, m.Switched))
+_ASKED: Final = _EXCHANGES | _MAKING | {m.Attach, m.Barrier, m.Finish, m.Leave}
 """Messages that are to be answered."""
 
-ANSWERS = (m.Done, m.Bundled, m.Value, m.Error)
+_ANSWERS: Final = frozenset((m.Done, m.Bundled, m.Value, m.Error))
 
 COUNTED: Final = ("alive", "away", "lost")
 """States of workers for which rounds and barriers wait."""
@@ -171,11 +170,10 @@ class Dialogue:
         self, node: str, peer: Peer, to: str, request: int, message: m.Message, payload: Payload | None, now: float
     ) -> None:
         """A node sends a message to another, which it knows as `peer`."""
-        if isinstance(message, m.View):
-            self._view_sent(message, now)
-        elif isinstance(message, _EXCHANGES):
-            self._exchange_sent(node, to, request, message)
-        elif isinstance(message, ANSWERS):
+        kind = type(message)
+        if kind in _EXCHANGES:
+            self._exchange_sent(node, to, request, message)  # type: ignore[arg-type]
+        elif kind in _ANSWERS:
             question = self._open[node][peer].pop(request, None)
             found = []
             if question is not None:
@@ -184,12 +182,14 @@ class Dialogue:
                 found = [f"{type(message).__name__} answers nothing that is open"]
             if found:
                 self._report([f"{node} to {to}: {text}" for text in found])
+        elif isinstance(message, m.View):
+            self._view_sent(message, now)
 
     def _exchange_sent(self, worker: str, server: str, request: int, message: Push | Pull) -> None:
         places = self._places(server, message)
         self._asked[worker, server, request] = places
         for place in places:
-            if isinstance(message, _PUSHES):
+            if isinstance(message, Push):
                 self._sent[worker, place] = message.sequence
                 newest = self._computed[worker, place]
                 newest[message.sequence] = self._known.get((worker, place), 0)
@@ -207,8 +207,8 @@ class Dialogue:
     def _answer(
         self, node: str, question: Question, request: int, message: m.Message, payload: Payload | None, now: float
     ) -> list[str]:
-        asked = type(question.message).__name__
-        if isinstance(message, m.Error):
+        if type(message) is m.Error:
+            asked = type(question.message).__name__
             if isinstance(question.message, m.Barrier):
                 self._meeting[question.message.name, question.message.group].pop(question.asker, None)
             error = from_code(message.code, message.message, message.details)
@@ -225,17 +225,18 @@ class Dialogue:
             return []
         found = []
         if now > question.due + ROUNDING:
-            found.append(f"answers {asked} {now - question.due:g} s too late")
+            found.append(f"answers {type(question.message).__name__} {now - question.due:g} s too late")
         match question.message:
-            case m.Barrier() as barrier:
-                found += self._released_too_early(barrier, question.asker, now)
-            case m.InitBundle(keys=keys) if isinstance(message, m.Bundled):
-                self._bundles[node, message.bundle] = keys
+            # The frequent ones come first.
             case m.Push() | m.PushBundle() as push:
                 dropped = getattr(message, "dropped", "")
                 found += self._pushed(node, question, push, payload, dropped)
             case m.Pull() | m.PullBundle() as pull:
                 found += self._pulled(node, question.asker, request, pull, payload)
+            case m.Barrier() as barrier:
+                found += self._released_too_early(barrier, question.asker, now)
+            case m.InitBundle(keys=keys) if isinstance(message, m.Bundled):
+                self._bundles[node, message.bundle] = keys
         return found
 
     def _pushed(self, server: str, question: Question, push: Push, payload: Payload | None, dropped: str) -> list[str]:
@@ -325,25 +326,24 @@ class Dialogue:
         """A message has come to a node from another, which it knows as `peer`."""
         if node == SCHEDULER:
             self._heard[source] = now
-        if isinstance(message, m.View):
-            if node not in self._servers:
-                # With thousands of workers, looking at all of their views would take longer than the run.
-                return
-            self._lost[node] = _lost(message)
-        elif isinstance(message, (m.Value, m.Done, m.Error)):
-            for place in self._asked.pop((node, source, request), ()):
-                if isinstance(message, m.Value):
-                    self._known[node, place] = max(message.version, self._known.get((node, place), 0))
-        elif isinstance(message, ASKED):
+        kind = type(message)
+        if kind in _ASKED:
             timeout = getattr(message, "timeout", 0.0)
-            lost = isinstance(message, _PUSHES) and self._is_lost(node, source)
+            lost = kind in _PUSHES and self._is_lost(node, source)
             if lost:
-                assert isinstance(message, _PUSHES)
+                assert isinstance(message, Push)
                 self._late.update((place, (source, message.sequence)) for place in self._places(node, message))
             due = now + timeout + self._stops.get(node, 0.0)
             self._open[node][peer][request] = Question(source, message, due, lost)
             if isinstance(message, m.Barrier):
                 self._meeting.setdefault((message.name, message.group), {})[source] = None
+        elif kind in _ANSWERS:
+            for place in self._asked.pop((node, source, request), ()):
+                if isinstance(message, m.Value):
+                    self._known[node, place] = max(message.version, self._known.get((node, place), 0))
+        elif isinstance(message, m.View) and node in self._servers:
+            # Not those of the workers: of thousands, looking at all of their views would take longer than the run.
+            self._lost[node] = _lost(message)
 
     def closed(self, node: str, peer: Peer, source: str, now: float, *, by_itself: bool = False) -> None:
         """A connection of a node is over: nothing that came over it is to be answered any longer."""

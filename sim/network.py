@@ -243,17 +243,16 @@ class Meter:
 
     def enter(self, now: float) -> None:
         """A message is sent."""
-        self._count(now, 1)
+        self._area += self._inside * (now - self._at)
+        self._at = now
+        self._inside += 1
 
     def leave(self, now: float, sent: float) -> None:
         """A message arrives that was sent at that time."""
-        self._count(now, -1)
-        self.spent += now - sent
-
-    def _count(self, now: float, change: int) -> None:
         self._area += self._inside * (now - self._at)
         self._at = now
-        self._inside += change
+        self._inside -= 1
+        self.spent += now - sent
 
     def area_until(self, now: float) -> float:
         """Return the number of messages under way, summed over time."""

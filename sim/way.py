@@ -73,9 +73,9 @@ class Way:
         base = net.latency if isinstance(net.latency, (int, float)) else net.latency.sample(stream)
         if net.jitter:
             base += stream.expovariate(1.0 / net.jitter)
-        active = self._active(now) if self._disturbances else []
-        base += self._extra + sum([d.fault.latency for d in active])
         passing = 1.0 - net.loss
+        active = self._active(now) if self._disturbances else []
+        base += self._extra + sum([d.fault.latency for d in active]) if active else self._extra
         for d in active:
             passing *= 1.0 - d.fault.loss
         again, tries = net.retransmit, 1

@@ -307,8 +307,8 @@ class Answers:
 
     # --- for tests ---
 
-    def validate(self) -> set[RequestName]:
-        """Check what must hold between any two stimuli; return the parked requests.
+    def validate(self) -> tuple[set[RequestName], set[Waiter]]:
+        """Check what must hold between any two stimuli; return the parked requests, by name and as they are.
 
         Raises:
             AssertionError: an invariant is broken.
@@ -322,9 +322,10 @@ class Answers:
                     waits += waiter in chunk.pulls.get(waiter.rank, ())
                 if chunk.gated:
                     waits += waiter in chunk.gated
-                waits += waiter in chunk.awaiting
+                if chunk.awaiting:
+                    waits += waiter in chunk.awaiting
                 if chunk.rounds is not None:
                     waits += sum(one.waiter is waiter for one in chunk.rounds.undecided.values())
                     waits += sum(one.waiter is waiter for one in chunk.rounds.dropped)
             assert waits == waiter.left > 0
-        return set(self._waiters)
+        return set(self._waiters), set(self._waiters.values())

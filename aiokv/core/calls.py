@@ -616,7 +616,7 @@ class Calls:
             assert all(call.held is not None or call.number in self._changing for call in waiting)
             assert all(call.number not in self._encoding for call in list(waiting)[1:])
         assert self._deadlines.holds(self._calls.keys())
-        assert max(self._requests, default=0) < self._next_request
+        assert not self._requests or max(self._requests) < self._next_request
 
 
 def _pushes(call: Call) -> bool:

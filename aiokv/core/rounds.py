@@ -356,18 +356,21 @@ class Rounds:
         Raises:
             AssertionError: an invariant is broken.
         """
+        named, parked = self._answers.validate()
         for chunk in chunks:
             assert not chunk.updates or min(chunk.updates) > chunk.version
             assert not chunk.applying or chunk.version + 1 in chunk.updates
             assert chunk.pending is None or chunk.applying
             assert not chunk.gathering or (chunk.pending is not None and not chunk.is_whole)
             for update in chunk.updates.values():
-                assert update.folded == sorted(update.folded)
-                assert sorted(update.folded + update.unfolded) == sorted(update.contributions)
-                assert all(map(self._answers.is_parked, update.waiters))
+                folded, unfolded = update.folded, update.unfolded
+                assert folded == sorted(folded)
+                assert len(folded) + len(unfolded) == len(update.contributions)
+                assert update.contributions.keys() == {*folded, *unfolded}
+                assert update.waiters.keys() <= parked
             if chunk.policy.decides:
                 self._steps.validate(chunk)
             pushed = chunk.pushed
             for rank, reflected in chunk.reflected.items():
                 assert reflected <= pushed[rank]
-        return self._answers.validate()
+        return named
