@@ -278,6 +278,21 @@ class Chunk(Record, eq=False):
         """Whether all that was pushed is made, or dropped."""
         return not self.updates and (self.rounds is None or not any(self.rounds.unsettled.values()))
 
+    @property
+    def counted(self) -> dict[Rank, int]:
+        """The last push of each rank that is in the value.
+
+        Behind it may be some that were dropped: when that happens differs from chunk to chunk.
+        """
+        return self.reflected if self.rounds is None else self.before | self.rounds.made
+
+    def has_open(self, clock: int) -> bool:
+        """Tell whether something that was pushed with a clock, or an earlier one, is not made, and not dropped yet."""
+        parts = [part for update in self.updates.values() for part in update.contributions.values()]
+        if self.rounds is not None:
+            parts += self.rounds.contributions
+        return any(part.clock <= clock for part in parts)
+
     def follow(self, policy: Policy) -> None:
         """Go on under another policy, which knows nothing of what was pushed before."""
         assert self.is_idle, "what was pushed belongs to the policy before"

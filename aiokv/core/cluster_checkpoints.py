@@ -2,11 +2,11 @@
 
 The checkpoint of clock C has all updates whose clock is at most C. A chunk is held on to when its first update with a
 larger clock is about to be made. What gets no such update is held on to when the scheduler says that all workers are
-past C and have answers to all that they had pushed by then: so it is known to be as it was at C. Then all that is held
-is written, by a thread; nobody waits for that.
+past C and have answers to all that they had pushed by then: so nothing of before is still to come, and when what has
+come is made, it is as it was at C. Then all that is held is written, by a thread; nobody waits for that.
 
-Where rounds are in step, that is the same cut through all keys of all servers. Elsewhere each chunk has a cut of its
-own: it has counted each push once, or not at all, and says how many of each rank.
+Where rounds are the same for all keys, that is the same cut through all keys of all servers. Elsewhere each chunk has a
+cut of its own: it has counted each push once, or not at all, and says how many of each rank.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ class Checkpoints:
         """The clock of the checkpoint whose versions are being collected; 0: there is none."""
         self._writing = 0
         """That of the one which is being written."""
+        self.unmade: dict[Chunk, None] = {}
+        """When all workers are past the clock of the open one, chunks that have something of before to make."""
 
     def viewed(self, view: m.View, index: int) -> None:
         """Take over the cluster's settings, from the first view; this is the server with that index."""
@@ -151,7 +153,7 @@ class Checkpoints:
     def _state(self, chunk: Chunk, key: Key, spec: TensorSpec, start: int, stop: int) -> ChunkState:
         entry = self._catalog.entry(key)
         assert entry is not None, "it has a chunk"
-        counts = tuple(sorted(chunk.reflected.items()))
+        counts = tuple(sorted(chunk.counted.items()))
         state = ChunkState(key, spec.shape, spec.dtype, start, stop, chunk.version, counts, entry.policy, entry.group)
         state.digest = entry.digest
         if entry.rows is not None:
@@ -169,7 +171,6 @@ class Checkpoints:
 
     def rest(self, clock: int) -> list[Effect]:
         """Hold on to all that has not changed since a clock, and write what is held."""
-        assert self._view is not None, "it comes from the scheduler"
         if clock >= self._clocks.next:
             self._pass_over(clock + 1)
         # What is open and earlier will not be asked for any more.
@@ -177,13 +178,25 @@ class Checkpoints:
         if self._open != clock:
             # It was dropped here, or has never begun because there was another one.
             return [*effects, _part(clock, reason="the server was busy with another one")]
-        chunks = [chunk for chunk in self._catalog.chunks.values() if chunk.cut != clock]
-        effects = [self._hold(chunk, clock) for chunk in chunks]
+        return self._hold_rest(clock, list(self._catalog.chunks.values()))
+
+    def go_on(self) -> list[Effect]:
+        """Hold on to what is made by now; to be called after whatever has happened while something is unmade."""
+        chunks = self._catalog.chunks
+        is_there = all(chunks.get((chunk.key, chunk.start)) is chunk for chunk in self.unmade)
+        # Its place may have been taken by the keys of a bundle.
+        return self._hold_rest(self._open, list(self.unmade) if is_there else list(chunks.values()))
+
+    def _hold_rest(self, clock: int, chunks: list[Chunk]) -> list[Effect]:
+        assert self._view is not None, "it comes from the scheduler"
+        left = [chunk for chunk in chunks if chunk.cut != clock]
+        self.unmade = {chunk: None for chunk in left if chunk.has_open(clock)}
+        effects = [self._hold(chunk, clock) for chunk in left if chunk not in self.unmade]
+        if self.unmade:
+            return effects
         self._open, self._writing = 0, clock
-        return [
-            *effects,
-            WriteSnapshots(clock, place_of(self._view, clock), self._index, self._rules.saved(until=clock)),
-        ]
+        rules = self._rules.saved(until=clock)
+        return [*effects, WriteSnapshots(clock, place_of(self._view, clock), self._index, rules)]
 
     def written(self, written: PartWritten) -> list[Effect]:
         """Tell the scheduler how the writing went."""
@@ -194,7 +207,7 @@ class Checkpoints:
         """Let go of what is held for a checkpoint that nobody wants any longer. Writing is not stopped."""
         if not clock or self._open != clock:
             return []
-        self._open = 0
+        self._open, self.unmade = 0, {}
         return [DropSnapshots(clock)]
 
     # --- what makes one impossible ---

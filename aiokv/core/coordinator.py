@@ -139,7 +139,9 @@ class Coordinator:
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
         effects = self._handle(stimulus, now)
-        return effects + self._changes.go_on(now) if self._changes.ending else effects
+        if self._changes.ending:
+            effects += self._changes.go_on(now)
+        return effects + self._checkpoints.go_on() if self._checkpoints.unmade else effects
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:

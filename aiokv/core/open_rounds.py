@@ -54,6 +54,7 @@ class OpenRounds(Record, eq=False):
         clocks: the last step of each rank that has come here.
         unsettled: each rank's pushes that are neither made nor dropped, by their number.
         left: the ranks that have asked for another policy, so that nothing more comes of them.
+        made: the last push of each rank that is in the value.
     """
 
     decisions: Decisions
@@ -66,6 +67,7 @@ class OpenRounds(Record, eq=False):
     clocks: dict[Rank, int] = field(default_factory=dict)
     unsettled: dict[Rank, dict[int, None]] = field(default_factory=dict)
     left: dict[Rank, None] = field(default_factory=dict)
+    made: dict[Rank, int] = field(default_factory=dict)
 
     def read(self, rank: Rank, version: Version, newest: Version) -> Round:
         """Return the last round in a version that a rank has read.
@@ -179,12 +181,24 @@ class OpenRounds(Record, eq=False):
         del unsettled[contribution.sequence]
         chunk.reflected[rank] = next(iter(unsettled), chunk.pushed[rank] + 1) - 1
 
+    def count(self, contribution: Contribution) -> None:
+        """Take note that a contribution is in the value."""
+        rank = contribution.rank
+        self.made[rank] = max(self.made.get(rank, 0), contribution.sequence)
+
     @property
     def waiters(self) -> list[Waiter]:
         """Who has pushed what is in a closed round, or in none; they may have been answered."""
         return [waiter for update in self.updates.values() for waiter in update.waiters] + [
             one.waiter for one in self.dropped
         ]
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """All that is neither made, or being made, nor dropped for good."""
+        parts = [one.contribution for one in self.undecided.values()]
+        parts += [one.contribution for one in self.dropped]
+        return parts + [part for update in self.updates.values() for part in update.contributions.values()]
 
     @property
     def slots(self) -> list[Slot]:

@@ -242,6 +242,7 @@ class Rounds:
         for contribution in update.contributions.values():
             if chunk.rounds is not None:
                 chunk.rounds.settle(chunk, contribution)
+                chunk.rounds.count(contribution)
             else:
                 chunk.reflected[contribution.rank] = contribution.sequence
         if error is not None:

@@ -118,6 +118,63 @@ def test_pushes_are_answered_while_a_checkpoint_is_written(server: Any) -> None:
     assert [push.answer for push in pushes] == [m.Done(4), m.Done(4)]
 
 
+def test_what_has_come_and_is_not_made_yet_is_waited_for(make_server: Make) -> None:
+    rig = keyed(make_server(2, "asp", settings=EVERY_2))
+    rig.hold = True
+    for clock in (1, 2):
+        rig.push(0, key="w", clock=clock)
+    say(rig, m.CheckpointRest(2))
+    assert held(rig) == [(2, "v", 0, {})]
+    rig.finish()
+    assert not rig.seen(ef.WriteSnapshots)
+    rig.finish()
+    assert held(rig) == [(2, "v", 0, {}), (2, "w", 2, {0: 2})]
+    assert len(rig.seen(ef.WriteSnapshots)) == 1
+
+
+def test_rounds_that_were_decided_are_waited_for_too(make_server: Make) -> None:
+    rig = make_server(3, "k_sync:2", settings=EVERY_2)
+    rig.init("w", 1.0)
+    rig.push(2, key="w", clock=1)
+    say(rig, m.CheckpointRest(2))
+    assert not rig.seen(ef.WriteSnapshots), "the step of rank 2 may be in the next round"
+    rig.push(0, key="w", clock=1)
+    assert held(rig) == [(2, "w", 1, {0: 1, 2: 1})]
+    assert len(rig.seen(ef.WriteSnapshots)) == 1
+
+
+def test_late_steps_are_not_counted_so_that_they_may_come_again(make_server: Make) -> None:
+    rig = make_server(3, "k_sync:2", settings=EVERY_2)
+    rig.init("w", 1.0)
+    for rank in (0, 1, 2):
+        rig.push(rank, key="w", clock=1)
+    say(rig, m.CheckpointRest(2))
+    assert held(rig) == [(2, "w", 1, {0: 1, 1: 1})]
+
+
+def test_keys_of_a_bundle_that_is_divided_meanwhile_are_held_one_by_one(make_server: Make) -> None:
+    rig = make_server(2, settings=EVERY_2)
+    rig.bundle_size = 2
+    rig.ask(0, m.InitBundle(("a", "b"), ((1,), (1,)), "float32", "bsp", 5.0, (), (b"a", b"b")), 1.0)
+    rig.ask(0, m.PushBundle(0, 1, 0, False, 5.0, 0, 1), 1.0)
+    say(rig, m.CheckpointRest(2))
+    assert not held(rig)
+    rig.ask(0, m.Pull("a", (1,), "float32", 0, 1, 0, 5.0))
+    rig.ask(1, m.PushBundle(0, 1, 0, False, 5.0, 0, 1), 1.0)
+    assert held(rig) == [(2, "a", 1, {0: 1, 1: 1}), (2, "b", 1, {0: 1, 1: 1})]
+    assert len(rig.seen(ef.WriteSnapshots)) == 1
+
+
+def test_one_that_is_dropped_waits_for_nothing(make_server: Make) -> None:
+    rig = keyed(make_server(2, settings=EVERY_2))
+    rig.push(0, key="w", clock=1)
+    say(rig, m.CheckpointRest(2))
+    say(rig, m.CheckpointDropped(2))
+    rig.push(1, key="w", clock=1)
+    assert held(rig) == [(2, "v", 0, {})]
+    assert not rig.seen(ef.WriteSnapshots)
+
+
 # --- what is said of each key ---
 
 
