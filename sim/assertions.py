@@ -32,11 +32,17 @@ METRICS: Final[dict[str, Callable[[Summary], float]]] = {
     "held": lambda s: s.held,
     "elapsed": lambda s: s.elapsed_s,
     "failed_workers": lambda s: s.failed_workers,
+    "job_time": lambda s: s.job.seconds,
+    "job_useful": lambda s: s.job.useful,
+    "lost_steps": lambda s: s.job.lost_steps,
     "loss": lambda s: s.learning.loss,
     "time_to_target": lambda s: s.learning.time_to_target_s,
     "updates_to_target": lambda s: s.learning.updates_to_target,
 }
 """What can be asserted, by name: times in seconds, shares from 0 to 1, rates a second."""
+
+OF_JOB: Final = ("job_time", "job_useful", "lost_steps")
+"""Those that need a job which is started again."""
 
 LEARNED: Final = ("loss", "time_to_target", "updates_to_target")
 """Those that need a workload."""

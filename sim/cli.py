@@ -73,8 +73,8 @@ def run(scenario: str, seed: int, replications: int, as_json: bool, out: Path | 
 def _run(scenario: Scenario, seed: int, replications: int, as_json: bool, out: Path | None) -> None:
     _require("simpy", "matplotlib")
     # They need what is checked for in the line above.
-    from sim.cluster import simulate  # noqa: PLC0415
     from sim.files import write_files  # noqa: PLC0415
+    from sim.job import simulate_job  # noqa: PLC0415
     from sim.learning import learns  # noqa: PLC0415
     from sim.page import page  # noqa: PLC0415
     from sim.picture import draw  # noqa: PLC0415
@@ -92,7 +92,7 @@ def _run(scenario: Scenario, seed: int, replications: int, as_json: bool, out: P
     with _progress("simulating", total) as on_step:
         for policy, runs in results.items():
             for replication in range(replications):
-                runs.append(simulate(scenario, policy, seed + replication, on_step=on_step))
+                runs.append(simulate_job(scenario, policy, seed + replication, on_step=on_step))
     files: list[str] = []
     try:
         draw([runs[0] for runs in results.values()], picture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from typing import TYPE_CHECKING, Final
 
 from aiokv.core.checkpoint_keeper import CheckpointPlan
@@ -19,6 +20,7 @@ from sim.disk import Disk
 from sim.drops import Drops, Expiry, lifetime
 from sim.network import Network
 from sim.node import Machine, Node, World
+from sim.origin import Origin, since
 from sim.record import Run, WorkerRecord
 from sim.saving import Saves, States
 from sim.sections import SCHEDULER
@@ -52,6 +54,7 @@ def simulate(
     *,
     on_step: Callable[[], None] = lambda: None,
     check: bool = True,
+    origin: Origin | None = None,
 ) -> Run:
     """Run a scenario once, until all nodes have stopped, or all workers have and the others do not follow in time.
 
@@ -61,6 +64,7 @@ def simulate(
         seed: equal seeds give equal runs, and equal step times under every policy.
         on_step: is called whenever a worker has completed a step.
         check: look after every event whether all that must hold does.
+        origin: where the run begins in a job that is started again when it fails.
 
     Raises:
         PolicyError: unknown policy.
@@ -71,21 +75,33 @@ def simulate(
     # Nearly all that a run makes is freed by counting references; looking for cycles would take a third of the time.
     gc.disable()
     try:
-        return _Cluster(scenario, policy, seed, on_step, check).run()
+        return _Cluster(scenario, policy, seed, on_step, check, origin or Origin()).run()
     finally:
         if was_enabled:
             gc.enable()
 
 
 class _Cluster:
-    def __init__(self, scenario: Scenario, policy: str, seed: int, on_step: Callable[[], None], check: bool) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: str,
+        seed: int,
+        on_step: Callable[[], None],
+        check: bool,
+        origin: Origin,
+    ) -> None:
         self._scenario = scenario
         self._policy = policy
         self._seed = seed
         self._on_step = on_step
         self._env = Clock()
         self._trace = Trace()
-        self._timeline = timeline = draw_timeline(scenario, seed)
+        timeline = draw_timeline(scenario, seed)
+        if scenario.cluster.restarts:
+            timeline = since(timeline, origin, seed)
+        self._timeline = timeline
+        self._origin = origin
         self._run = Run(scenario, policy, seed, poisoned=timeline.poisoned)
         self._checks = Checks(self._run, strict=True) if check else None
         self._network = Network(
@@ -247,8 +263,9 @@ class _Cluster:
         return Worker(
             scenario=scenario,
             record=record,
-            times=times,
+            times=itertools.islice(times, self._origin.done.get(name, 0), None),
             on_step=self._on_step,
+            on_failure=self._end_if_restarted,
             pace=self._timeline.paces.get(name),
             checks=self._checks,
             changes=self._run.changes,
@@ -285,6 +302,7 @@ class _Cluster:
             return
         if strike.kind == "crash":
             node.crash(f"{strike.node} crashed")
+            self._end_if_restarted(strike.node)
         else:
             node.freeze()
         process = self._processes.get(strike.node)
@@ -293,6 +311,14 @@ class _Cluster:
         if strike.after is not None:
             self._restarts += 1
             self._env.after(strike.after, self._restart, strike.node)
+
+    def _end_if_restarted(self, crashed: str = "") -> None:
+        """End the run because the whole job is started again; a node has crashed, or a worker has failed."""
+        cluster = self._scenario.cluster
+        goes_on = cluster.on_worker_loss == "shrink" and crashed not in (SCHEDULER, *self._scenario.servers)
+        if cluster.restarts and not goes_on and not self._enough.triggered:
+            self._run.crashed = crashed
+            self._enough.succeed()
 
     def _restart(self, name: str) -> None:
         """Start the program again, on the same host and under the same name."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from aiokv.core import effects as fx
     from aiokv.core.saved_chunks import ChunkState
+    from aiokv.types import Rank
     from sim.faults import Torn
     from sim.record import Run
 
@@ -107,13 +108,19 @@ def whole(run: Run) -> list[str]:
     return [place for place in run.checkpoints if place not in run.torn]
 
 
-def steps_since_checkpoint(run: Run) -> int:
-    """Return how many steps of all workers are not in the newest whole checkpoint: lost with the servers."""
-    saved: dict[int, int] = {}
+def saved_pushes(run: Run) -> dict[Rank, int]:
+    """Return how many pushes of each rank all keys of the newest whole checkpoint have."""
+    saved: dict[Rank, int] = {}
     for place in whole(run)[-1:]:
         for state in run.checkpoints[place]:
             for rank, count in state.counts:
                 saved[rank] = min(count, saved.get(rank, count))
+    return saved
+
+
+def steps_since_checkpoint(run: Run) -> int:
+    """Return how many steps of all workers are not in the newest whole checkpoint: lost with the servers."""
+    saved = saved_pushes(run)
     answered = {worker.rank: sum(step.answered for step in worker.steps) for worker in run.workers}
     return sum(max(0, count - saved.get(rank, 0)) for rank, count in answered.items())
 

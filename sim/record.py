@@ -131,6 +131,34 @@ class LogRecord(Record):
     text: str
 
 
+class Life(Record):
+    """A job from one start to its end or failure. Times are those of the job, steps those of all workers together."""
+
+    begin: float
+    end: float
+    done: int
+    """Steps that were done before, and saved."""
+    made: int
+    kept: int
+    """How many of these a later life has, or the job at its end."""
+    error: str
+    """Why it failed; empty for the last one of a job that is done."""
+
+    @property
+    def lost(self) -> int:
+        """Steps that were made in vain."""
+        return max(0, self.made - self.kept)
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """All lives of a job, how long it took (infinite: it was never done), and the share of useful time."""
+
+    lives: list[Life]
+    seconds: float
+    useful: float
+
+
 @dataclass(slots=True)
 class LinkRecord:
     """Bytes that went from one node to another."""
@@ -174,6 +202,8 @@ class Run:
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""
     evicted: dict[str, float] = field(default_factory=dict)
     """When the others were told to go on without a worker."""
+    crashed: str = ""
+    """The node whose crash has ended it, if the whole job is started again then."""
     unstopped: list[str] = field(default_factory=list)
     """Nodes that went on although all workers had ended long ago."""
     links: list[LinkRecord] = field(default_factory=list)
@@ -183,6 +213,8 @@ class Run:
     """When the last node that stopped did so."""
     digest: str = ""
     """SHA-256 of the trace of effects."""
+    job: Job | None = None
+    """What became of the job that begins with this run, if it may be started again."""
     curve: Curve | None = None
     """What came of its workload; `sim.learning.curve_of` fills it in."""
     _applied: set[Token] = field(default_factory=set, repr=False)

@@ -15,6 +15,8 @@ from sim.disk import describe as describe_checkpoints
 from sim.disk import steps_since_checkpoint
 from sim.fates import CANCELLED, fates
 from sim.intervals import batch_half_width, student
+from sim.job_results import JobSummary, summarise_job
+from sim.job_results import describe as describe_job
 from sim.learning import Learning, learned, learns, loss_columns
 from sim.saving import describe as describe_saves
 from sim.saving import steps_since_save
@@ -70,9 +72,9 @@ class Dropped(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a run, or their means over several runs; NaN where there is nothing to count.
 
-    All but `dropped`, `held`, `split`, `learning` and `elapsed_s` count what ended in the window: from the moment at
-    which the first worker completes its warm-up to that at which the first worker ends its loop, so all workers are at
-    work.
+    All but `dropped`, `held`, `split`, `learning`, `job` and `elapsed_s` count what ended in the window: from when the
+    first worker completes its warm-up until the first worker ends its loop, so all workers are
+    at work. Of a job that is started again, all but `job` is about its first life.
     """
 
     step_time_s: StepTime
@@ -96,6 +98,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     failed_workers: float
     """How many did not come to the end of their loop."""
     learning: Learning
+    job: JobSummary
     window_s: float
     elapsed_s: float
     """From the start of the first node to the end of the last."""
@@ -145,6 +148,7 @@ def summarise(run: Run) -> Summary:
         bytes_sent=float(sum(link.sent + link.lost + link.duplicate for link in run.links)),
         failed_workers=float(len(failures(run))),
         learning=learned(run),
+        job=summarise_job(run),
         window_s=length,
         elapsed_s=run.elapsed,
     )
@@ -291,6 +295,7 @@ def to_json(results: Mapping[str, Sequence[Run]], picture: str, files: Sequence[
             "links": [msgspec.to_builtins(link) for link in runs[0].links],
             "losses": loss_columns(runs[0]),
             "saves": [msgspec.to_builtins(save) for save in runs[0].saves],
+            "lives": [] if runs[0].job is None else [msgspec.to_builtins(life) for life in runs[0].job.lives],
             "steps_since_save": steps_since_save(runs[0]),
             "checkpoints": {place: place not in runs[0].torn for place in runs[0].checkpoints},
             "steps_since_checkpoint": steps_since_checkpoint(runs[0]),
@@ -349,9 +354,18 @@ LEARNING_ROWS: Final[list[tuple[str, Callable[[Summary], float]]]] = [
 ]
 
 
+JOB_ROWS: list[tuple[str, Callable[[Summary], float]]] = [
+    ("job done after (s)", lambda s: s.job.seconds),
+    ("starts of the job", lambda s: s.job.lives),
+    ("steps lost", lambda s: s.job.lost_steps),
+    ("useful time of the job (%)", lambda s: 100.0 * s.job.useful),
+]
+
+
 def rows_for(scenario: Scenario) -> list[tuple[str, Callable[[Summary], float]]]:
     """Return what the tables of a scenario show."""
-    return ROWS + LEARNING_ROWS if learns(scenario) else ROWS
+    rows = ROWS + LEARNING_ROWS if learns(scenario) else ROWS
+    return rows + JOB_ROWS if scenario.cluster.restarts else rows
 
 
 def table(results: Mapping[str, Sequence[Run]]) -> Table:
@@ -402,8 +416,9 @@ def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
         stuck = dict.fromkeys(name for run in replications for name in run.unstopped)
         if stuck:
             lines.append(f"{policy}: still running long after the last worker: {', '.join(stuck)}")
-        for text in filter(None, (describe_saves(replications[0]), describe_checkpoints(replications[0]))):
-            lines.append(f"{policy}: {text}")
+        describers = (describe_saves, describe_checkpoints) if replications[0].job is None else (describe_job,)
+        said = (describe(replications[0]) for describe in describers)
+        lines += [f"{policy}: {text}" for text in said if text]
         if poisoned := poisoned_updates(replications[0]):
             first = poisoned[0]
             lines.append(

@@ -15,7 +15,7 @@ from aiokv.core.merging import Merging
 from aiokv.errors import AiokvError, ConfigError
 from aiokv.optim import make_optimizer
 from aiokv.policy import get_policy
-from sim.assertions import LEARNED, parse_assertion
+from sim.assertions import LEARNED, OF_JOB, parse_assertion
 from sim.compute import Law, Recorded, read_trace
 from sim.decoding import closest, decode, mistake
 from sim.faults import AnyFault, Link, Nodes, Poison, Torn
@@ -192,6 +192,7 @@ def parse_scenario(content: bytes, file: str, changes: Sequence[tuple[str, Any]]
     for check in (
         _check_policies,
         _check_changes,
+        _check_restarts,
         _check_times,
         _check_names,
         _check_tensors,
@@ -240,6 +241,24 @@ def _check_changes(scenario: Scenario) -> Found:
             "cluster.on_worker_loss",
             "a worker that comes back does not know of other policies; leave out [[change]]",
         )
+    return None
+
+
+def _check_restarts(scenario: Scenario) -> Found:
+    stop = scenario.stop
+    if not scenario.cluster.restarts:
+        return None
+    if scenario.cluster.on_worker_loss == "respawn":
+        return (
+            "cluster.restarts",
+            'workers come back by themselves with on_worker_loss = "respawn"; leave one of them out',
+        )
+    if scenario.change:
+        return "cluster.restarts", "a job that is started again begins with its first policy; leave out [[change]]"
+    if scenario.learning.workload != "none":
+        return "cluster.restarts", "losses are those of one run; leave out [learning]"
+    if stop.updates or stop.time < StopSection().time:
+        return "cluster.restarts", "a job is started again until it is done; leave out [stop]"
     return None
 
 
@@ -347,6 +366,8 @@ def _check_assertions(scenario: Scenario) -> Found:
             return f"assertions[{number}]", str(error)
         if metric in LEARNED and scenario.learning.workload == "none":
             return f"assertions[{number}]", f"{metric!r} needs a workload: set learning.workload"
+        if metric in OF_JOB and not scenario.cluster.restarts:
+            return f"assertions[{number}]", f"{metric!r} needs a job that is started again: set cluster.restarts"
         if metric.endswith("_to_target") and scenario.learning.target_loss is None:
             return f"assertions[{number}]", f"{metric!r} needs a target: set learning.target_loss"
     return None

@@ -46,6 +46,10 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     """One every so many seconds; 0: none."""
     checkpoint_write: Seconds = 0.0
     """How long a server writes its part; it goes on meanwhile."""
+    restarts: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """So often all nodes are started again when the job has failed, from its newest whole checkpoint or save."""
+    restart_seconds: Seconds = 30.0
+    """From the failure until then."""
     chunk_bytes: Bytes = 512 * 1024
     split_bytes: Bytes = 64 * 1024
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from aiokv.errors import ConfigError
-from sim.assertions import LEARNED, METRICS
-from sim.cluster import simulate
+from sim.assertions import LEARNED, METRICS, OF_JOB
 from sim.intervals import half_width
+from sim.job import simulate_job
 from sim.report import Summary, summarise
 from sim.scenario import parse_scenario, read_source
 
@@ -101,7 +101,7 @@ def scenario_of(content: bytes, file: str, changes: Sequence[Change]) -> Scenari
 def run_task(task: Task) -> Row:
     """Carry out one run."""
     scenario = scenario_of(task.content, task.file, task.changes)
-    run = simulate(scenario, scenario.policies[0], task.seed)
+    run = simulate_job(scenario, scenario.policies[0], task.seed)
     return Row(task.key, task.seed, _for_json(msgspec.to_builtins(summarise(run))), run.digest)
 
 
@@ -193,7 +193,10 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 COMPARED: Final = ("mean_step", "p95_step", "gradients_per_s", "staleness_mean", "utilisation", "goodput")
-"""Results that are shown; those of learning too, where there is some."""
+"""Results that are shown."""
+
+OTHERS: Final = (*LEARNED, *OF_JOB)
+"""Those that are shown where there are some."""
 
 
 def compare(settings: Sequence[tuple[Change, ...]], rows: Sequence[Sequence[Row]]) -> list[Comparison]:
@@ -206,10 +209,10 @@ def compare(settings: Sequence[tuple[Change, ...]], rows: Sequence[Sequence[Row]
     found = []
     results = [[_metrics(row) for row in each] for each in rows]
     every = [result for each in results for result in each]
-    learned = [metric for metric in LEARNED if any(not math.isnan(result[metric]) for result in every)]
+    others = [metric for metric in OTHERS if any(not math.isnan(result[metric]) for result in every)]
     for setting, own, each in zip(settings, results, rows, strict=True):
         values, differences = {}, {}
-        for metric in (*COMPARED, *learned):
+        for metric in (*COMPARED, *others):
             values[metric] = _estimate([result[metric] for result in own])
             # The same seed has the same step times and faults everywhere, so pairs differ less than means.
             pairs = [result[metric] - base[metric] for result, base in zip(own, results[0], strict=True)]
@@ -220,7 +223,7 @@ def compare(settings: Sequence[tuple[Change, ...]], rows: Sequence[Sequence[Row]
 
 def _metrics(row: Row) -> dict[str, float]:
     summary = msgspec.convert(_from_json(row.summary), Summary)
-    return {metric: METRICS[metric](summary) for metric in (*COMPARED, *LEARNED)}
+    return {metric: METRICS[metric](summary) for metric in (*COMPARED, *OTHERS)}
 
 
 def _for_json(value: Any) -> Any:

@@ -44,6 +44,8 @@ class Worker:
     """Seconds of each step."""
     on_step: Callable[[], None]
     """Is called after every step."""
+    on_failure: Callable[[], None] = lambda: None
+    """Is called when it ends with an error."""
     pace: Pace | None = None
     """How fast it computes, if that changes."""
     checks: Checks | None = None
@@ -80,6 +82,7 @@ class Worker:
             yield from self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)
         except AiokvError as error:
             record.error = error
+            self.on_failure()
         except simpy.Interrupt:
             # A fault has hit the node: there is nobody to say goodbye to.
             record.struck = True
