@@ -236,7 +236,7 @@ def _check_changes(scenario: Scenario) -> Found:
         before = change.after
     if scenario.change and scenario.job.cancel:
         return "job.cancel", "when a gradient is too old depends on the policy; leave out [[change]]"
-    if scenario.change and scenario.cluster.on_worker_loss != "fail":
+    if scenario.change and scenario.cluster.on_worker_loss == "respawn":
         return (
             "cluster.on_worker_loss",
             "a worker that comes back does not know of other policies; leave out [[change]]",
