@@ -103,9 +103,13 @@ class Operations(ABC):
         del nbytes
         return function()
 
-    async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
-        """Compute what a call sends: as `_compute`, but of two calls the one that began first goes first."""
+    async def _use(self, function: Callable[[], T], nbytes: int) -> T:
+        """As `_compute`, for what reads or writes the caller's arrays: it has ended when this has, cancelled or not."""
         return await self._compute(function, nbytes)
+
+    async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
+        """Compute what a call sends: as `_use`, but of two calls the one that began first goes first."""
+        return await self._use(function, nbytes)
 
     # --- who we are ---
 
@@ -783,7 +787,7 @@ class Operations(ABC):
             return
         staged = await self._prepare(functools.partial(stage, arguments, self._merger.devices), SLOW)
         await self._transfer(operation, arguments, timeout, priority)
-        await self._compute(staged.copy, SLOW)
+        await self._use(staged.copy, SLOW)
 
     async def _merge(self, arguments: Arguments, codec: PushCodec | None = None) -> None:
         if arguments.lists:

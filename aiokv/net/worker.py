@@ -171,16 +171,18 @@ class Client(Driver, Operations):
     # --- calls ---
 
     async def _compute(self, function: Callable[[], T], nbytes: int) -> T:
+        return await asyncio.to_thread(function) if nbytes > TURN_BYTES else function()
+
+    async def _use(self, function: Callable[[], T], nbytes: int) -> T:
         if nbytes <= TURN_BYTES:
             return function()
-        # It reads or writes the caller's arrays, which are given back when the call is cancelled.
         task = asyncio.create_task(asyncio.to_thread(function))
         await _ended([task])
         return task.result()
 
     async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
         async with self._preparing:
-            return await self._compute(function, nbytes)
+            return await self._use(function, nbytes)
 
     def _seconds(self, timeout: float | None) -> float:
         return self.config.call_timeout if timeout is None else timeout
