@@ -131,6 +131,7 @@ class ChecksumError(ProtocolError):
     """A frame is not what the peer has sent, or has no checksum; `details`: key, expected, got."""
 
     code = 14
+    retriable = True
 
 
 class HandshakeError(ProtocolError):

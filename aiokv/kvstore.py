@@ -93,6 +93,11 @@ class KVStore(ABC):
         return self._operations.dropped
 
     @property
+    def reconnects(self) -> int:
+        """How often a connection to a server has ended and was made again; nothing is lost by that."""
+        return self._operations.reconnects
+
+    @property
     def torn_reads(self) -> int:
         """How many calls of this worker have got values of several rounds; see `docs/policies.md`."""
         return self._operations.torn_reads

@@ -227,7 +227,7 @@ class _LocalWorker(Operations):
                 self._compressor.settle(effect)
             case ef.ForgetResiduals(keys):
                 self._compressor.forget(keys)
-            case ef.Release() | ef.Log():
+            case ef.Release() | ef.Discard() | ef.Log():
                 pass
             case _:
                 self._perform_stored(effect)

@@ -134,6 +134,11 @@ class Operations(ABC):
         return self._session.dropped
 
     @property
+    def reconnects(self) -> int:
+        """How often a connection to a server has ended and was made again; nothing is lost by that."""
+        return self._session.reconnects
+
+    @property
     def torn_reads(self) -> int:
         """How many calls of this worker have got values of several rounds; see `docs/policies.md`."""
         return self._session.torn_reads

@@ -338,7 +338,7 @@ class Node:
                 self.ledger.split(slot, [part for part, _ in parts])
             case fx.Divide(key, start, parts):
                 self._divide(key, start, [part for part, _ in parts])
-            case fx.Release() | fx.Configure() | fx.Forget() | fx.Retire() | fx.Execute():
+            case fx.Release() | fx.Discard() | fx.Configure() | fx.Forget() | fx.Retire() | fx.Execute():
                 # There is no memory to give back, no arithmetic to set up, and nobody sends commands.
                 pass
             case fx.Encode() | fx.Settle() | fx.ForgetResiduals() | fx.Prepare() | fx.Decode() | fx.ForgetReplicas():

@@ -6,15 +6,19 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from aiokv.core.bundle import name_keys
 from aiokv.core.compression import Compression
 from aiokv.core.deadlines import Deadlines
 from aiokv.core.decisions import LEADER
 from aiokv.core.effects import (
+    URGENT,
     CallBuffer,
     CallMemory,
     CallTensors,
     Complete,
+    Discard,
     Effect,
     Encode,
     EncodedParts,
@@ -101,11 +105,21 @@ class Call(Record, eq=False):
 
 
 class Request(Record, eq=False):
-    """A message that is not answered yet. It outlives its call when the caller stopped waiting."""
+    """A message that is not answered yet. It outlives its call when the caller stopped waiting.
+
+    It is that of the `part` of a transfer, or another `message`, which has no payload.
+    """
 
     call: int
     peer: Peer
     part: Part | None = None
+    message: m.Message | None = None
+    priority: int = URGENT
+
+    @property
+    def pushes(self) -> bool:
+        """Whether a contribution goes with it."""
+        return self.part is not None and isinstance(self.part.message, m.Push | m.PushBundle | m.PushRows)
 
 
 class Calls:
@@ -114,12 +128,21 @@ class Calls:
     Args:
         directory: what is known of the keys.
         label: names a peer, for errors.
+        outage: says what is wrong with the connection to it, if anything is.
         max_open_pushes: how many pushes of one key may be under way; calls that would push more of it wait here.
     """
 
-    def __init__(self, directory: Directory, label: Callable[[Peer], str], *, max_open_pushes: int) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        label: Callable[[Peer], str],
+        outage: Callable[[Peer], str],
+        *,
+        max_open_pushes: int,
+    ) -> None:
         self._directory = directory
         self._label = label
+        self._outage = outage
         self._most = max_open_pushes
         self.dropped: dict[str, int] = {}
         """How many contributions to a key count nowhere, by reason."""
@@ -129,6 +152,8 @@ class Calls:
         self._calls: dict[int, Call] = {}
         self._requests: dict[int, Request] = {}
         self._deadlines: Deadlines[int] = Deadlines()
+        self._kept: dict[int, int] = {}
+        """How many messages of a call that has ended may have to be sent again from its memory."""
         self._waiting: dict[Key, deque[Call]] = {}
         """Held calls in their order, under each of their keys."""
         self._encodings = Encodings(directory)
@@ -206,6 +231,36 @@ class Calls:
             call.open[number] = None
         return number
 
+    def request(self, call: Call | None, peer: Peer, message: m.Message, priority: int = URGENT) -> Send:
+        """Return what asks something for a call, or for the session itself, without a payload."""
+        number = self.ask(call, peer)
+        self._requests[number].message, self._requests[number].priority = message, priority
+        return Send(peer, number, message, None, priority)
+
+    def again(self, peer: Peer, now: float) -> list[Effect]:
+        """Return what sends everything again that a server has not answered, in the order in which it was asked.
+
+        The numbers of pushes tell the server what it has had before. What nobody waits for is asked again only if it
+        brings a contribution.
+        """
+        effects: list[Effect] = []
+        for number, request in list(self._requests.items()):
+            if request.peer != peer:
+                continue
+            call, part = self._calls.get(request.call), request.part
+            if call is None and not request.pushes:
+                del self._requests[number]
+                continue
+            message, payload, priority = request.message, None, request.priority
+            if part is not None:
+                message, payload, priority = part.message, part.sends, part.priority
+            assert message is not None, "it is that of a part, or of its own"
+            if call is not None and hasattr(message, "timeout"):
+                left = max(0.0, self._deadlines[call.number] - now)
+                message = structs.replace(message, timeout=answer_time(left))
+            effects.append(Send(peer, number, message, payload, priority))
+        return effects
+
     def transfer(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
         """Send what a transfer of this rank sends, or hold it until its keys have room."""
         self.open(call, now)
@@ -245,7 +300,7 @@ class Calls:
         if not change.asked:
             change.asked, call.result, wait = True, None, answer_time(call.timeout)
             asks = [m.SetPolicy(change.policy, some.keys, some.old, some.group, wait) for some in change.leaving]
-            return [Send(peer, self.ask(call, peer), message) for message in asks for peer in change.servers]
+            return [self.request(call, peer, message) for message in asks for peer in change.servers]
         if change.told:
             return []
         change.told = True
@@ -256,7 +311,7 @@ class Calls:
         """Tell the server that decides rounds which keys have left them, if there are any."""
         left = [some for some in change.leaving if get_policy(some.old).decides and some.old != change.policy]
         messages = [m.Switched(some.keys, some.old, some.group, answer_time(call.timeout)) for some in left]
-        return [Send(LEADER, self.ask(call, LEADER), message) for message in messages]
+        return [self.request(call, LEADER, message) for message in messages]
 
     def _changed(self, call: Call) -> list[Effect]:
         """Send the calls that have waited for a change of their keys' policy which is over."""
@@ -281,7 +336,7 @@ class Calls:
         parts = [(request.peer, request.part) for request in self._requests.values()]
         behind = dict.fromkeys((peer, part.priority) for peer, part in parts if part and part.push)
         message = m.GetRules(answer_time(call.timeout))
-        effects: list[Effect] = [Send(peer, self.ask(call, peer), message, None, priority) for peer, priority in behind]
+        effects: list[Effect] = [self.request(call, peer, message, priority) for peer, priority in behind]
         return effects or self._complete(call)
 
     def _begin(self, call: Call) -> list[Effect]:
@@ -435,6 +490,8 @@ class Calls:
         if call is not None:
             call.open.pop(request)
             effects += self._advance(call, peer, part, message, nbytes)
+        elif self._kept:
+            effects += self._let_go(pending)
         return effects + self._resume(freed) if self._waiting else effects
 
     def _count_dropped(self, number: int, keys: tuple[Key, ...], reason: str) -> None:
@@ -514,7 +571,7 @@ class Calls:
     def _complete(self, call: Call) -> list[Effect]:
         if call.last is not None:
             message, call.last = call.last, None
-            return [Send(SCHEDULER, self.ask(call, SCHEDULER), message)]
+            return [self.request(call, SCHEDULER, message)]
         if call.change is not None and (effects := self._go_on(call, call.change)):
             return effects
         del self._calls[call.number]
@@ -529,10 +586,34 @@ class Calls:
         self._deadlines.discard(call.number)
         pending = [(number, self._requests[number]) for number in call.open]
         receiving = [(request.peer, number) for number, request in pending if request.part and request.part.receives]
-        effects: list[Effect] = [Release(call.number, receiving)]
+        effects: list[Effect] = [Release(call.number, receiving, self._to_keep(call, [one for _, one in pending]))]
         if call.held is not None and call.number not in self._encoding:
             effects += self._resume(tuple(self._unhold(call)))
         return effects + self._changed(call)
+
+    def _to_keep(self, call: Call, pending: list[Request]) -> list[int]:
+        """Return the tensors of a call that ends which may have to be sent again."""
+        kept = [request for request in pending if request.pushes and not _is_encoded(request)]
+        if kept:
+            self._kept[call.number] = len(kept)
+        tensors: dict[int, None] = {}
+        for request in kept:
+            sends = request.part.sends if request.part else None
+            if isinstance(sends, CallMemory):
+                tensors[sends.tensor] = None
+            elif isinstance(sends, CallTensors):
+                tensors |= dict.fromkeys(sends.tensors)
+        return list(tensors)
+
+    def _let_go(self, request: Request) -> list[Effect]:
+        """Take note that a message of a call that has ended will not be sent again."""
+        if request.call not in self._kept or not request.pushes or _is_encoded(request):
+            return []
+        self._kept[request.call] -= 1
+        if self._kept[request.call]:
+            return []
+        del self._kept[request.call]
+        return [Discard(request.call)]
 
     def fail(self, call: Call, error: AiokvError) -> list[Effect]:
         """End a call with an error."""
@@ -563,6 +644,7 @@ class Calls:
             if call is not None:
                 call.open.pop(number)
                 concerned[call.number] = call
+            effects += self._let_go(request)
         return effects + self._fail_each(list(concerned.values()), error_of)
 
     def fail_held(self, error_of: ErrorOf) -> list[Effect]:
@@ -592,7 +674,7 @@ class Calls:
             )
             return CallTimeoutError(text, key=call.held)
         silent = dict.fromkeys(self._requests[request].peer for request in call.open)
-        names = " and ".join(self._label(peer) for peer in silent)
+        names = " and ".join(self._label(peer) + self._outage(peer) for peer in silent)
         return CallTimeoutError(f"{call.what}: no answer from {names} within {call.timeout:.3g} s", server=list(silent))
 
     # --- for tests ---
@@ -617,6 +699,10 @@ class Calls:
             assert all(call.number not in self._encoding for call in list(waiting)[1:])
         assert self._deadlines.holds(self._calls.keys())
         assert not self._requests or max(self._requests) < self._next_request
+
+
+def _is_encoded(request: Request) -> bool:
+    return request.part is not None and isinstance(request.part.sends, EncodedParts)
 
 
 def _pushes(call: Call) -> bool:

@@ -12,6 +12,7 @@ from aiokv.core.records import Record, field
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.core.decisions import Decisions
     from aiokv.core.merging import Rate
     from aiokv.core.open_rounds import OpenRounds
     from aiokv.core.reads import Reads
@@ -135,7 +136,7 @@ class Chunk(Record, eq=False):
 
     `pending` is the update that is prepared by computing norms, `gathering` says that it waits for those of other
     chunks. `reads` is there when the rule looks at what a worker had read, `rounds` when rounds are decided for all
-    keys at once. `gate` holds reads back, those of `gated`; those of `awaiting` wait for a round.
+    keys at once, and `former` if those of its policy before were. `gate` holds reads back, those of `gated`; those of `awaiting` wait for a round.
 
     `refused` says of the last pushes whose update could not be made why.
 
@@ -166,6 +167,7 @@ class Chunk(Record, eq=False):
     gathering: bool = False
     reads: Reads | None = None
     rounds: OpenRounds | None = None
+    former: Decisions | None = None
     gate: Gate | None = None
     gated: dict[Waiter, None] = field(default_factory=dict)
     since: Version = 0

@@ -29,6 +29,7 @@ from aiokv.core.joiner import REGISTER_REQUEST, Joiner
 from aiokv.core.making import Making
 from aiokv.core.neighbours import Neighbours
 from aiokv.core.norms import Norms, Outcome
+from aiokv.core.once import ONCE, Once
 from aiokv.core.policy_changes import PolicyChanges
 from aiokv.core.resuming import Resuming
 from aiokv.core.roster import Roster
@@ -66,7 +67,7 @@ from aiokv.errors import (
     StaleEpochError,
     from_code,
 )
-from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
+from aiokv.types import SCHEDULER, Incarnation, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -79,6 +80,12 @@ PARKABLE = (
     *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer, m.SetPolicy, m.AwaitRound),
 )
 """Requests that may have to wait."""
+
+GONE = ("lost", "evicted")
+"""States of workers without whom the others have gone on, or have given up."""
+
+HERE = ("alive", "away", "finished")
+"""States of workers that may connect: one that is away may only have lost its connection to the scheduler."""
 
 
 DECIDED = ""
@@ -103,8 +110,11 @@ class Coordinator:
         self._joiner = joiner
         self._roster = Roster()
         self._ranks: dict[Peer, Rank] = {}
-        self._peers: dict[Rank, Peer] = {}
-        """The connection over which a worker has said who it is last."""
+        self._peers: dict[Rank, tuple[Peer, Incarnation]] = {}
+        """The connection over which a worker has said who it is last, and which process it is."""
+        self._stale: dict[Peer, str] = {}
+        """Connections of processes in whose place there is a later one, and what they are told."""
+        self._once = Once()
         self._attaching: dict[RequestName, m.Attach | m.AttachServer] = {}
         self._catalog = Catalog()
         self._rules = Rules()
@@ -141,7 +151,9 @@ class Coordinator:
         effects = self._handle(stimulus, now)
         if self._changes.ending:
             effects += self._changes.go_on(now)
-        return effects + self._checkpoints.go_on() if self._checkpoints.unmade else effects
+        if self._checkpoints.unmade:
+            effects += self._checkpoints.go_on()
+        return self._once.watch(effects) if self._once.open else effects
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -165,6 +177,7 @@ class Coordinator:
     def _link_event(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
             case PeerLost(peer, reason):
+                self._stale.pop(peer, None)
                 return self._peer_lost(peer, reason, now)
             case Connected(peer) if peer == SCHEDULER:
                 return self._joiner.on_connected(now)
@@ -278,6 +291,10 @@ class Coordinator:
 
     def _carry_out(self, received: Received, now: float) -> list[Effect]:
         peer, message = received.peer, received.message
+        if isinstance(message, ONCE):
+            before = self._once.asked(peer, received.request, self._rank_of(peer), message)
+            if before is not None:
+                return before
         match message:
             case m.SetPolicy():
                 return self._changes.asked(received, message, self._rank_of(peer), now)
@@ -329,6 +346,8 @@ class Coordinator:
     def _adopt(self, view: m.View, now: float) -> list[Effect]:
         self._roster = self._answers.roster = Roster(view)
         effects = self._joiner.complete()
+        if view.on_worker_loss == "respawn":
+            effects += self._fence(now)
         effects += self._resuming.viewed(view, self._index)
         self._checkpoints.viewed(view, self._index)
         effects += self._let_in(now)
@@ -387,16 +406,12 @@ class Coordinator:
                 return [Refuse(peer, request, MembershipError(text, server=message.index))]
             self._norms.attach(peer, message.index)
             return [Send(peer, request, m.Done())]
-        entry = self._roster.entry(message.rank)
-        if entry is None or (entry.name, entry.incarnation, entry.state) != (
-            message.name,
-            message.incarnation,
-            "alive",
-        ):
-            text = f"{message.name} (rank {message.rank}) is not an alive member of epoch {self._roster.epoch}"
-            return [Refuse(peer, request, MembershipError(text, ranks=[message.rank]))]
-        older = self._peers.get(message.rank, peer)
-        self._ranks[peer], self._peers[message.rank] = message.rank, peer
+        error = self._refusal(message)
+        if error is not None:
+            return [Refuse(peer, request, error)]
+        older, _ = self._peers.get(message.rank, (peer, 0))
+        self._ranks[peer], self._peers[message.rank] = message.rank, (peer, message.incarnation)
+        self._once.attached(message.rank, message.incarnation)
         effects: list[Effect] = [Send(peer, request, m.Done())]
         if older != peer:
             # What is left of it may not have come to an end here; nothing that comes over it may count any more.
@@ -404,14 +419,45 @@ class Coordinator:
             effects += [Disconnect(older, reason), *self._peer_lost(older, reason, now)]
         return effects
 
+    def _refusal(self, message: m.Attach) -> AiokvError | None:
+        """Return why a worker is not the one that the view knows, if it is not."""
+        entry = self._roster.entry(message.rank)
+        label = f"{message.name} (rank {message.rank})"
+        if entry is not None and entry.name == message.name and entry.state in GONE:
+            text = f"{label} was declared {entry.state}: {entry.reason}"
+            return StaleEpochError(text, ranks=[message.rank])
+        if entry is not None and entry.name == message.name and entry.incarnation > message.incarnation:
+            return StaleEpochError(f"{label} is a later process by now", ranks=[message.rank])
+        if entry is None or (entry.name, entry.incarnation) != (message.name, message.incarnation):
+            return MembershipError(f"{label} is no member of epoch {self._roster.epoch}", ranks=[message.rank])
+        if entry.state not in HERE:
+            text = f"{label} is not an alive member of epoch {self._roster.epoch}"
+            return MembershipError(text, ranks=[message.rank])
+        return None
+
+    def _fence(self, now: float) -> list[Effect]:
+        """Take nothing any more from processes in whose place the view has later ones; tell them so."""
+        effects: list[Effect] = []
+        for rank, (peer, incarnation) in list(self._peers.items()):
+            entry = self._roster.entry(rank)
+            if entry is None or entry.incarnation == incarnation:
+                continue
+            self._stale[peer] = f"rank {self._roster.label(rank)} is a later process by now"
+            waiting = [name for name in self._deadlines if name[0] == peer]
+            effects += self._peer_lost(peer, "a later process has its place", now)
+            effects += [Refuse(*name, StaleEpochError(self._stale[peer], ranks=[rank])) for name in waiting]
+        return effects
+
     def _rank_of(self, peer: Peer) -> Rank:
         rank = self._ranks.get(peer)
         if rank is None:
+            if peer in self._stale:
+                raise StaleEpochError(self._stale[peer])
             raise MembershipError("this connection has not said which worker it is")
         if rank in self._roster.lost:
             # The others were told that it is lost: what a worker that comes to again sends must change nothing.
             text = f"rank {self._roster.label(rank)} was declared lost: {self._roster.reason(rank)}"
-            raise MembershipError(text, ranks=[rank])
+            raise StaleEpochError(text, ranks=[rank])
         entry = self._roster.entry(rank)
         if entry is not None and entry.state == "evicted":
             text = f"the others have gone on without rank {self._roster.label(rank)}: {entry.reason}"
@@ -451,8 +497,9 @@ class Coordinator:
         if peer < SCHEDULER:
             return self._neighbour_gone(peer, reason, now)
         rank = self._ranks.pop(peer, None)
-        if rank is not None and self._peers[rank] == peer:
+        if rank is not None and self._peers[rank][0] == peer:
             del self._peers[rank]
+        self._once.forget_peer(peer)
         for name in [name for name in self._attaching if name[0] == peer]:
             del self._attaching[name]
             self._deadlines.discard(name)

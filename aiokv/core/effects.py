@@ -208,11 +208,18 @@ class Release(Record):
     """The caller of a worker's call gets its memory back, although frames are still under way.
 
     Nothing more may be received into it (`receiving`: the peers and request ids concerned), and what is still to be
-    sent from it must be copied first.
+    sent from it must be copied first. The tensors that it `keeps` may have to be sent again, until `Discard`.
     """
 
     call: int
     receiving: list[tuple[Peer, int]]
+    keeps: list[int] = field(default_factory=list)
+
+
+class Discard(Record):
+    """The tensors that a call has kept when it ended are not needed any longer."""
+
+    call: int
 
 
 # --- effects of a worker on what it compresses ---
@@ -571,6 +578,7 @@ Effect = (
     | Complete
     | Fail
     | Release
+    | Discard
     | Encode
     | Settle
     | ForgetResiduals

@@ -163,7 +163,9 @@ class PolicyChanges:
             if entry.policy not in (message.old, message.policy):
                 text = f"key {key!r} is kept under policy {entry.policy}, not {message.old}"
                 raise PolicyError(text, key=key, expected=entry.policy, got=message.old)
-            self._check_others(message, key, rank)
+            if entry.policy != message.policy or message.policy == message.old:
+                # Otherwise the rank asks again for what it has got: the answer was lost.
+                self._check_others(message, key, rank)
         for chunk in self._catalog.chunks.values():
             if chunk.key in here and chunk.is_dense:
                 check_cut(self._rules.current, chunk.key, chunk.spec, chunk.start, chunk.stop, policy)
@@ -244,6 +246,7 @@ class PolicyChanges:
         for chunk in change.chunks:
             effects += self._making.forget_reads(chunk)
             effects += self._answers.let_go(chunk, now)
+            chunk.former = None if chunk.rounds is None else chunk.rounds.decisions
             # It is idle, so nobody waits and nothing is to be freed.
             self._steps.remove(chunk)
             chunk.follow(get_policy(change.policy))

@@ -127,9 +127,7 @@ class Rounds:
             update.waiters[waiter] = None
             waiter.updates.append(update)
             return self._refuse_lost(chunk, update) if self._roster.lost else []
-        if chunk.rounds is not None:
-            return self._steps.rejoin(chunk, waiter, message.sequence, message.clock, now)
-        return self._answers.advance(waiter, now)
+        return self._steps.rejoin(chunk, waiter, message.sequence, message.clock, now)
 
     def _check_push(self, chunk: Chunk, message: AnyPush, rank: Rank) -> Version:
         """Return the version that the push helps to make, as far as that is known; or that it has come before."""

@@ -19,21 +19,20 @@ from aiokv.core.effects import (
     CallMemory,
     CallTensors,
     Complete,
-    Connect,
     Disconnect,
     Effect,
     Encode,
     Fail,
     Log,
     Replica,
-    Send,
 )
-from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time, retry_delay
+from aiokv.core.joiner import REGISTER_REQUEST, Joiner, answer_time
 from aiokv.core.keys import check_key
 from aiokv.core.passing import Passing
 from aiokv.core.roster import Roster
 from aiokv.core.rows import check_table
 from aiokv.core.rules import check_changes
+from aiokv.core.server_links import ServerLinks
 from aiokv.errors import (
     AiokvError,
     ClosedError,
@@ -94,12 +93,9 @@ class Session:
         self._joiner = joiner
         self._rank: Rank = -1
         self._roster = Roster()
-        self._servers: dict[Peer, m.ServerEntry] = {}
-        self._attached: dict[Peer, bool] = {}
-        self._attempts: dict[Peer, int] = {}
-        self._lost: dict[Peer, str] = {}
+        self._links = ServerLinks(joiner.name)
         self._directory = Directory(self.policy)
-        self._calls = Calls(self._directory, self._label, max_open_pushes=max_open_pushes)
+        self._calls = Calls(self._directory, self._label, self._links.outage, max_open_pushes=max_open_pushes)
         self._passing = Passing(self._calls.open_pushes, self._calls.is_unanswered)
         self._compression = Compression()
         self._changes = 0
@@ -108,6 +104,8 @@ class Session:
         """The call that changes it, and to what."""
         self._finished = False
         self._closed = False
+        self._expulsion: AiokvError | None = None
+        """Why this worker is no member any longer, as far as it knows."""
 
     # --- read only ---
 
@@ -130,7 +128,7 @@ class Session:
     @property
     def num_lost(self) -> int:
         """How many workers and servers are lost."""
-        return len(self._roster.lost) + len(self._lost)
+        return len(self._roster.lost) + len(self._links.lost)
 
     @property
     def clock(self) -> int:
@@ -157,6 +155,11 @@ class Session:
         return self._calls.torn_reads
 
     @property
+    def reconnects(self) -> int:
+        """How often a connection to a server has ended and was made again."""
+        return self._links.reconnects
+
+    @property
     def compression(self) -> Compression:
         """How this worker compresses."""
         return self._compression
@@ -172,7 +175,7 @@ class Session:
             ClosedError: this worker has not joined.
             KeyUseError: the key or the spec can't be.
         """
-        if not self._servers:
+        if not self._links.servers:
             raise ClosedError(f"rows of key {key!r}: this worker is not connected")
         check_table(check_key(key), spec)
         return [chunk.start for chunk in self._directory.place_rows(check_key(key), spec)]
@@ -209,7 +212,9 @@ class Session:
     def handle(self, stimulus: st.Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
         effects = self._handle(stimulus, now)
-        return self._pass_clocks(effects) if self._passing.is_active else effects
+        if self._passing.is_active:
+            effects = self._pass_clocks(effects)
+        return self._links.passing(effects) if self._links.down else effects
 
     def _handle(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -268,22 +273,35 @@ class Session:
         match stimulus:
             case st.Join(call, timeout):
                 return self._joiner.join(call, timeout, now)
-            case st.Connected(peer) if not self._joiner.joining:
-                return [Disconnect(peer, "the join is over")]
-            case st.Connected(peer):
-                return self._joiner.on_connected(now) if peer == SCHEDULER else self._attach(peer, now)
-            case st.ConnectFailed(peer, reason, error):
-                if peer == SCHEDULER:
-                    return self._joiner.on_connect_failed(reason, error, now)
-                return self._retry(peer, reason) if error is None or error.retriable else self._joiner.fail(error)
-            case st.PeerLost(peer, reason):
-                return self._link_lost(peer, reason)
+            case st.Connected(peer) if peer == SCHEDULER:
+                return self._joiner.on_connected(now)
+            case st.ConnectFailed(peer, reason, error) if peer == SCHEDULER:
+                return self._joiner.on_connect_failed(reason, error, now)
+            case st.PeerLost(peer, reason) if peer == SCHEDULER:
+                return self._scheduler_gone(reason)
             case st.PartWritten():
                 return self._passing.written(stimulus)
             case st.Tick():
                 return self._tick(now)
+            case st.Connected() | st.ConnectFailed() | st.PeerLost():
+                return self._server_event(stimulus, now)
             case _:
                 raise TypeError(f"not a stimulus for a worker: {stimulus!r}")
+
+    def _server_event(self, stimulus: st.Connected | st.ConnectFailed | st.PeerLost, now: float) -> list[Effect]:
+        """The connection to a server is there, or is over."""
+        peer = stimulus.peer
+        if self._closed or peer in self._links.lost or not (self._joiner.joining or self._joiner.joined):
+            is_open = isinstance(stimulus, st.Connected)
+            return [Disconnect(peer, "nobody waits for this connection any longer")] if is_open else []
+        if isinstance(stimulus, st.Connected):
+            return self._attach(peer, now)
+        reason, error = stimulus.reason, stimulus.error
+        if error is not None and not error.retriable:
+            return [*self._joiner.fail(error), *self._server_gone(peer, reason)]
+        if isinstance(stimulus, st.PeerLost):
+            return self._links.ended(peer, reason, now)
+        return self._links.failed(peer, reason)
 
     # --- joining ---
 
@@ -294,43 +312,35 @@ class Session:
         self._roster = Roster(view)
         if first:
             self._rank = self._roster.rank_of(self._joiner.name)
-            self._servers = {entry.index: entry for entry in view.servers}
             self._directory.settle(view)
             self._calls.whole = view.on_worker_loss == "shrink"
+            connects = self._links.begin(view, now)
             for entry in view.servers:
                 if entry.state != "alive":
                     # Only who takes the place of another worker can meet with that.
                     return self._server_gone(entry.index, entry.reason)
-            return [Connect(entry.index, entry.host, entry.port) for entry in view.servers]
+            return connects
         effects: list[Effect] = []
         for entry in view.servers:
-            self._servers[entry.index] = entry
-            if entry.state == "lost" and entry.index not in self._lost:
+            self._links.servers[entry.index] = entry
+            if entry.state == "lost" and entry.index not in self._links.lost:
                 effects += [Disconnect(entry.index, entry.reason), *self._server_gone(entry.index, entry.reason)]
         return effects
 
     def _attach(self, peer: Peer, now: float) -> list[Effect]:
         view = self._joiner.view
         assert view is not None, "servers are known from the view only"
-        left = answer_time(max(0.0, self._joiner.join_by - now))
+        seconds = self._joiner.join_by - now if self._joiner.joining else view.death_timeout
+        left = answer_time(max(0.0, seconds))
         message = m.Attach(self._rank, self._joiner.name, self._joiner.incarnation, view.epoch, left)
-        return [Send(peer, self._calls.ask(None, peer), message)]
-
-    def _retry(self, peer: Peer, reason: str) -> list[Effect]:
-        if not self._joiner.joining:
-            return []
-        entry = self._servers[peer]
-        attempt = self._attempts[peer] = self._attempts.get(peer, 0) + 1
-        effects: list[Effect] = [Connect(peer, entry.host, entry.port, delay=retry_delay(attempt))]
-        if attempt == 1:
-            effects.append(Log("warning", f"{self._joiner.name} waits for {self._label(peer)}: {reason}"))
-        return effects
+        send = self._calls.request(None, peer, message)
+        self._links.attach(peer, send.request)
+        return [send]
 
     def _label(self, peer: Peer) -> str:
         if peer == SCHEDULER:
             return f"the scheduler at {self._joiner.address}"
-        entry = self._servers[peer]
-        return f"server {peer} ({entry.name} at {entry.host}:{entry.port})"
+        return self._links.label(peer)
 
     # --- calls ---
 
@@ -341,7 +351,9 @@ class Session:
 
     def _check_ready(self, call: Call) -> None:
         self._check_open(call)
-        for peer, reason in self._lost.items():
+        if self._expulsion is not None:
+            raise self._expulsion
+        for peer, reason in self._links.lost.items():
             raise self._server_error(peer, reason, call.what)
 
     def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
@@ -383,7 +395,7 @@ class Session:
             self._check_scheduler()
         except AiokvError as error:
             return [Fail(call.number, error)]
-        return [Send(SCHEDULER, self._calls.ask(None, SCHEDULER), message), Complete(call.number)]
+        return [self._calls.request(None, SCHEDULER, message), Complete(call.number)]
 
     def _check_scheduler(self) -> None:
         if not self._joiner.connected:
@@ -400,7 +412,7 @@ class Session:
             call.last = message
             return self._calls.finish(call, now)
         self._calls.open(call, now)
-        return [Send(SCHEDULER, self._calls.ask(call, SCHEDULER), message)]
+        return [self._calls.request(call, SCHEDULER, message)]
 
     def _delete(self, stimulus: st.DeleteKeys, now: float) -> list[Effect]:
         call = Call(stimulus.call, f"delete of {name_keys(tuple(stimulus.keys))}", stimulus.timeout)
@@ -463,7 +475,7 @@ class Session:
             return [Fail(call.number, error)]
         if not leaving:
             return [Complete(call.number)]
-        call.change = Change(policy, leaving, list(self._servers))
+        call.change = Change(policy, leaving, list(self._links.servers))
         return self._calls.change(call, now)
 
     def _await_round(self, stimulus: st.AwaitRound, now: float) -> list[Effect]:
@@ -478,7 +490,7 @@ class Session:
             newest = stimulus.newer_than
         message = m.AwaitRound(key, newest, answer_time(call.timeout))
         self._calls.open(call, now)
-        return [Send(server, self._calls.ask(call, server), message)]
+        return [self._calls.request(call, server, message)]
 
     def _set_compression(self, stimulus: st.ConfigureCompression, now: float) -> list[Effect]:
         call = Call(stimulus.call, f"compression with {stimulus.name or None!r}", stimulus.timeout)
@@ -551,7 +563,7 @@ class Session:
     def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
         """Send the same message to all servers."""
         self._calls.open(call, now)
-        return [Send(peer, self._calls.ask(call, peer), message, None, priority) for peer in self._servers]
+        return [self._calls.request(call, peer, message, priority) for peer in self._links.servers]
 
     # --- answers ---
 
@@ -560,7 +572,7 @@ class Session:
             self._joiner.heard(now)
             if request <= REGISTER_REQUEST:
                 return self._from_scheduler(message, now)
-        return self._answered(peer, request, message, nbytes)
+        return self._answered(peer, request, message, nbytes, now)
 
     def _from_scheduler(self, message: m.Message, now: float) -> list[Effect]:
         match message:
@@ -575,35 +587,48 @@ class Session:
             case _:
                 return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
 
-    def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
+    def _answered(self, peer: Peer, request: int, message: m.Message, nbytes: int, now: float) -> list[Effect]:
         if not isinstance(message, ANSWERS):
             return self._cut(peer, f"unexpected {type(message).__name__}")
         try:
-            if not self._joiner.joined and peer in self._servers and peer not in self._attached:
+            if self._links.down and peer in self._links.down:
                 self._calls.take(peer, request)
-                return self._attach_answered(peer, message)
+                return self._attach_answered(peer, message, now)
             effects = self._calls.answered(peer, request, message, nbytes)
             return effects if self._changing is None else self._changed(self._changing, effects)
         except ProtocolError as error:
             return self._cut(peer, error.message)
 
-    def _attach_answered(self, peer: Peer, message: m.Message) -> list[Effect]:
+    def _attach_answered(self, peer: Peer, message: m.Message, now: float) -> list[Effect]:
         if isinstance(message, m.Error):
-            return self._joiner.fail(from_code(message.code, message.message, message.details))
-        self._attached[peer] = True
-        return self._joiner.complete() if len(self._attached) == len(self._servers) else []
+            error = from_code(message.code, message.message, message.details)
+            if self._joiner.joining:
+                return self._joiner.fail(error)
+            reason = f"the server does not take this worker: {error}"
+            if error.retriable:
+                return [Disconnect(peer, reason), *self._links.ended(peer, reason, now)]
+            return [Disconnect(peer, reason), *self._expelled(peer, error)]
+        again = self._calls.again(peer, now)
+        effects = self._links.attached(peer, now, len(again)) + again
+        if self._joiner.joining and not self._links.down:
+            effects += self._joiner.complete()
+        return effects
+
+    def _expelled(self, peer: Peer, error: AiokvError) -> list[Effect]:
+        """A server does not take this worker for a member any longer: nothing that it does counts."""
+        self._expulsion = error
+        self._links.lose(peer, error.message)
+        return self._calls.fail_held(lambda _: error) + self._calls.fail_requests_to(peer, lambda _: error)
 
     # --- losses ---
 
     def _cut(self, peer: Peer, reason: str) -> list[Effect]:
         """Close a connection over which nonsense came; it is as good as lost."""
-        return [Disconnect(peer, reason), *self._link_lost(peer, reason)]
-
-    def _link_lost(self, peer: Peer, reason: str) -> list[Effect]:
-        return self._scheduler_gone(reason) if peer == SCHEDULER else self._server_gone(peer, reason)
+        gone = self._scheduler_gone(reason) if peer == SCHEDULER else self._server_gone(peer, reason)
+        return [Disconnect(peer, reason), *gone]
 
     def _server_error(self, peer: Peer, reason: str, what: str) -> ServerLostError:
-        entry = self._servers[peer]
+        entry = self._links.servers[peer]
         address = f"{entry.host}:{entry.port}"
         return ServerLostError(f"{what}: {self._label(peer)} is lost: {reason}", server=peer, address=address)
 
@@ -611,7 +636,7 @@ class Session:
         return SchedulerLostError(f"{self._label(SCHEDULER)} is gone: {reason}", address=self._joiner.address)
 
     def _server_gone(self, peer: Peer, reason: str) -> list[Effect]:
-        self._lost[peer] = reason
+        self._links.lose(peer, reason)
         effects = self._joiner.fail(self._server_error(peer, reason, "join"))
 
         def error_of(what: str) -> AiokvError:
@@ -634,7 +659,7 @@ class Session:
 
     def _tick(self, now: float) -> list[Effect]:
         joining = self._joiner.joining
-        absent = [self._label(peer) for peer in self._servers if joining and peer not in self._attached]
+        absent = [self._label(peer) for peer in self._links.down if joining]
         effects = self._joiner.tick(now, " and ".join(absent))
         if reason := self._joiner.silence(now):
             effects += self._cut(SCHEDULER, reason)
@@ -655,7 +680,7 @@ class Session:
         effects += self._passing.departs(self._directory.clock)
         call = Call(number, "leave", timeout)
         self._calls.open(call, now)
-        return [*effects, Send(SCHEDULER, self._calls.ask(call, SCHEDULER), m.Leave())]
+        return [*effects, self._calls.request(call, SCHEDULER, m.Leave())]
 
     # --- for tests ---
 

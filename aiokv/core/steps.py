@@ -75,12 +75,13 @@ class Steps:
         return effects + self.read_on(now)
 
     def rejoin(self, chunk: Chunk, waiter: Waiter, sequence: int, clock: int, now: float) -> list[Effect]:
-        """Let a push that has come before, and is in no update yet, be answered as the first one is."""
-        rounds = self._rounds_of(chunk)
-        before = rounds.held(waiter.rank, sequence)
-        if before is None:
-            verdict = rounds.decisions.verdicts.get(Token(waiter.rank, clock))
-            waiter.dropped = verdict if isinstance(verdict, str) else ""
+        """Let a push that has come before, and is in no open update, be answered as the first one is."""
+        rounds = chunk.rounds
+        before = None if rounds is None else rounds.held(waiter.rank, sequence)
+        if rounds is None or before is None:
+            decided = [chunk.former, None if rounds is None else rounds.decisions]
+            verdicts = [one.verdicts.get(Token(waiter.rank, clock)) for one in decided if one is not None]
+            waiter.dropped = next((verdict for verdict in verdicts if isinstance(verdict, str)), "")
             return self._answers.advance(waiter, now)
         if isinstance(before, Update):
             before.waiters[waiter] = None

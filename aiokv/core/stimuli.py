@@ -52,10 +52,11 @@ class ConnectFailed(Record):
 
 
 class PeerLost(Record):
-    """An open connection ended, whatever the cause."""
+    """An open connection ended, whatever the cause; `error` says why when one of the sides refused to go on."""
 
     peer: Peer
     reason: str
+    error: AiokvError | None = None
 
 
 class Tick(Record):

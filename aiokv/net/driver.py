@@ -66,6 +66,8 @@ def _reason(error: OSError) -> str:
     """Return why no connection could be made."""
     if isinstance(error, ssl.SSLError):
         return tls.describe(error)
+    if isinstance(error, TimeoutError) and not error.errno:
+        return "no answer"
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error).lower()
 
 
@@ -295,7 +297,8 @@ class Driver:
         context = self._initiator_context
         secure: dict[str, Any] = {} if context is None else {"ssl": context, **tls.TIMES}
         try:
-            await self._loop.create_connection(lambda: link, host, port, **secure)
+            async with asyncio.timeout(self.config.death_timeout):
+                await self._loop.create_connection(lambda: link, host, port, **secure)
         except OSError as error:
             del self._others[link]
             refusal = tls.refusal(error, format_address(host, port))
@@ -349,7 +352,7 @@ class Driver:
             if error is not None:
                 self.counters[f"connections_ended.{type(error).__name__}"] += 1
             del self._links[link.peer]
-            self.feed(st.PeerLost(link.peer, reason))
+            self.feed(st.PeerLost(link.peer, reason, error))
 
     def _handshake_failed(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         self.counters["handshakes_failed"] += 1

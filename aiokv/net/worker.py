@@ -9,8 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
+import numpy as np
 
-from aiokv.arrays import Arguments, bytes_of, gather, scatter
+from aiokv.arrays import Arguments, Array, bytes_of, gather, scatter
 from aiokv.cluster_files import residuals_name, write_own
 from aiokv.compressing import Compressor, Job
 from aiokv.config import Config, load_config
@@ -33,7 +34,7 @@ from aiokv.wire.messages import Value
 from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from aiokv.net.link import AnyLink
@@ -64,6 +65,10 @@ class Client(Driver, Operations):
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._arguments: dict[int, Arguments] = {}
         self._landed: dict[tuple[Peer, int], memoryview] = {}
+        self._keeping: dict[int, list[int]] = {}
+        """Tensors of calls that have ended, which may have to be sent again."""
+        self._kept: dict[int, dict[int, Array]] = {}
+        """Copies of these."""
         self._compressor = Compressor("reference" if config.backend == "reference" else "auto")
         self._encoding: dict[int, asyncio.Task[None]] = {}
         """Tasks whose threads read a call's arrays."""
@@ -211,6 +216,7 @@ class Client(Driver, Operations):
     async def _settle(self, call: int) -> None:
         """Wait until nobody reads from the call's arrays any longer; cut a link whose peer has stopped to read."""
         await self._encoded(call)
+        await self._keep(call)
         for link in list(self._links.values()):
             try:
                 # Copying 100 MB at once would hold the loop for long.
@@ -225,6 +231,34 @@ class Client(Driver, Operations):
                         await link.drained()
                         continue
                 link.abort()
+
+    async def _keep(self, call: int) -> None:
+        """Copy what may have to be sent again."""
+        copying = self._copy(call)
+        try:
+            for _ in copying:
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            for _ in copying:
+                pass
+            raise
+
+    def _copy(self, call: int) -> Iterator[None]:
+        """Copy the tensors that a call keeps, a part with each step, as long as they are wanted."""
+        kept: dict[int, Array] = {}
+        for tensor in self._keeping.get(call, ()):
+            source = bytes_of(self._arguments[call].sources[tensor])
+            kept[tensor] = np.empty(source.nbytes, np.uint8)
+            for begin in range(0, source.nbytes, TURN_BYTES):
+                kept[tensor].data[begin : begin + TURN_BYTES] = source[begin : begin + TURN_BYTES]
+                yield
+        if call in self._keeping:
+            self._kept[call] = kept
+
+    def _sources(self, call: int) -> Sequence[Array] | dict[int, Array]:
+        """Return what a call sends: its caller's arrays, or copies of those that the caller has back."""
+        kept = self._kept.get(call) if self._kept else None
+        return self._arguments[call].sources if kept is None else kept
 
     async def _encoded(self, *calls: int) -> None:
         """Wait until no thread reads from the arrays of calls, of all if none is given. A thread can't be stopped."""
@@ -301,12 +335,12 @@ class Client(Driver, Operations):
 
     def _memory(self, payload: ef.Payload) -> tuple[memoryview, Callable[[], None] | None]:
         if isinstance(payload, ef.CallTensors):
-            sources = self._arguments[payload.call].sources
+            sources = self._sources(payload.call)
             return gather([sources[tensor] for tensor in payload.tensors]), None
         if isinstance(payload, ef.EncodedParts):
             return self._compressor.memory(payload), None
         assert isinstance(payload, ef.CallMemory), "a worker sends what its user gave"
-        source = self._arguments[payload.call].sources[payload.tensor]
+        source = self._sources(payload.call)[payload.tensor]
         return bytes_of(source)[payload.start : payload.stop], None
 
     def _perform_own(self, effect: ef.Effect) -> None:
@@ -329,7 +363,12 @@ class Client(Driver, Operations):
                 task = self._loop.create_task(self._write_residuals(effect))
                 self._writing[task] = None
                 task.add_done_callback(self._writing.pop)
-            case ef.Release(call, receiving):
+            case ef.Discard(call):
+                self._keeping.pop(call, None)
+                self._kept.pop(call, None)
+            case ef.Release(call, receiving, keeps):
+                if keeps:
+                    self._keeping[call] = keeps
                 for peer, request in receiving:
                     if peer in self._links:
                         self._links[peer].discard(request)

@@ -544,6 +544,11 @@ class Worker:
         """Let the scheduler send the next view."""
         return self.handle(st.Received(SCHEDULER, 0, self.view(**states)))
 
+    def lose_server(self, index: int, reason: str = "connection reset") -> list[ef.Effect]:
+        """Let a server be lost: its connection ends, and the scheduler says so."""
+        self.handle(st.PeerLost(index, reason))
+        return self.publish(**{f"server_{index}": ("lost", reason)})
+
     def call(self, stimulus: Any, **fields: Any) -> Call:
         """Make a call and return it with what was sent for it."""
         call = self.calls[len(self.calls)] = Call(len(self.calls))

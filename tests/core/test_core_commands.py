@@ -62,7 +62,7 @@ def test_one_server_that_refuses_ends_the_call(worker: Worker) -> None:
 
 def test_a_server_that_is_gone_ends_the_call(worker: Worker) -> None:
     call = worker.call(st.SendCommand, name="count", params={}, timeout=10.0)
-    worker.handle(st.PeerLost(1, "closed"))
+    worker.lose_server(1, "closed")
     assert isinstance(call.error, ServerLostError)
 
 

@@ -234,7 +234,7 @@ def test_a_refused_bundle_is_due_again_after_it_is_turned_off(make_worker: type[
 def test_a_server_that_is_lost_takes_its_parts_along(half: Worker) -> None:
     call = half.transfer("push")
     encoded(half, call)
-    half.handle(st.PeerLost(call.sends[0].peer, "reset"))
+    half.lose_server(call.sends[0].peer, "reset")
     assert only(half.effects, ef.Settle)
 
 

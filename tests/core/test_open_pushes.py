@@ -113,7 +113,7 @@ def test_call_behind_a_cancelled_one_is_sent_when_it_may(ahead: Worker) -> None:
 @pytest.mark.parametrize("peer", [0, 1])
 def test_lost_server_ends_what_was_not_sent(ahead: Worker, peer: int) -> None:
     calls = [*push(ahead, 3), ahead.transfer("pull")]
-    assert not sent(ahead.handle(st.PeerLost(peer, "connection reset")))
+    assert not sent(ahead.lose_server(peer, "connection reset"))
     assert all(isinstance(call.outcome, ServerLostError) for call in calls[2:])
 
 

@@ -58,7 +58,7 @@ def test_lost_server_leaves_no_push_under_way(make_worker: type[Worker]) -> None
     worker = make_worker()
     transfer(worker, st.Operation.PUSH, "a", priority=-9)
     for peer in (0, 1):
-        worker.handle(st.PeerLost(peer, "connection reset"))
+        worker.lose_server(peer, "connection reset")
     assert not worker.machine._directory._open
 
 

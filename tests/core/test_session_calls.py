@@ -213,7 +213,7 @@ def test_cancelled_call_gives_its_memory_back(worker: Worker) -> None:
     call = worker.transfer("pushpull", "a", "b")
     worker.answer(call.sends[0])
     (left,) = call.sends[1:]
-    assert worker.handle(st.Cancel(call.number)) == [ef.Release(call.number, [(left.peer, left.request)])]
+    assert worker.handle(st.Cancel(call.number)) == [ef.Release(call.number, [(left.peer, left.request)], [1])]
     assert worker.machine.landing(left.request, 24) is None
 
 
@@ -228,12 +228,12 @@ def test_late_answer_completes_nothing(worker: Worker) -> None:
 def test_late_error_fails_nothing(worker: Worker) -> None:
     call = worker.transfer("push")
     worker.handle(st.Cancel(call.number))
-    assert worker.refuse(call.sends[0], RoundTimeoutError("late")) == []
+    assert worker.refuse(call.sends[0], RoundTimeoutError("late")) == [ef.Discard(call.number)]
 
 
 def test_cancelled_push_still_counts(worker: Worker) -> None:
     call = worker.transfer("push")
-    assert worker.handle(st.Cancel(call.number)) == [ef.Release(call.number, [])]
+    assert worker.handle(st.Cancel(call.number)) == [ef.Release(call.number, [], [0])]
     assert worker.transfer("push").messages[0].sequence == 2
 
 
@@ -532,7 +532,7 @@ def test_worker_counts_who_is_lost(make_worker: type[Worker]) -> None:
 
 
 def test_keys_are_not_deleted_by_a_worker_that_is_not_there(worker: Worker) -> None:
-    worker.handle(st.PeerLost(1, "connection reset"))
+    worker.lose_server(1, "connection reset")
     call = worker.call(st.DeleteKeys, keys=["a"], timeout=10.0)
     assert_refused_here(call, ServerLostError)
 

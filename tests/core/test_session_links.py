@@ -168,8 +168,22 @@ def test_server_that_is_lost_ends_the_join(outsider: Worker) -> None:
     outsider.handle(st.Connected(SCHEDULER))
     outsider.publish()
     outsider.handle(st.Connected(0))
-    outsider.handle(st.PeerLost(0, "connection reset"))
+    outsider.lose_server(0)
     assert isinstance(call.outcome, ServerLostError)
+
+
+def test_connection_to_a_server_that_ends_during_the_join_is_made_again(outsider: Worker, like: type[Like]) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish()
+    for server in (0, 1):
+        outsider.handle(st.Connected(server))
+    assert outsider.handle(st.PeerLost(0, "connection reset"))[0] == like(ef.Connect, peer=0)
+    for server in (1, 0):
+        attaches = [effect for effect in outsider.handle(st.Connected(server)) if isinstance(effect, ef.Send)]
+        assert [send.message for send in attaches] == [like(m.Attach)]
+        outsider.answer(attaches[0])
+    assert call.outcome == "done"
 
 
 def test_nothing_goes_on_after_a_join_that_failed(outsider: Worker, like: type[Like]) -> None:
@@ -212,7 +226,7 @@ def test_lost_server_fails_its_pending_calls_at_once(worker: Worker) -> None:
     both = worker.call(st.ConfigureOptimizer, name="assign", params={}, timeout=10.0)
     worker.answer(both.sends[0])
     barrier = worker.call(st.EnterBarrier, name="b", timeout=10.0)
-    worker.handle(st.PeerLost(1, "connection reset"))
+    worker.lose_server(1, "connection reset")
     assert isinstance(both.error, ServerLostError)
     assert both.error.details == {"server": 1, "address": "127.0.0.1:9001"}
     for word in ("server 1", "server-1", "127.0.0.1:9001", "connection reset"):
@@ -221,7 +235,7 @@ def test_lost_server_fails_its_pending_calls_at_once(worker: Worker) -> None:
 
 
 def test_lost_server_fails_later_calls_at_once(worker: Worker) -> None:
-    worker.handle(st.PeerLost(1, "connection reset"))
+    worker.lose_server(1, "connection reset")
     for call in (worker.transfer("pull"), worker.call(st.EnterBarrier, name="b", timeout=1.0)):
         assert isinstance(call.error, ServerLostError)
         assert call.error.details == {"server": 1, "address": "127.0.0.1:9001"}
@@ -232,7 +246,7 @@ def test_lost_server_gives_memory_back(make_worker: type[Worker]) -> None:
     worker = make_worker(chunk_bytes=16, split_bytes=16)
     call = worker.transfer("pull", shape=(8,))
     gone, other = sorted(call.sends, key=lambda send: send.peer == 0)
-    worker.handle(st.PeerLost(gone.peer, "connection reset"))
+    worker.lose_server(gone.peer, "connection reset")
     assert call.released == ef.Release(call.number, [(other.peer, other.request)])
     assert worker.answer(other, m.Value(1), 16) == []
     assert worker.machine.pending == 0
@@ -240,14 +254,14 @@ def test_lost_server_gives_memory_back(make_worker: type[Worker]) -> None:
 
 def test_call_of_several_tensors_fails_once(worker: Worker) -> None:
     call = worker.transfer("push", *(f"key-{number}" for number in range(20)))
-    worker.handle(st.PeerLost(0, "connection reset"))
+    worker.lose_server(0, "connection reset")
     assert isinstance(call.outcome, ServerLostError)
 
 
 def test_requests_of_a_cancelled_call_go_with_their_server(worker: Worker) -> None:
     call = worker.transfer("push")
     worker.handle(st.Cancel(call.number))
-    worker.handle(st.PeerLost(call.sends[0].peer, "connection reset"))
+    worker.lose_server(call.sends[0].peer, "connection reset")
     assert worker.machine.pending == 0
 
 
@@ -349,12 +363,12 @@ def test_scheduler_that_goes_after_the_worker_has_left_is_no_news(worker: Worker
 
 
 def test_worker_can_leave_when_a_server_is_lost(worker: Worker) -> None:
-    worker.handle(st.PeerLost(1, "connection reset"))
+    worker.lose_server(1, "connection reset")
     assert worker.finish(worker.call(st.Depart, timeout=5.0)).outcome == "done"
 
 
 def test_worker_can_still_say_that_a_server_is_lost(worker: Worker) -> None:
-    worker.handle(st.PeerLost(1, "connection reset"))
+    worker.lose_server(1, "connection reset")
     call = worker.call(st.EnterBarrier, name="b", timeout=5.0, said={"error": "lost"}, leaves=True)
     assert (call.outcome, [send.peer for send in call.sends]) == ("done", [SCHEDULER])
 

@@ -54,7 +54,7 @@ def tables_of(running: Cluster, shape: tuple[int, ...]) -> list[Table]:
     chunks = session._directory.place_rows("t", Rows.empty(shape).spec)
     assert len({chunk.server for chunk in chunks}) == len(running.servers)
     servers = {server.advertised: server for server in running.servers}
-    entries = [(session._servers[chunk.server], chunk.start) for chunk in chunks]
+    entries = [(session._links.servers[chunk.server], chunk.start) for chunk in chunks]
     return [servers[entry.host, entry.port].store.table("t", start) for entry, start in entries]
 
 

@@ -26,7 +26,7 @@ from aiokv.core.row_parts import cut_rows
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError
 from aiokv.store.table import span_of
-from aiokv.types import Key, Peer, Piece, Role, TensorSpec
+from aiokv.types import SCHEDULER, Key, Peer, Piece, Role, TensorSpec
 from aiokv.wire import messages as m
 
 Array = npt.NDArray[np.float32]
@@ -52,6 +52,15 @@ class Node:
     alive: bool = True
     numbers: Any = field(default_factory=itertools.count)
     stops: list[ef.Stop] = field(default_factory=list)
+
+
+NOWHERE = Node("nowhere", Membership(ClusterPlan(1, 1, 0.5, 2.0, 16, 64)), alive=False)
+
+USED = np.zeros(0, np.float32)
+"""In the place of an array that its user has back."""
+
+BREAKS = 0.02
+"""How likely it is that a connection ends before the next delivery."""
 
 
 class Store:
@@ -129,8 +138,11 @@ class Cluster:
         servers: int = 2,
         policy: str = "bsp",
         max_open_pushes: int | None = None,
+        breaks: int = 6,
         **plan: Any,
     ) -> None:
+        self.breaks = breaks
+        """How many connections between workers and servers may still end for no reason."""
         self.random = random.Random(seed)
         self.now = 0.0
         self.ready: dict[tuple[str, Peer], deque[tuple[Node, st.Stimulus | None, bytes | None]]] = {}
@@ -204,6 +216,8 @@ class Cluster:
             self.later.remove(connection)
             self.connect(*connection[1:])
         queues = [queue for queue in self.ready.values() if queue]
+        if queues and self.breaks and self.random.random() < BREAKS:
+            self.break_any()
         if queues:
             node, stimulus, payload = self.random.choice(queues).popleft()
             if stimulus is not None:
@@ -280,8 +294,14 @@ class Cluster:
                 self.end(node, call, None)
             case ef.Fail(call, error):
                 self.end(node, call, error)
-            case ef.Release(call):
+            case ef.Release(call, _, keeps):
                 self.released[node.name, call] = b""
+                arrays = self.calls[node.name, call]
+                # The user writes over the others.
+                kept = [array.copy() if tensor in keeps else USED for tensor, array in enumerate(arrays)]
+                self.calls[node.name, call] = kept
+            case ef.Discard(call):
+                del self.calls[node.name, call]
             case ef.Log():
                 pass
             case _:
@@ -382,6 +402,27 @@ class Cluster:
         node.links[peer], other.links[there] = (other, there), (node, peer)
         self.ready.setdefault((node.name, peer), deque()).append((node, st.Connected(peer), None))
 
+    def break_any(self) -> None:
+        """Let the connection of a worker to a server end: of what is under way each side gets only the beginning."""
+        workers = [node for node in self.nodes.values() if isinstance(node.machine, Session) and node.alive]
+        links = [(node, peer) for node in workers for peer in node.links if peer != SCHEDULER]
+        if links:
+            self.breaks -= 1
+            self.break_link(*self.random.choice(links))
+
+    def break_link(self, node: Node, peer: Peer) -> None:
+        """Let a connection end."""
+        other, there = node.links[peer]
+        for end, number in ((node, peer), (other, there)):
+            if not end.alive:
+                continue
+            queue = self.ready.setdefault((end.name, number), deque())
+            for _ in range(self.random.randint(0, len(queue))):
+                queue.pop()
+            queue.append((end, st.PeerLost(number, "connection reset"), None))
+            # What is sent before it is noticed is lost.
+            end.links[number] = NOWHERE, 0
+
     def send(self, node: Node, peer: Peer, stimulus: Any, payload: bytes | None = None) -> None:
         """Put something on a link, if it is still there."""
         if peer in node.links:
@@ -459,7 +500,10 @@ class User:
         """Begin to init, push, pull or pushpull."""
         tensors = [(key, TensorSpec(array.shape, "float32")) for key, array in arrays.items()]
         values = list(arrays.values())
-        return self._feed(lambda call: st.Transfer(call, st.Operation(operation), tensors, timeout), values)
+        options = st.KeyOptions(digests=tuple(b"of " + array.tobytes()[:8] for array in values))
+        return self._feed(
+            lambda call: st.Transfer(call, st.Operation(operation), tensors, timeout, options=options), values
+        )
 
     def transfer_rows(self, operation: str, shape: tuple[int, int], rows: Any, timeout: float = 10.0) -> int:
         """Begin to init or push rows of the table "table", or to pull them into a float32 array.
@@ -488,8 +532,8 @@ class User:
         else:
             array, wanted = rows[1], ids.tobytes()
         tensors: list[tuple[Key, TensorSpec]] = [("table", spec)]
-        what, sent = st.Operation(operation), [st.Rows(counts, wanted)]
-        return self._feed(lambda call: st.Transfer(call, what, tensors, timeout, rows=sent), [array])
+        what, sent, options = st.Operation(operation), [st.Rows(counts, wanted)], st.KeyOptions(digests=(b"rows",))
+        return self._feed(lambda call: st.Transfer(call, what, tensors, timeout, rows=sent, options=options), [array])
 
     def optimizer(self, name: str) -> int:
         """Begin to set the update rule."""
