@@ -147,6 +147,8 @@ class _Cluster:
             self._start_worker(name)
         for strike in timeline.strikes:
             self._env.after(strike.at, self._strike, strike)
+        for at, name, other in timeline.resets:
+            self._env.after(at, self._reset, name, other)
 
     # --- the run ---
 
@@ -319,6 +321,9 @@ class _Cluster:
         if cluster.restarts and not goes_on and not self._enough.triggered:
             self._run.crashed = crashed
             self._enough.succeed()
+
+    def _reset(self, name: str, other: str) -> None:
+        self._nodes[name].reset(other)
 
     def _restart(self, name: str) -> None:
         """Start the program again, on the same host and under the same name."""

@@ -190,9 +190,10 @@ class Dialogue:
         self._asked[worker, server, request] = places
         for place in places:
             if isinstance(message, Push):
-                self._sent[worker, place] = message.sequence
+                # One that is sent again, because its connection has ended, was computed when it was sent first.
+                self._sent[worker, place] = max(message.sequence, self._sent.get((worker, place), 0))
                 newest = self._computed[worker, place]
-                newest[message.sequence] = self._known.get((worker, place), 0)
+                newest.setdefault(message.sequence, self._known.get((worker, place), 0))
                 newest.pop(message.sequence - MAX_OPEN_PUSHES, None)
             else:
                 self._pushes[worker, server, request, place] = self._sent.get((worker, place), 0)

@@ -107,6 +107,17 @@ class Link(Fault, frozen=True, kw_only=True, tag="link"):
     """As clogged, and new connections fail."""
 
 
+class Reset(Fault, frozen=True, kw_only=True, tag="reset"):
+    """The connections between `node` and `to` end, and what is under way over them is lost; new ones can be made."""
+
+    to: Nodes
+    at: Seconds
+    times: Count = 1
+    """How often that happens."""
+    every: Positive = 1.0
+    """Seconds from one time to the next."""
+
+
 class HeartbeatLoss(Fault, frozen=True, kw_only=True, tag="heartbeat-loss"):
     """The node's heartbeats do not arrive; everything else does."""
 
@@ -131,4 +142,4 @@ class Poison(Fault, frozen=True, kw_only=True, tag="poison"):
     step: Count
 
 
-AnyFault = Crash | Hang | Pause | Late | Slow | Bursts | Spot | Link | HeartbeatLoss | Poison | Torn
+AnyFault = Crash | Hang | Pause | Late | Slow | Bursts | Spot | Link | Reset | HeartbeatLoss | Poison | Torn

@@ -154,6 +154,13 @@ class Pipe:
                 self.flights.leave(now)
         self.close(reason)
 
+    def reset(self, reason: str) -> None:
+        """End the connection at once, on both sides: what is under way comes to nothing."""
+        for pipe in (self, self.back):
+            pipe._closed = True
+        for pipe in (self, self.back):
+            pipe.target.arrive(pipe.peer, pipe.back, Closing(reason))
+
     def _next(self) -> None:
         assert self._fabric is not None, "only cards with a limited bandwidth let messages wait"
         packet = self._moving = self._queue.take()

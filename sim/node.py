@@ -213,6 +213,11 @@ class Node:
             self.ended = self._env.now
             self.over.succeed()
 
+    def reset(self, other: str) -> None:
+        """Let the connections to another node end."""
+        for pipe in [pipe for pipe in self._pipes.values() if pipe.target.name == other]:
+            pipe.reset("connection reset")
+
     def pause(self, duration: float) -> None:
         """Stop the node for a while; what arrives meanwhile is handled then."""
         self._pauses += 1

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from aiokv.errors import CallTimeoutError, ClosedError, MembershipError
-from sim.faults import Bursts, Crash, Fault, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot, Torn
+from sim.faults import Bursts, Crash, Fault, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Reset, Slow, Spot, Torn
 from sim.sections import SCHEDULER
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FAIR_ENDS = (MembershipError, CallTimeoutError, ClosedError)
 """Errors with which a worker may end when nodes are lost: they name who, or what took too long."""
 
+
+RECONNECTION = 0.5
+"""Seconds in which a connection that has ended is there again, where nothing else goes wrong."""
 
 UNWAITING = ("asp", "ringmaster")
 """Policies under which nobody ever waits for another worker."""
@@ -32,6 +35,8 @@ def lost_time(scenario: Scenario) -> float:
                 total += latency + (duration if clog or cut else 0.0)
             case Pause(duration=duration) | HeartbeatLoss(duration=duration):
                 total += duration
+            case Reset(times=times):
+                total += RECONNECTION * times
             case Slow() | Bursts() | Late() | Poison() | Torn():
                 pass
     return total
@@ -103,7 +108,7 @@ def _bystanders(run: Run) -> list[str]:
             # It happens to files.
             continue
         nodes = scenario.select(fault.node)
-        if isinstance(fault, Link):
+        if isinstance(fault, Link | Reset):
             # It is as bad for a worker as if it stood at either end.
             ends = {*nodes, *scenario.select(fault.to)}
             nodes = [name for name in ends if name in scenario.workers] or list(ends)
@@ -140,6 +145,6 @@ def _may_stay(run: Run, name: str) -> bool:
 
 def _hits(scenario: Scenario, fault: Fault, name: str) -> bool:
     ends = scenario.select(fault.node)
-    if isinstance(fault, Link):
+    if isinstance(fault, Link | Reset):
         ends = [*ends, *scenario.select(fault.to)]
     return name in ends

@@ -289,6 +289,9 @@ def _mild(stream: random.Random, scenario: Scenario, count: int) -> f.AnyFault:
         f.HeartbeatLoss(node=node, at=_at(stream), duration=round(stream.uniform(0.1, longest), 3)),
         f.Late(node=stream.choice([*scenario.workers, *scenario.servers]), at=round(stream.uniform(0.1, 3.0), 3)),
         f.Poison(node=worker, step=1),
+        f.Reset(
+            node=worker, to=stream.choice((*scenario.servers, "servers")), at=_at(stream), times=stream.randint(1, 3)
+        ),
     ]
     links = [_link(stream, scenario, longest) for _ in range(3)]
     return stream.choice([*made, *links])

@@ -18,7 +18,7 @@ from aiokv.policy import get_policy
 from sim.assertions import LEARNED, OF_JOB, parse_assertion
 from sim.compute import Law, Recorded, read_trace
 from sim.decoding import closest, decode, mistake
-from sim.faults import AnyFault, Link, Nodes, Poison, Torn
+from sim.faults import AnyFault, Link, Nodes, Poison, Reset, Torn
 from sim.models import MODELS
 from sim.problems import WORKLOADS
 from sim.sections import (
@@ -295,7 +295,7 @@ def _check_names(scenario: Scenario) -> Found:
         if steps > scenario.steps:
             return f"uneven.{name}", f"expected at most steps = {scenario.steps}, got {steps}"
     for number, fault in enumerate(scenario.fault):
-        for field in ("node", "to") if isinstance(fault, Link) else ("node",):
+        for field in ("node", "to") if isinstance(fault, Link | Reset) else ("node",):
             try:
                 names = scenario.select(getattr(fault, field))
             except ConfigError as error:

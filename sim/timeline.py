@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot, Torn
+from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Reset, Slow, Spot, Torn
 from sim.pace import Pace
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Timeline:
     paces: dict[str, Pace] = field(default_factory=dict)
     """How fast those workers compute whose speed changes."""
     disturbances: list[Disturbance] = field(default_factory=list)
+    resets: list[tuple[float, str, str]] = field(default_factory=list)
+    """When the connections between two nodes end."""
     deaf: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Windows in which a node's heartbeats get lost."""
     poisoned: set[Token] = field(default_factory=set)
@@ -96,6 +98,9 @@ def _add(  # noqa: C901 - one case for each kind
         case Link(to=to):
             for other in scenario.select(to):
                 timeline.disturbances += _disturb(fault, node, other)
+        case Reset(to=to, at=at, times=times, every=every):
+            others = [other for other in scenario.select(to) if other != node]
+            timeline.resets += [(at + every * i, node, other) for i in range(times) for other in others]
         case HeartbeatLoss(at=at, duration=duration):
             timeline.deaf.setdefault(node, []).append((at, at + duration))
         case Poison(step=step):

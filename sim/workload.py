@@ -273,7 +273,10 @@ class Worker:
         self._parts = [(tensor.key, tensor.spec) for tensor in self._tensors]
         for group in dict.fromkeys(tensor.group for tensor in self._tensors):
             parts = [(tensor.key, tensor.spec) for tensor in self._tensors if tensor.group == group]
-            timeout, options = self.scenario.cluster.call_timeout, KeyOptions(group=group)
+            timeout, options = (
+                self.scenario.cluster.call_timeout,
+                KeyOptions(group=group, digests=(b"zeros",) * len(parts)),
+            )
             yield from finish(node.call(Transfer(node.new_call(), Operation.INIT, parts, timeout, options=options)))
 
     def _exchange(self, node: Node, operation: Operation, tensors: list[TensorSection], priority: int) -> simpy.Event:

@@ -136,7 +136,8 @@ class Chunk(Record, eq=False):
 
     `pending` is the update that is prepared by computing norms, `gathering` says that it waits for those of other
     chunks. `reads` is there when the rule looks at what a worker had read, `rounds` when rounds are decided for all
-    keys at once, and `former` if those of its policy before were. `gate` holds reads back, those of `gated`; those of `awaiting` wait for a round.
+    keys at once, `former` if those of its policy before were. `gate` holds reads back, those of `gated`; those of
+    `awaiting` wait for a round.
 
     `refused` says of the last pushes whose update could not be made why.
 

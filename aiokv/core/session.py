@@ -39,6 +39,7 @@ from aiokv.errors import (
     CodecError,
     ConfigError,
     MembershipError,
+    OverloadedError,
     ProtocolError,
     SchedulerLostError,
     ServerLostError,
@@ -297,7 +298,9 @@ class Session:
         if isinstance(stimulus, st.Connected):
             return self._attach(peer, now)
         reason, error = stimulus.reason, stimulus.error
-        if error is not None and not error.retriable:
+        # What a server can't hold now would be too much again: its user has to know.
+        is_full = isinstance(stimulus, st.PeerLost) and isinstance(error, OverloadedError)
+        if error is not None and (is_full or not error.retriable):
             return [*self._joiner.fail(error), *self._server_gone(peer, reason)]
         if isinstance(stimulus, st.PeerLost):
             return self._links.ended(peer, reason, now)

@@ -10,6 +10,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import (
     CallTimeoutError,
+    ChecksumError,
     HandshakeError,
     LimitError,
     OverloadedError,
@@ -172,7 +173,7 @@ def test_copies_of_a_lost_server_are_not_kept(alone: Worker) -> None:
     assert ef.Discard(call.number) in alone.lose_server(0)
 
 
-@pytest.mark.parametrize("error", [LimitError("too long"), HandshakeError("another token")])
+@pytest.mark.parametrize("error", [LimitError("too long"), OverloadedError("too much"), HandshakeError("no token")])
 def test_connection_that_was_refused_for_good_is_not_made_again(alone: Worker, error: Any) -> None:
     call = alone.transfer("push")
     assert not only(alone.handle(st.PeerLost(0, str(error), error)), ef.Connect)
@@ -186,9 +187,14 @@ def test_server_that_is_another_one_by_now_is_lost(alone: Worker) -> None:
     assert isinstance(call.error, ServerLostError)
 
 
-def test_server_that_is_overloaded_is_tried_again(alone: Worker) -> None:
-    error = OverloadedError("too much")
+def test_connection_over_which_something_was_damaged_is_made_again(alone: Worker) -> None:
+    error = ChecksumError("another checksum")
     assert only(alone.handle(st.PeerLost(0, str(error), error)), ef.Connect)
+
+
+def test_server_that_has_no_room_for_a_connection_is_tried_again(alone: Worker) -> None:
+    break_link(alone)
+    assert only(alone.handle(st.ConnectFailed(0, "refused", OverloadedError("256 connections"))), ef.Connect)
 
 
 def test_server_that_has_not_seen_the_view_yet_is_tried_again(alone: Worker, like: type[Like]) -> None:

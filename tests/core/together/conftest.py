@@ -130,6 +130,8 @@ class Store:
 class Cluster:
     """A scheduler, servers and workers, each worker with its user's script."""
 
+    may_break = 0
+
     def __init__(
         self,
         seed: int,
@@ -138,10 +140,10 @@ class Cluster:
         servers: int = 2,
         policy: str = "bsp",
         max_open_pushes: int | None = None,
-        breaks: int = 6,
+        breaks: int | None = None,
         **plan: Any,
     ) -> None:
-        self.breaks = breaks
+        self.breaks = self.may_break if breaks is None else breaks
         """How many connections between workers and servers may still end for no reason."""
         self.random = random.Random(seed)
         self.now = 0.0
@@ -562,7 +564,14 @@ class User:
         self.cluster.feed(self.node, st.Cancel(call))
 
 
-@pytest.fixture(scope="session")
-def make_cluster() -> type[Cluster]:
-    """A cluster of any size, under any policy."""
-    return Cluster
+class Flaky(Cluster):
+    """A cluster in which connections between workers and servers end for no reason."""
+
+    may_break = 6
+
+
+@pytest.fixture(scope="session", params=[Cluster, Flaky], ids=["connections live", "connections end"])
+def make_cluster(request: pytest.FixtureRequest) -> type[Cluster]:
+    """A cluster of any size, under any policy; that connections are made again changes nothing."""
+    chosen: type[Cluster] = request.param
+    return chosen

@@ -104,7 +104,7 @@ def test_server_that_dies_fails_the_calls_and_the_others_stop_in_good_order(
             error = error or (yield user.transfer("pushpull", filled(0)))
         errors.append(error)
 
-    cluster = make_cluster(seed, servers=3)
+    cluster = make_cluster(seed, servers=3, breaks=0)
     cluster.run(train)
     cluster.settle()
     assert [type(error) for error in errors] == [ServerLostError] * 3
