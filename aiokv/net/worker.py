@@ -351,6 +351,20 @@ class Client(Driver, Operations):
                     future.set_result(result)
             case ef.Fail(call, error):
                 self._fail(call, error)
+            case ef.Discard(call):
+                self._keeping.pop(call, None)
+                self._kept.pop(call, None)
+            case ef.Release(call, receiving, keeps):
+                if keeps:
+                    self._keeping[call] = keeps
+                for peer, request in receiving:
+                    if peer in self._links:
+                        self._links[peer].discard(request)
+            case _:
+                self._perform_encoding(effect)
+
+    def _perform_encoding(self, effect: ef.Effect) -> None:
+        match effect:
             case ef.Encode():
                 self._encode(effect)
             case ef.Settle():
@@ -363,15 +377,6 @@ class Client(Driver, Operations):
                 task = self._loop.create_task(self._write_residuals(effect))
                 self._writing[task] = None
                 task.add_done_callback(self._writing.pop)
-            case ef.Discard(call):
-                self._keeping.pop(call, None)
-                self._kept.pop(call, None)
-            case ef.Release(call, receiving, keeps):
-                if keeps:
-                    self._keeping[call] = keeps
-                for peer, request in receiving:
-                    if peer in self._links:
-                        self._links[peer].discard(request)
             case _:
                 super()._perform_own(effect)
 
