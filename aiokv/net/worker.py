@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sys
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
@@ -216,15 +215,16 @@ class Client(Driver, Operations):
     async def _settle(self, call: int) -> None:
         """Wait until nobody reads from the call's arrays any longer; cut a link whose peer has stopped to read."""
         await self._encoded(call)
-        await self._keep(call)
+        copying = self._copy(call)
+        try:
+            # Copying 100 MB at once would hold the loop for long.
+            for _ in copying:
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            for _ in copying:
+                pass
+            raise
         for link in list(self._links.values()):
-            try:
-                # Copying 100 MB at once would hold the loop for long.
-                while link.detach(call, TURN_BYTES):  # noqa: ASYNC110 - it works, it does not wait
-                    await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                link.detach(call, sys.maxsize)
-                raise
             if link.holds(call):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.config.death_timeout):
@@ -232,19 +232,8 @@ class Client(Driver, Operations):
                         continue
                 link.abort()
 
-    async def _keep(self, call: int) -> None:
-        """Copy what may have to be sent again."""
-        copying = self._copy(call)
-        try:
-            for _ in copying:
-                await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            for _ in copying:
-                pass
-            raise
-
     def _copy(self, call: int) -> Iterator[None]:
-        """Copy the tensors that a call keeps, a part with each step, as long as they are wanted."""
+        """Copy what is still to be sent of a call, or may have to be sent again, a part with each step."""
         kept: dict[int, Array] = {}
         for tensor in self._keeping.get(call, ()):
             source = bytes_of(self._arguments[call].sources[tensor])
@@ -253,7 +242,11 @@ class Client(Driver, Operations):
                 kept[tensor].data[begin : begin + TURN_BYTES] = source[begin : begin + TURN_BYTES]
                 yield
         if call in self._keeping:
+            # From here on nothing more is sent from the caller's arrays.
             self._kept[call] = kept
+        for link in list(self._links.values()):
+            while link.detach(call, TURN_BYTES):
+                yield
 
     def _sources(self, call: int) -> Sequence[Array] | dict[int, Array]:
         """Return what a call sends: its caller's arrays, or copies of those that the caller has back."""
