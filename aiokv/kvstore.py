@@ -161,6 +161,7 @@ class KVStore(ABC):
     save_optimizer_states = _waiting(Operations.save_optimizer_states)
     load_optimizer_states = _waiting(Operations.load_optimizer_states)
     update_counts = _waiting(Operations.update_counts)
+    resume_step = _waiting(Operations.resume_step)
     tallies = _waiting(Operations.tallies)
 
 

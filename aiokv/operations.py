@@ -459,6 +459,26 @@ class Operations(ABC):
         seconds = self._seconds(timeout)
         await self._call(lambda call: st.Finish(call, seconds))
 
+    async def resume_step(self, *, timeout: float | None = None) -> int:
+        """Return how many steps this worker has made already, and go on from there: 0 in a new job.
+
+        For a process that takes the place of a lost one (`on_worker_loss = "respawn"`), or that goes on with a
+        checkpoint (`aiokv run --resume`). Its program begins as it always does, up to its `init`, and then asks:
+
+            for step in range(await kv.resume_step(), steps):
+                ...
+
+        What is read before the first push is what that step was computed from. In sync rounds the step is made again
+        with the same bits, and what had been pushed of it counts once. Only a worker that pushes all its keys in every
+        step, and waits for that before the next step, can go on.
+
+        Raises:
+            UnknownKeyError: no key is initialised.
+            MembershipError: this worker has pushed already, or who was in its place has pushed some keys more often.
+        """
+        seconds = self._seconds(timeout)
+        return int(await self._call(lambda call: st.GoOn(call, seconds)))
+
     async def tallies(self, *, timeout: float | None = None) -> dict[int, Tally]:
         """Return what became of every worker's contributions so far, by rank: staleness, what was dropped, waits."""
         seconds = self._seconds(timeout)

@@ -120,7 +120,7 @@ def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None, fa
     store.count_staleness(update.staleness)
     try:
         if slots is None:
-            store.apply(key, start, version, update.slot, *how, update.norms, update.read)
+            store.apply(key, start, version, update.slot, *how, update.norms, update.read, keep=update.keep)
         else:
             store.apply_rows(key, start, version, slots, *how, factors)
     except UpdateRefusedError as refused:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.core.chunk import Waiter
+from aiokv.core.chunk import NONE, Waiter
 from aiokv.core.compression import Replicas, is_compressible
 from aiokv.core.effects import Effect, Refuse, Send, StoredChunk, StoredChunks, StoredDifference
 from aiokv.core.records import Record
 from aiokv.core.roster import Roster
+from aiokv.errors import MembershipError
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -41,11 +42,26 @@ class Asker(Record, eq=False):
     rows: bytes
     codec: int
     dropped: str = ""
+    before: int = 0
 
 
 def _common_version(chunks: list[Chunk]) -> Version:
     """Return the version that all of the chunks have at least."""
     return chunks[0].version if len(chunks) == 1 else min([chunk.version for chunk in chunks])
+
+
+def _earlier(asker: Asker, chunks: list[Chunk], versions: list[Version]) -> Effect:
+    """Return the answer with values that may be those before the current ones."""
+    if NONE in versions:
+        label = chunks[versions.index(NONE)].label
+        text = f"{label}: the value before push {asker.before} of rank {asker.rank} is not kept"
+        return Refuse(asker.peer, asker.request, MembershipError(text, ranks=[asker.rank]))
+    parts = [
+        StoredChunk(chunk.key, chunk.start, version, chunk.nbytes)
+        for chunk, version in zip(chunks, versions, strict=True)
+    ]
+    payload: Payload = parts[0] if len(parts) == 1 else StoredChunks(parts)
+    return Send(asker.peer, asker.request, m.Value(min(versions)), payload, asker.priority)
 
 
 class Answers:
@@ -272,6 +288,7 @@ class Answers:
         if waiter.want_value:
             peer, request, rank = waiter.peer, waiter.request, waiter.rank
             asker = Asker(peer, request, rank, waiter.priority, waiter.rows, waiter.value_codec, waiter.dropped)
+            asker.before = waiter.before
             return self.value(asker, waiter.chunks)
         if waiter.key is not None:
             return Send(waiter.peer, waiter.request, m.Reached(self._stage(waiter.chunks[0], waiter.rank)))
@@ -279,7 +296,11 @@ class Answers:
         return Send(waiter.peer, waiter.request, done)
 
     def value(self, asker: Asker, chunks: list[Chunk]) -> Effect:
-        """Return the answer with the current value of chunks."""
+        """Return the answer with the current value of chunks, or with the one before a push of who asks."""
+        if asker.before:
+            versions = [chunk.version_before(asker.rank, asker.before) for chunk in chunks]
+            if versions != [chunk.version for chunk in chunks]:
+                return _earlier(asker, chunks, versions)
         payload: Payload = chunks[0].stored(asker.rows)
         if len(chunks) > 1:
             payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])

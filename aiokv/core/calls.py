@@ -560,6 +560,8 @@ class Calls:
                 call.result[peer] = result
             case m.Met(said):
                 call.result = dict(said)
+            case m.Pushes() if part is not None and isinstance(call.result, list):
+                call.result.append((part.key, message))
             case m.Reached(number):
                 call.result = number
             case m.State(version) if part is not None and isinstance(part.receives, CallBuffer):

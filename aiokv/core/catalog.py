@@ -19,7 +19,7 @@ from aiokv.errors import (
 )
 from aiokv.policy import get_policy
 from aiokv.types import Key, TensorSpec
-from aiokv.wire.messages import GetState, InitBundle, InitRows, Pull, PullRows, Push, PushRows, PutState
+from aiokv.wire.messages import GetPushes, GetState, InitBundle, InitRows, Pull, PullRows, Push, PushRows, PutState
 
 if TYPE_CHECKING:
     from aiokv.core.creation import AnyInit
@@ -243,8 +243,8 @@ class Catalog:
             raise ProtocolError(f"key {key!r}: asked for elements {start} to {stop}, which are no chunk of this server")
         return chunk
 
-    def lookup_state(self, message: GetState | PutState) -> Chunk:
-        """Return the chunk whose state is read or written; that of a bundle if the key is in one.
+    def lookup_state(self, message: GetState | PutState | GetPushes) -> Chunk:
+        """Return the chunk that is saved, loaded or asked about; that of a bundle if the key is in one.
 
         Raises:
             KeyUseError, UnknownKeyError: no such key here.
@@ -260,7 +260,7 @@ class Catalog:
                 return chunk
         raise ProtocolError(f"key {key!r}: rows {start} to {stop} are not the last ones of a chunk of this server")
 
-    def _check_spec(self, message: Push | Pull | PushRows | PullRows | GetState | PutState) -> None:
+    def _check_spec(self, message: Push | Pull | PushRows | PullRows | GetState | PutState | GetPushes) -> None:
         """Refuse a message about a key that is not here, or has another spec."""
         key = message.key
         if key not in self._keys:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from aiokv.wire import messages as m
 
 
+NONE = -1
+"""In the place of a version that is not there."""
+
 REMEMBERED_ERRORS = 256
 """Of how many pushes to a chunk is known why their update was not made."""
 
@@ -34,6 +37,8 @@ class Waiter(Record, eq=False):
     A push waits until its `updates` are applied, one for each chunk; a pull until push `at_least` of `rank` is in each.
     `rows` are the row ids that a pull of a row-sparse chunk wants. `dropped` says why a push is in no update. After all
     that, the chunks' gates may hold a read back: `held_since` is set while they do.
+
+    Unless `before` is 0 it wants the value from which its rank's push of that number is computed.
 
     Unless `at_least_round` is 0 it also waits for that round, or version, of its only chunk. Who wants to know no more
     than that there is one has named `key`.
@@ -48,6 +53,7 @@ class Waiter(Record, eq=False):
     priority: int = 0
     at_least: int = 0
     at_least_round: Round = 0
+    before: int = 0
     key: Key | None = None
     want_value: bool = True
     rows: bytes = b""
@@ -139,6 +145,9 @@ class Chunk(Record, eq=False):
     keys at once, `former` if those of its policy before were. `gate` holds reads back, those of `gated`; those of
     `awaiting` wait for a round.
 
+    `previous` is the version before the current one, where the store keeps it, and `clocks` are those of each rank's
+    last push, for a process that takes the place of a lost one; -1, and nothing, where none may.
+
     `refused` says of the last pushes whose update could not be made why.
 
     `since` is the version and `before` each rank's pushes at which its policy began; `leaving` are the ranks that have
@@ -176,6 +185,8 @@ class Chunk(Record, eq=False):
     leaving: dict[Rank, None] = field(default_factory=dict)
     awaiting: dict[Waiter, None] = field(default_factory=dict)
     refused: dict[tuple[Rank, int], AiokvError] = field(default_factory=dict)
+    previous: Version = NONE
+    clocks: dict[Rank, int] = field(default_factory=dict)
     cut: int = 0
     nbytes: int = 0
     """Bytes of the elements."""
@@ -221,6 +232,11 @@ class Chunk(Record, eq=False):
         """Return the payload of an answer with the current value."""
         del rows
         return StoredChunk(self.key, self.start, self.version, self.nbytes)
+
+    def version_before(self, rank: Rank, sequence: int) -> Version:
+        """Return the version from which a rank's push is computed: the current one, or the one before its round."""
+        has_it = self.reflected.get(rank, 0) >= sequence
+        return self.previous if has_it and self.policy.in_step and not self.policy.keeps_sum else self.version
 
     def completed(self, update: Update, apply: Apply, rate: Rate | None) -> Apply | ApplyRows:
         """Return what makes the next version out of an update that is complete; `rate` is for what is not folded."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from aiokv.core.effects import CallBuffer, CallMemory, CallTensors
+from aiokv.core.going_on import first_step
 from aiokv.core.keys import check_key, check_kind, check_same_spec, check_spec
 from aiokv.core.parts import Cut, Known, KnownBundle, Leaving, Part, Plan, Pushed, Single
 from aiokv.core.placement import Chunk, place, place_rows
@@ -57,6 +58,8 @@ class Directory:
         """Lowest priority of the pushes under way; that of a bundle stands under its first key."""
         self._open: dict[Key, int] = {}
         """How many pushes are under way; those of a bundle stand under its first key."""
+        self._going_on = False
+        """Whether another process had this worker's place before, and has pushed."""
         self._asking: dict[Key, None] = {}
         """Keys for which another policy was asked, and it is not known whether the servers have it."""
         self._servers = 0
@@ -228,7 +231,8 @@ class Directory:
                     bundle.number, bundle.pushed, bundle.version, receives, wait, priority, self.clock
                 )
             else:
-                message = m.PullBundle(bundle.number, bundle.pushed, wait, priority)
+                before = self._before(bundle.keys[0], bundle.pushed)
+                message = m.PullBundle(bundle.number, bundle.pushed, wait, priority, 0, before)
             part = Part(bundle.server, message, None, None, bundle.keys[0], 0, bundle, push)
             parts.append(self._fill(part, memory, priority, receives=receives))
         for single in plan.singles:
@@ -238,13 +242,14 @@ class Directory:
                 known = self._known[key] = Known()
             known.pushed += pushes
             push = self._begin_push(key) if pushes else None
+            before = 0 if pushes else self._before(key, known.pushed)
             for cut in single.cuts:
                 start = cut.head[3]
                 if pushes:
                     read = known.versions.get(start, 0)
                     message = m.Push(*cut.head, known.pushed, read, receives, wait, priority, self.clock)
                 else:
-                    message = m.Pull(*cut.head, known.pushed, wait, priority)
+                    message = m.Pull(*cut.head, known.pushed, wait, priority, 0, 0, before)
                 part = Part(cut.server, message, None, None, key, start, None, push)
                 of_chunk = CallMemory(call, single.tensor, cut.begin, cut.end)
                 parts.append(self._fill(part, of_chunk, priority, receives=receives))
@@ -275,7 +280,7 @@ class Directory:
         self, key: Key, spec: TensorSpec, rows: Rows, memory: tuple[int, int], wait: float, priority: int
     ) -> list[Part]:
         known = self._known.setdefault(key, Known())
-        rest = (known.pushed, wait, priority)
+        rest = (known.pushed, wait, priority, 0, self._before(key, known.pushed))
         messages = pull_rows(key, spec, self.place_rows(key, spec), rows, memory, rest, self._chunk_bytes)
         return [
             Part(chunk.server, message, None, receives, key, chunk.start, priority=priority)
@@ -321,7 +326,50 @@ class Directory:
         self.clock = clock
         self._earlier = {key: shift + count - self.pushed(key) for key, count in updates.items()}
 
+    def _before(self, key: Key, pushed: int) -> int:
+        """Return the number of the push that a value must not have, for it may have been made before; 0: none."""
+        return pushed + 1 if self._going_on and self._known[key].goes_on else 0
+
+    def push_counts(self, wait: float) -> list[Part]:
+        """Return the messages that ask how often each chunk was pushed by whoever had this worker's place.
+
+        Raises:
+            UnknownKeyError: this worker has initialised no key.
+            MembershipError: it has pushed already.
+        """
+        named = {key: known for key, known in self._known.items() if known.spec is not None}
+        if not named:
+            raise UnknownKeyError("resume_step: initialise the keys first")
+        if any(self.pushed(key) for key in named):
+            raise MembershipError("resume_step: this worker has pushed already")
+        made: list[Part] = []
+        for key, known in named.items():
+            assert known.spec is not None, "it was looked at"
+            for chunk in (self.place_rows if known.is_sparse else self._place)(key, known.spec):
+                message = m.GetPushes(key, known.spec.shape, known.spec.dtype, chunk.start, chunk.stop, wait)
+                made.append(Part(chunk.server, message, None, None, key, chunk.start))
+        return made
+
+    def go_on(self, counts: Sequence[tuple[Key, m.Pushes]]) -> int:
+        """Count the next pushes from where the one before in this worker's place was; return its complete steps.
+
+        Raises:
+            MembershipError: it has pushed some keys more often than others.
+        """
+        step, clock = first_step(counts)
+        self.clock = clock
+        begun = {key: None for key, made in counts if made.count}
+        for key, known in self._known.items():
+            known.pushed, known.clock, known.goes_on = step, clock, key in begun
+            if known.bundle is not None:
+                known.bundle.pushed = step
+        self._earlier = dict.fromkeys(self._known, clock - step) if clock != step else {}
+        self._going_on = any(known.goes_on for known in self._known.values())
+        return step
+
     def _begin_push(self, key: Key) -> Pushed:
+        if self._going_on:
+            self._known[key].goes_on = False
         self._open[key] = self._open.get(key, 0) + 1
         return Pushed()
 

@@ -361,7 +361,8 @@ class Apply(Record):
     between the one it computed at and the one it is applied to. The sum is divided by `divisor`, then `rule` is
     followed; its schedule looks at `clock`, and its `norms` are the sums over whole tensors of each phase.
 
-    `read` is the version that the contributor had read; then the value that is replaced stays, until `Retire`.
+    `read` is the version that the contributor had read; then the value that is replaced stays, until `Retire`. With
+    `keep` it stays in any case.
     """
 
     key: Key
@@ -375,6 +376,7 @@ class Apply(Record):
     divisor: int
     norms: list[Sums] = field(default_factory=list)
     read: Version | None = None
+    keep: bool = False
 
 
 class Skip(Record):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Requested = (
     *(m.Push, m.Pull, m.PushBundle, m.PullBundle, m.PushRows, m.PullRows, m.Init, m.InitBundle, m.InitRows),
-    *(m.AwaitRound, m.GetState, m.PutState),
+    *(m.AwaitRound, m.GetState, m.PutState, m.GetPushes),
 )
 """The requests that `Exchanges` carries out, besides `Delete`, which concerns others too."""
 
@@ -100,6 +100,10 @@ class Exchanges:
                 return self._rounds.await_round(received, message, rank, self._catalog.first(key), now)
             case m.Delete():
                 return self._delete(received, message)
+            case m.GetPushes():
+                chunk = self._catalog.lookup_state(message)
+                count = chunk.pushed.get(rank, 0)
+                return [Send(received.peer, received.request, m.Pushes(count, chunk.clocks.get(rank, count)))]
             case _:
                 assert isinstance(message, m.GetState | m.PutState), "all others are above"
                 return self._exchange_state(received, message, roster, now)

@@ -34,7 +34,8 @@ class Known(Record, eq=False):
     bundle.
 
     `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
-    by first row of a key that `is_sparse`. Where rounds are decided for all keys at once (`lane` is set), `clock` is
+    by first row of a key that `is_sparse`. With `goes_on` the next push may have been made before, by a process whose
+    place this one has. Where rounds are decided for all keys at once (`lane` is set), `clock` is
     that of the last push, and `round` the last round that was read of the first chunk.
     """
 
@@ -44,6 +45,7 @@ class Known(Record, eq=False):
     lane: Lane | None = None
     round: Round = 0
     clock: int = 0
+    goes_on: bool = False
     bundle: KnownBundle | None = None
     pushed: int = 0
     versions: dict[int, Version] = field(default_factory=dict)

@@ -70,6 +70,8 @@ class Resuming:
             assert read.rules is not None, "there is a rule or an error"
             effects = self._set_rule(read.rules, read.clock)
             effects += self._make_all(read.states)
+            for chunk in self._catalog.chunks.values():
+                chunk.clocks = dict.fromkeys(chunk.pushed, read.clock)
         except AiokvError as error:
             self.error = error
             return []

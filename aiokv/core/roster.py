@@ -41,6 +41,8 @@ class Roster:
     def __init__(self, view: View | None = None) -> None:
         self.epoch = view.epoch if view else 0
         self._entries = view.workers if view else ()
+        self.respawns = view is not None and view.on_worker_loss == "respawn"
+        """Whether a lost worker's place is kept for the next process of its name."""
         self.world = len(self._entries)
         """How many workers the cluster was declared with."""
         self._groups: dict[tuple[Rank, ...], list[Rank]] = {}

@@ -67,7 +67,9 @@ class Rounds:
 
     # --- requests ---
 
-    def push(self, received: Received, message: AnyPush, rank: Rank, chunks: list[Chunk], now: float) -> list[Effect]:
+    def push(  # noqa: C901 - for every push, so that it calls little else
+        self, received: Received, message: AnyPush, rank: Rank, chunks: list[Chunk], now: float
+    ) -> list[Effect]:
         """Take a rank's contribution to each of the chunks that do not have it; answer it when it is in all of them.
 
         Raises:
@@ -93,16 +95,17 @@ class Rounds:
         waiter = self._answers.park(received, rank, message, chunks, now)
         waiter.want_value = message.want_value
         again: list[Chunk] = []
+        respawns = self._answers.roster.respawns
         if DUPLICATE in versions:
             again = [chunk for chunk, version in zip(chunks, versions, strict=True) if version == DUPLICATE]
-            fresh = [place for place, version in enumerate(versions) if version != DUPLICATE]
-            effects += [effect for place, slot in enumerate(slots) if place not in fresh for effect in freed(slot)]
-            chunks, slots = [chunks[place] for place in fresh], [slots[place] for place in fresh]
-            versions = [versions[place] for place in fresh]
+            chunks, versions, slots, freeing = _fresh(chunks, versions, slots)
+            effects += freeing
         for place, chunk in enumerate(chunks):
             head = message.sequence, message.read_version, message.clock
             contribution = Contribution(rank, *head, slots[place], rank)
             chunk.pushed[rank] = message.sequence
+            if respawns:
+                chunk.clocks[rank] = message.clock
             if chunk.policy.decides:
                 return effects + self._steps.push(chunk, contribution, waiter, now)
             if chunk.policy.per_push:
@@ -174,10 +177,11 @@ class Rounds:
         is_free = not behind and not at_least_round
         if is_free and not any(chunk.gate is not None for chunk in chunks):
             asker = Asker(received.peer, received.request, rank, message.priority, rows, message.value_codec)
+            asker.before = message.before
             return [*effects, self._answers.value(asker, chunks)]
         waiter = self._answers.park(received, rank, message, chunks, now)
         waiter.at_least, waiter.left, waiter.rows = message.at_least, len(behind), rows
-        waiter.at_least_round = at_least_round
+        waiter.at_least_round, waiter.before = at_least_round, message.before
         if not behind:
             effects += self._answers.finish(waiter, now)
             return effects + self._steps.await_round(chunks[0], waiter, now) if at_least_round else effects
@@ -237,6 +241,7 @@ class Rounds:
         chunk.applying = False
         if chunk.reads is not None:
             self._making.replaced(chunk, update, made=error is None)
+        kept = self._making.keep(chunk, self._roster, made=error is None) if self._answers.roster.respawns else []
         for contribution in update.contributions.values():
             if chunk.rounds is not None:
                 chunk.rounds.settle(chunk, contribution)
@@ -245,7 +250,7 @@ class Rounds:
                 chunk.reflected[contribution.rank] = contribution.sequence
         if error is not None:
             chunk.refuse(update, error)
-        effects = self._answers.advanced(chunk, update.contributions.values(), now)
+        effects = kept + self._answers.advanced(chunk, update.contributions.values(), now)
         done = list(update.waiters)
         update.waiters.clear()
         for waiter in done:
@@ -373,3 +378,13 @@ class Rounds:
             for rank, reflected in chunk.reflected.items():
                 assert reflected <= pushed[rank]
         return named
+
+
+def _fresh(
+    chunks: list[Chunk], versions: list[Version], slots: list[Slot | None]
+) -> tuple[list[Chunk], list[Version], list[Slot | None], list[Effect]]:
+    """Return what is left of a push without the chunks that have it, and what frees the rest."""
+    places = [place for place, version in enumerate(versions) if version != DUPLICATE]
+    effects = [effect for place, slot in enumerate(slots) if place not in places for effect in freed(slot)]
+    fresh = [chunks[place] for place in places], [versions[place] for place in places]
+    return *fresh, [slots[place] for place in places], effects

@@ -119,7 +119,7 @@ def pull_rows(
     chunks: list[Chunk],
     rows: Rows,
     memory: tuple[int, int],
-    rest: tuple[int, float, int],
+    rest: tuple[int, float, int, int, int],
     chunk_bytes: int,
 ) -> RowParts[m.PullRows]:
     """Return the messages of a pull; none to chunks of which no row is wanted.
@@ -130,7 +130,8 @@ def pull_rows(
         chunks: where its rows live.
         rows: which are wanted.
         memory: the call, and the number of the tensor in it.
-        rest: the push that must be in the answer, seconds for the answer, and priority.
+        rest: the push that must be in the answer, seconds for it, priority, the round that must be in it, and the
+            push that must not be.
         chunk_bytes: about how long an answer may be.
     """
     width = row_bytes(spec)

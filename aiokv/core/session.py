@@ -56,7 +56,19 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1_000_000
 
-ANSWERS = (m.Value, m.Done, m.Error, m.Bundled, m.CommandResult, m.State, m.RulesState, m.Met, m.Tally, m.Reached)
+ANSWERS = (
+    m.Value,
+    m.Done,
+    m.Error,
+    m.Bundled,
+    m.CommandResult,
+    m.State,
+    m.RulesState,
+    m.Met,
+    m.Tally,
+    m.Reached,
+    m.Pushes,
+)
 """The only messages by which requests are answered."""
 
 MAX_OPEN_PUSHES = 16
@@ -105,6 +117,8 @@ class Session:
         """The call that changes it, and to what."""
         self._finished = False
         self._closed = False
+        self._going_on: int | None = None
+        """The call that asks where another process was."""
         self._expulsion: AiokvError | None = None
         """Why this worker is no member any longer, as far as it knows."""
 
@@ -256,6 +270,8 @@ class Session:
                 return self._await_round(stimulus, now)
             case st.ConfigureCompression():
                 return self._set_compression(stimulus, now)
+            case st.GoOn():
+                return self._go_on(stimulus, now)
             case st.RestoreResiduals(call, keys, timeout):
                 return self._restore(Call(call, "restore of residuals", timeout), keys)
             case _:
@@ -519,6 +535,29 @@ class Session:
             self._changing = None
         return effects
 
+    def _go_on(self, stimulus: st.GoOn, now: float) -> list[Effect]:
+        call = Call(stimulus.call, "resume_step", stimulus.timeout, result=[])
+        try:
+            self._check_ready(call)
+            parts = self._directory.push_counts(answer_time(call.timeout))
+        except AiokvError as error:
+            return [Fail(call.number, error)]
+        self._going_on = call.number
+        return self._calls.send(call, parts, now)
+
+    def _gone_on(self, number: int, effects: list[Effect]) -> list[Effect]:
+        """Count from what the servers have, if all of them have said it."""
+        done = next((one for one in effects if isinstance(one, Complete) and one.call == number), None)
+        if done is None:
+            return effects
+        self._going_on = None
+        try:
+            done.result = self._directory.go_on(done.result)
+        except AiokvError as error:
+            return [Fail(number, error) if one is done else one for one in effects]
+        self._passing.resumed(self._directory.clock)
+        return effects
+
     def _restore(self, call: Call, keys: list[Key]) -> list[Effect]:
         try:
             self._check_ready(call)
@@ -598,6 +637,8 @@ class Session:
                 self._calls.take(peer, request)
                 return self._attach_answered(peer, message, now)
             effects = self._calls.answered(peer, request, message, nbytes)
+            if self._going_on is not None:
+                effects = self._gone_on(self._going_on, effects)
             return effects if self._changing is None else self._changed(self._changing, effects)
         except ProtocolError as error:
             return self._cut(peer, error.message)

@@ -394,6 +394,16 @@ class Resume(Record):
     updates: Mapping[Key, int]
 
 
+class GoOn(Record):
+    """Go on where the process was that had this worker's place before; the result is the number of its complete steps.
+
+    To be asked when all keys are initialised, and before the first push.
+    """
+
+    call: int
+    timeout: float
+
+
 class Cancel(Record):
     """The caller stopped waiting. What was pushed is still delivered; what was to be received is dropped."""
 
@@ -445,6 +455,7 @@ Stimulus = (
     | ConfigureCompression
     | RestoreResiduals
     | Encoded
+    | GoOn
     | Cancel
     | Depart
 )

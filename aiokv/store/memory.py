@@ -381,6 +381,8 @@ class ParameterStore:
         divisor: int,
         norms: Sequence[Norms] = (),
         read: Version | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
         """Make `version` of a chunk out of its current value and the sum in `slot`; free the slot.
 
@@ -394,6 +396,7 @@ class ParameterStore:
             divisor: the sum is divided by it first.
             norms: for each phase of the rule, the sums of squares of all of each key.
             read: the version that the contributor had read; then the value that is replaced stays until it is retired.
+            keep: it stays in any case.
 
         Raises:
             SumOverflowError: the sum does not fit. Then, and if a rule of a user's own raises, the chunk stays as it
@@ -409,7 +412,7 @@ class ParameterStore:
             self._update(stored, landed, rule, clock, divisor, norms, read)
         # The sum became the new value in its place, or is it.
         stored.steps += 1
-        if read is None:
+        if read is None and not keep:
             self._retire(stored.value)
         else:
             stored.earlier[stored.value.version] = stored.value
@@ -593,9 +596,9 @@ class ParameterStore:
         self._chunks[key, start].value.version = version
 
     def acquire(self, key: Key, start: int, version: Version) -> Value:
-        """Return the value for sending; it stays as it is until `release`."""
-        value = self._chunks[key, start].value
-        assert value.version == version, "a value is sent in the same breath in which it was decided"
+        """Return a value for sending, the current one or one that is kept; it stays as it is until `release`."""
+        stored = self._chunks[key, start]
+        value = stored.value if stored.value.version == version else stored.earlier[version]
         value.readers += 1
         return value
 

@@ -247,7 +247,8 @@ class Pull(Message):
     """Answer with elements [start, stop), at a version that holds this worker's push number `at_least`.
 
     Unless `value_codec` is 0 the answer may be a compressed difference; see `Value`. Unless `at_least_round` is 0 the
-    value is to have all rounds up to that; if it does not by `timeout`, the answer is what is there.
+    value is to have all rounds up to that; if it does not by `timeout`, the answer is what is there. Unless `before` is
+    0 it is to be the value from which this worker's push of that number is computed, in a round of all workers.
     """
 
     key: str | int
@@ -260,6 +261,7 @@ class Pull(Message):
     priority: int = 0
     value_codec: int = 0
     at_least_round: int = 0
+    before: int = 0
 
 
 class InitBundle(Message):
@@ -310,6 +312,7 @@ class PullBundle(Message):
     timeout: float
     priority: int = 0
     value_codec: int = 0
+    before: int = 0
 
     at_least_round: ClassVar[int] = 0
 
@@ -398,6 +401,7 @@ class PullRows(Message):
     timeout: float
     priority: int
     at_least_round: int = 0
+    before: int = 0
 
     value_codec: ClassVar[int] = 0
 
@@ -822,6 +826,27 @@ class CheckpointDropped(Message):
     clock: int
 
 
+# --- a process that takes the place of another one; see `core.going_on` ---
+
+
+class GetPushes(Message):
+    """Answer `Pushes`: how often this worker has pushed elements, or rows, [start, stop) of a key, a chunk."""
+
+    key: str | int
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    stop: int
+    timeout: float
+
+
+class Pushes(Message):
+    """How many pushes of a chunk have come from this worker, and the clock of the last one."""
+
+    count: int
+    clock: int
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -878,6 +903,8 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     86: Tally,
     87: SetPolicy,
     88: Switched,
+    89: GetPushes,
+    90: Pushes,
     95: Gathered,
     96: Settled,
     100: CheckpointAt,

@@ -320,6 +320,8 @@ class Server:
         if apply.read is not None:
             assert apply.read in (*kept, apply.version - 1), "the store has it no longer"
             kept.append(apply.version - 1)
+        elif apply.keep:
+            kept.append(apply.version - 1)
         return self.handle(st.Applied(apply.key, apply.start, apply.version))
 
     def _finish_rows(self, update: ef.Apply) -> list[ef.Effect]:

@@ -153,9 +153,11 @@ class Cluster:
         self.stores: dict[str, Store] = {}
         self.calls: dict[tuple[str, int], list[Array]] = {}
         self.waiting: dict[str, int] = {}
+        self.results: dict[tuple[str, int], Any] = {}
         self.outcomes: dict[tuple[str, int], AiokvError | None] = {}
         self.released: dict[tuple[str, int], bytes] = {}
         self.scripts: dict[str, Script] = {}
+        self.lives: dict[str, int] = {}
         self.nodes: dict[str, Node] = {}
         self._calls = itertools.count()
         self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, **plan)))
@@ -170,9 +172,11 @@ class Cluster:
             self.add(joiner.name, Session(joiner, policy=policy, max_open_pushes=most))
 
     def joiner(self, role: Role, index: int) -> Joiner:
-        """Return a node's joiner; servers listen at port 9000 + index."""
+        """Return a node's joiner, of a later process each time; servers listen at port 9000 + index."""
         advertised = (HOST, 9000 + index) if role is Role.SERVER else ("", 0)
-        return Joiner(role=role, name=f"{role}-{index}", incarnation=1, scheduler=(HOST, 9091), advertised=advertised)
+        name = f"{role}-{index}"
+        life = self.lives[name] = self.lives.get(name, 0) + 1
+        return Joiner(role=role, name=name, incarnation=life, scheduler=(HOST, 9091), advertised=advertised)
 
     def add(self, name: str, machine: Any) -> None:
         """Put a node in."""
@@ -292,7 +296,8 @@ class Cluster:
                 self.close(node, peer, reason)
             case ef.Stop():
                 node.stops.append(effect)
-            case ef.Complete(call):
+            case ef.Complete(call, result):
+                self.results[node.name, call] = result
                 self.end(node, call, None)
             case ef.Fail(call, error):
                 self.end(node, call, error)
@@ -346,6 +351,9 @@ class Cluster:
     def perform_rule(self, node: Node, store: Store, effect: ef.Effect) -> None:
         """Perform an effect that only some update rules need."""
         match effect:
+            case ef.Retire(key, start, versions):
+                for retired in versions:
+                    del store.chunks[key, start][retired]
             case ef.Skip(key, start, version, slot):
                 store.take(slot)
                 store.chunks[key, start][version] = store.chunks[key, start][version - 1]
@@ -554,6 +562,14 @@ class User:
     def barrier(self) -> int:
         """Arrive at a barrier."""
         return self._feed(lambda call: st.EnterBarrier(call, "b", 10.0))
+
+    def go_on(self) -> int:
+        """Begin to ask where the process was that had this worker's place before."""
+        return self._feed(lambda call: st.GoOn(call, 10.0))
+
+    def result(self, call: int) -> Any:
+        """Return what a call has returned."""
+        return self.cluster.results[self.node.name, call]
 
     def leave(self) -> int:
         """Begin to leave."""
