@@ -75,7 +75,7 @@ def draw_timeline(scenario: Scenario, seed: int) -> Timeline:
     return timeline
 
 
-def _add(  # noqa: C901 - one case for each kind
+def _add(  # noqa: C901, PLR0912 - one case for each kind
     timeline: Timeline, scenario: Scenario, fault: AnyFault, node: str, seed: int, stream: random.Random
 ) -> None:
     match fault:
