@@ -158,7 +158,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Flag, says("With TLS: a listener's certificate must name the host or the address at which it was reached.")
     ] = False
     checkpoint_folder: Annotated[
-        Text, says("Files are saved to and loaded from this folder, or URL of one, and nowhere else; empty: anywhere.")
+        Text,
+        says(
+            "A folder, or URL of one: there are the checkpoints of the cluster, and files are saved to and loaded from "
+            "it and nowhere else; empty: anywhere."
+        ),
     ] = ""
     checkpoint_every: Annotated[
         Bytes,
