@@ -9,6 +9,7 @@ import numpy as np
 
 from aiokv import files
 from aiokv.cluster_files import OpenPart, SavedChunk, open_part, read_manifest
+from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.stimuli import CheckpointRead
 from aiokv.errors import DataError
 from aiokv.files import CHECKSUM_BYTES, checksum
@@ -52,7 +53,9 @@ class Reading:
         Raises:
             DataError: a source is damaged.
         """
-        sources = sorted((self._chunks[number] for number in wanted.sources), key=lambda source: source[1].start)
+        sources = [self._chunks[number] for number in wanted.sources]
+        if wanted.start != BUNDLE_START:
+            sources.sort(key=lambda source: source[1].start)
         updates = max(chunk.updates for _, chunk in sources)
         # Of parts without a state yet the others have one that has just begun.
         names = min((list(chunk.arrays) for _, chunk in sources), key=len)
@@ -87,7 +90,9 @@ def read_residuals(place: str, rank: Rank, folder: str = "") -> tuple[int, dict[
 
 
 def _cut(arrays: dict[str, Array], chunk: SavedChunk, wanted: WantedChunk) -> dict[str, Array]:
-    """Return what a part of a key has of a chunk that is wanted."""
+    """Return what a part of a key has of a chunk that is wanted; all, if that is one of several keys."""
+    if wanted.start == BUNDLE_START:
+        return {name: array.reshape(-1) for name, array in arrays.items()}
     if chunk.sparse:
         first, last = np.searchsorted(arrays[IDS], [wanted.start, wanted.stop]).tolist()
         return {name: array[first:last] for name, array in arrays.items()}

@@ -146,9 +146,11 @@ class Checkpoints:
             return [self._state(chunk, chunk.key, chunk.spec, chunk.start, chunk.stop)]
         bundle = self._catalog.bundle_of(chunk.key)
         assert bundle is not None, "only that of a bundle begins there"
-        return [
-            self._state(chunk, key, spec, 0, spec.size) for key, spec in zip(bundle.keys, bundle.specs, strict=True)
-        ]
+        named = zip(bundle.keys, bundle.specs, strict=True)
+        states = [self._state(chunk, key, spec, 0, spec.size) for key, spec in named]
+        for state in states:
+            state.bundle = bundle.keys
+        return states
 
     def _state(self, chunk: Chunk, key: Key, spec: TensorSpec, start: int, stop: int) -> ChunkState:
         entry = self._catalog.entry(key)

@@ -508,7 +508,8 @@ class ReadCheckpoint(Record):
 class WantedChunk(Record):
     """Elements, or rows, [start, stop) of a key whose value is to be made of parts of others.
 
-    `sources` are numbers of those that were read. The value gets this `version`; it has about so many bytes.
+    Or, of keys that are one chunk, all of each, one after the other. `sources` are numbers of those that were read. The
+    value gets this `version`; it has about so many bytes.
     """
 
     key: Key

@@ -99,7 +99,13 @@ class Resuming:
             of_key.setdefault(state.key, {})[number] = state
         self._wanted: list[WantedChunk] = []
         effects: list[Effect] = []
+        for keys in dict.fromkeys(state.bundle for state in states if state.bundle):
+            members = [of_key.get(key, {}) for key in keys]
+            if all(self._is_here(parts, keys) for parts in members):
+                effects.append(self._make_bundle({number: part for parts in members for number, part in parts.items()}))
         for key, parts in of_key.items():
+            if key in self._catalog:
+                continue
             if not _covers(parts):
                 # All servers see that, so that none has it.
                 text = f"key {key!r} was made or deleted while the checkpoint was, and is not in it"
@@ -117,6 +123,24 @@ class Resuming:
         else:
             places = place(state.key, state.spec, chunk_bytes=view.chunk_bytes, **sizes)
         return (spot for spot in places if spot.server == self._index)
+
+    def _is_here(self, parts: Numbered, bundle: tuple[Key, ...]) -> bool:
+        """Tell whether a key of a bundle is whole, and this server's."""
+        whole = len(parts) == 1 and all(part.bundle == bundle for part in parts.values())
+        return whole and any(self._places(next(iter(parts.values()))))
+
+    def _make_bundle(self, parts: Numbered) -> Effect:
+        """Enter keys that were one chunk as one again, so that they go on to be decided and sent together."""
+        states = list(parts.values())
+        first, keys = states[0], tuple(state.key for state in states)
+        shapes, digests = tuple(state.shape for state in states), tuple(state.digest for state in states)
+        nbytes = sum(state.spec.nbytes for state in states)
+        message = m.InitBundle(keys, shapes, first.dtype, first.policy, 0.0, first.group, digests)
+        chunk = self._catalog.create_bundle(message, nbytes).chunk
+        assert chunk is not None, "a new bundle is one chunk"
+        pieces = [Piece(state.key, 0, state.spec.size, state.spec.row_size) for state in states]
+        self._fill(chunk, parts, nbytes)
+        return Install(chunk.key, chunk.start, first.dtype, chunk.size, None, pieces)
 
     def _make(self, spot: Place, parts: Numbered) -> Effect:
         """Enter a chunk, and remember of which parts it is to be made."""
@@ -136,6 +160,11 @@ class Resuming:
             chunk = self._catalog.create(m.Init(*head, *rest), nbytes)
             pieces = [Piece(chunk.key, chunk.start, chunk.size, state.spec.row_size)]
             made = Install(chunk.key, chunk.start, state.dtype, chunk.size, None, pieces)
+        self._fill(chunk, sources, nbytes)
+        return made
+
+    def _fill(self, chunk: Chunk, sources: Numbered, nbytes: int) -> None:
+        """Let a chunk go on where its parts were, and have their values put into it."""
         # Cuts of async keys may differ from chunk to chunk; of a part that lags behind nothing is counted twice.
         chunk.version = max(part.version for part in sources.values())
         for part in sources.values():
@@ -146,7 +175,6 @@ class Resuming:
         self._begin(chunk)
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
         self._wanted.append(WantedChunk(chunk.key, chunk.start, chunk.stop, chunk.version, rule, list(sources), nbytes))
-        return made
 
 
 def _overlap(spot: Place, part: ChunkState) -> bool:

@@ -12,8 +12,8 @@ from aiokv.types import Key, TensorSpec, Version
 class ChunkState(msgspec.Struct, eq=False):
     """Elements, or rows, [start, stop) of a key, and what was pushed to them.
 
-    `counts` are ranks with the number of their pushes that the value holds. All else is as in
-    `aiokv.wire.messages.Init` or, of a `sparse` key, `InitRows`.
+    `counts` are ranks with the number of their pushes that the value holds. `bundle` are the keys with which it is one
+    chunk, if it is, in their order. All else is as in `aiokv.wire.messages.Init` or, of a `sparse` key, `InitRows`.
     """
 
     key: Key
@@ -29,6 +29,7 @@ class ChunkState(msgspec.Struct, eq=False):
     sparse: bool = False
     lazy: bool = True
     initializer: dict[str, Any] = {}
+    bundle: tuple[Key, ...] = ()
 
     @property
     def spec(self) -> TensorSpec:

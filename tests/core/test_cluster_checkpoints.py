@@ -482,6 +482,46 @@ def test_tables_and_keys_without_elements_go_on_too(make_server: Make) -> None:
     assert rig.init_rows({}, rank=1, lazy=False, initializer={"name": "zeros"}).answer == m.Done(2)
 
 
+def bundled(*keys: str) -> list[ChunkState]:
+    """Return what is saved of keys of two elements that were one chunk, in another order."""
+    whole = {"shape": (2,), "bundle": tuple(sorted(keys))}
+    return [state(key, 0, 2, digest=key.encode(), **whole) for key in keys]
+
+
+def test_keys_that_were_one_chunk_are_one_again(make_server: Make) -> None:
+    rig = resumed(make_server, *bundled("b", "a"))
+    (install,) = rig.seen(ef.Install)
+    assert [(piece.key, piece.size) for piece in install.pieces] == [("a", 2), ("b", 2)]
+    (wanted,) = rig.seen(ef.LoadSnapshots)[0].chunks
+    assert (wanted.key, wanted.start, wanted.stop, wanted.sources) == ("a", -1, 3, [1, 0])
+    rig.values["a", -1][2] = rig.values["a", -1].pop(0)
+    rig.bundle_size = 4
+    init = m.InitBundle(("a", "b"), ((2,), (2,)), "float32", "bsp", 5.0, (), (b"a", b"b"))
+    number = rig.ask(0, init, 1.0).answer.bundle
+    pushes = [rig.ask(rank, m.PushBundle(number, 3, 2, False, 5.0, 0, 3), 1.0) for rank in range(2)]
+    assert [push.answer for push in pushes] == [m.Done(3), m.Done(3)]
+    assert not rig.seen(ef.Divide)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(bundled("a", "b")[:1], id="one is not there"),
+        pytest.param([*bundled("a", "b"), *bundled("b", "c")], id="one was made anew"),
+    ],
+)
+def test_keys_of_which_not_all_are_there_go_on_alone(make_server: Make, parts: list[ChunkState]) -> None:
+    rig = resumed(make_server, *parts)
+    assert all(each.start == 0 for each in rig.seen(ef.LoadSnapshots)[0].chunks)
+
+
+def test_keys_that_have_several_servers_now_go_on_alone(make_server: Make) -> None:
+    rigs = [resumed(make_server, *bundled(*"abcdef"), index=index, servers=2) for index in range(2)]
+    chunks = [chunk for rig in rigs for chunk in rig.seen(ef.LoadSnapshots)[0].chunks]
+    assert sorted((chunk.key, chunk.start) for chunk in chunks) == [(key, 0) for key in "abcdef"]
+    assert all(rig.seen(ef.Install) for rig in rigs)
+
+
 @pytest.mark.parametrize(
     "parts",
     [

@@ -180,6 +180,9 @@ async def test_init_and_rule_of_the_script_change_nothing(cluster: MakeCluster, 
     async with cluster(**settings, resume=str(tmp_path)) as second:
         assert_same(await begin(second, RULES[1]), trained)
         assert await second.workers[0].update_counts() == dict.fromkeys(SHAPES, 3)
+        (server,) = second.servers
+        chunks = server._machine._catalog.chunks  # type: ignore[attr-defined]
+        assert list(chunks) == [("bias", -1), ("large", 0), ("half", 0)], "small keys still go together"
 
 
 @pytest.mark.parametrize(
