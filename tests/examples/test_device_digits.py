@@ -29,10 +29,12 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.timeout(120)
 def test_sums_on_devices_lead_to_the_bits_of_sums_in_the_hosts_memory(
-    run_example_on_cluster: Callable[..., CompletedProcess[str]],
+    run_example_on_cluster: Callable[..., CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those of the workers, and those of servers whose keys are on devices."""
     results = []
-    for store in ("dist_sync_device", "dist_sync"):
+    for store, device in (("dist_sync_device", "cuda"), ("dist_sync", "cpu")):
+        monkeypatch.setenv("AIOKV_DEVICE", device)
         done = run_example_on_cluster("device_digits.py", "--store", store)
         # With 1 where it has not learned enough.
         assert done.returncode == 0, done.stdout + done.stderr

@@ -185,7 +185,7 @@ class Engine:
             self._wrong[buffer] = DeviceMemoryError(text, expected=nbytes, got=str(error))
 
     def _deallocate(self, buffer: int) -> None:
-        self._works[self._places.pop(buffer)[0]].forget(buffer)
+        del self._places[buffer]
         self._memory.pop(buffer, None)
         self._wrong.pop(buffer, None)
 

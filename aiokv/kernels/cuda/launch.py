@@ -83,9 +83,19 @@ class Table:
         self.count = len(parts)
         # What a table refers to stays where it is for as long as the table.
         self._kept = rows
+        self._addresses = addresses
         if self.count:
             self.addresses = to_device(addresses, stream)
             self.parts = to_device(parts, stream)
+
+    def move(self, rows: Sequence[Sequence[Tensor]], stream: Any) -> None:
+        """Refer to other tensors, of the same lengths, that start at multiples of 16 bytes where the others did."""
+        addresses = np.array([[tensor.address for tensor in row] for row in rows], np.int64)
+        self._kept = rows
+        if self.count and not np.array_equal(addresses, self._addresses):
+            # What was launched before has read the others by then: the copy is behind it in the stream.
+            self._addresses = addresses
+            self.addresses.copy_to_device(addresses, stream=stream)
 
 
 def make_parts(sizes: Array, aligned: Array, group: int) -> Array:

@@ -76,6 +76,9 @@ def _sums() -> list[Listed]:
             "sum of 8 x float32 and squares", reduce.sum_spec("float32", ("float32",) * 8, adds=False, squares=True)
         ),
         streaming("scale float32", reduce.scale_spec("float32")),
+        streaming("divide float32", reduce.quotient_spec("float32", None)),
+        streaming("divide float16 to float32", reduce.quotient_spec("float32", "float16")),
+        streaming("widen float16", reduce.sum_spec("float32", ("float16",), adds=False)),
     ]
     return [
         *found,

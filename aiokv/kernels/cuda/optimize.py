@@ -167,31 +167,68 @@ def fold_kernel() -> Any:
     return make_kernel(FOLD, "float64", {})
 
 
+class SquaresLaunch:
+    """The squares that a plan computes of some tensors: made once, run at every step with other numbers.
+
+    Args:
+        plan: from `plan_norms`.
+        precision: of the computation.
+        rows: weight, total and state of each tensor, of at least one element, with the same dtypes for all.
+        counted: how many results the plan has.
+        stream: on which all is done.
+    """
+
+    def __init__(
+        self, plan: Plan, precision: str, rows: Sequence[Sequence[Tensor]], counted: int, stream: Any = 0
+    ) -> None:
+        weight, total = (tensor.dtype.name for tensor in rows[0][:2])
+        self._kernel = norms_kernel(plan, precision, norms_arrays(plan, precision, weight, total), counted)
+        self._precision, self._stream = precision, stream
+        aligned = (_addresses(rows) % VECTOR == 0).all(axis=1)
+        sizes = np.stack([np.array([row[0].size for row in rows], np.int64), aligned.astype(np.int64)], axis=1)
+        self._rows, self._tensors = len(rows), rows
+        self._addresses, self._sizes = (launch.to_device(array, stream) for array in (_addresses(rows), sizes))
+        self._numbers = launch.new_on_device((len(rows), len(plan.numbers)), np.dtype(precision), stream)
+        self.lanes = launch.new_on_device((len(rows) * counted, LANES), np.float64, stream)
+
+    def move(self, rows: Sequence[Sequence[Tensor]]) -> None:
+        """Go over other tensors from now on, like the ones before in all but their addresses. Nothing is checked."""
+        self._tensors = rows
+        self._addresses.copy_to_device(_addresses(rows), stream=self._stream)
+
+    def run(self, numbers: Any, totals: Any) -> None:
+        """Start the kernels.
+
+        Args:
+            numbers: [tensors, numbers].
+            totals: where the sums go, float64[tensors * counted] on the device. The lanes are in `lanes`.
+        """
+        found = np.asarray(numbers, self._precision).reshape(self._numbers.shape)
+        self._numbers.copy_to_device(found, stream=self._stream)
+        arguments = (self._addresses, self._sizes, self._numbers)
+        self._kernel[(*launch.geometry(self._rows), self._stream)](*arguments, self.lanes)
+        blocks = -(-self.lanes.shape[0] // launch.THREADS)
+        fold_kernel()[(*launch.geometry(blocks), self._stream)](self.lanes, totals)
+
+
+def _addresses(rows: Sequence[Sequence[Tensor]]) -> Any:
+    return np.array([[tensor.address for tensor in row] for row in rows], np.int64)
+
+
 def add_squares(
     plan: Plan, precision: str, rows: Sequence[Sequence[Tensor]], numbers: Any, counted: int, *, stream: Any = 0
 ) -> tuple[Any, Any]:
     """Add the squares that a plan computes of each tensor: the first phase of a rule that needs norms.
 
     Args:
-        plan: from `plan_norms`.
-        precision: of the computation.
-        rows: weight, total and state of each tensor, of at least one element, with the same dtypes for all.
+        plan, precision, rows, counted: see `SquaresLaunch`.
         numbers: [tensors, numbers].
-        counted: how many results the plan has.
         stream: in whose order it happens.
 
     Returns:
         The lanes, float64[tensors * counted, LANES], and their sums, float64[tensors * counted]; on the device.
     """
-    weight, total = (tensor.dtype.name for tensor in rows[0][:2])
-    kernel = norms_kernel(plan, precision, norms_arrays(plan, precision, weight, total), counted)
-    addresses = np.array([[tensor.address for tensor in row] for row in rows], np.int64)
-    aligned = (addresses % VECTOR == 0).all(axis=1)
-    sizes = np.stack([np.array([row[0].size for row in rows], np.int64), aligned.astype(np.int64)], axis=1)
-    lanes = launch.new_on_device((len(rows) * counted, LANES), np.float64, stream)
+    launched = SquaresLaunch(plan, precision, rows, counted, stream)
     totals = launch.new_on_device(len(rows) * counted, np.float64, stream)
-    arguments = [launch.to_device(array, stream) for array in (addresses, sizes)]
-    arguments.append(launch.to_device(np.asarray(numbers, precision).reshape(len(rows), len(plan.numbers)), stream))
-    kernel[(*launch.geometry(len(rows)), stream)](*arguments, lanes)
-    fold_kernel()[(*launch.geometry(-(-len(rows) * counted // launch.THREADS)), stream)](lanes, totals)
-    return lanes, totals
+    launched.run(numbers, totals)
+    return launched.lanes, totals

@@ -24,6 +24,8 @@ from aiokv.kernels.cuda.tensors import check_rows, tensor_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.kernels.cuda.tensors import Tensor
+
 WARP = 32
 WORD_BITS = 32
 
@@ -279,6 +281,13 @@ class Launch:
         self.spec = spec
         self._rows = len(rows)
         self._table = launch.Table(found, spec.group, stream, packed)
+
+    def move(self, rows: Sequence[Sequence[Tensor]], stream: Any) -> None:
+        """Go over other tensors from now on, like the ones before in all but their addresses. Nothing is checked.
+
+        All launches are on this stream.
+        """
+        self._table.move(rows, stream)
 
     def run(self, numbers: Any = None, stream: Any = 0) -> Any:
         """Start the kernel.

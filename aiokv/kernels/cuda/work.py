@@ -1,4 +1,8 @@
-"""The work of a store, launched on a stream: tables of what lies where are made once and used at every step."""
+"""The work of a store, launched on a stream of its own device.
+
+What a launch needs beside its arrays is made once for arrays of these lengths: which parts they have, and room for
+addresses and numbers. A step copies those there, and allocates nothing: to free memory of a device would stop it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from numba.cuda.cudadrv import driver
 
 from aiokv.kernels.checks import precision_for
 from aiokv.kernels.cuda import launch, optimize, reduce
+from aiokv.kernels.cuda.memory import VECTOR
+from aiokv.kernels.cuda.optimize import SquaresLaunch
 from aiokv.kernels.cuda.streaming import Launch, Streaming
 from aiokv.kernels.cuda.tensors import Tensor, tensor_of
 from aiokv.kernels.plan import plan_norms, plan_update, prepare
@@ -19,8 +25,8 @@ if TYPE_CHECKING:
 
     from aiokv.kernels.plan import Plan
 
-MOST_TABLES = 4096
-"""Tables that are kept; each takes a few hundred bytes of a device's memory."""
+MOST_LAUNCHES = 4096
+"""Launches that are kept; each takes a few hundred bytes of a device's memory, and a few KiB for norms."""
 
 Place = tuple[int, int, int]
 """Which buffer, first byte, and number of elements."""
@@ -35,13 +41,7 @@ class Works:
 
     def __init__(self, buffers: Mapping[int, Any]) -> None:
         self._buffers = buffers
-        self._launches: dict[Any, tuple[Launch, Any]] = {}
-        self._tables_of: dict[int, dict[Any, None]] = {}
-
-    def forget(self, buffer: int) -> None:
-        """Drop the tables with a buffer that is no more."""
-        for table in self._tables_of.pop(buffer, ()):
-            self._launches.pop(table, None)
+        self._launches: dict[Any, Any] = {}
 
     def launch(self, work: Work, buffers: Sequence[int], stream: Any) -> None:
         """Start work on buffers, in the order that the work says."""
@@ -78,31 +78,35 @@ class Works:
         self._start(spec, [row], None if numbers is None else [numbers], stream)
 
     def _start(self, spec: Streaming, rows: list[list[Place]], numbers: Any, stream: Any) -> None:
-        """Run a kernel over places, whose table may have been made before."""
-        table = (spec, tuple(map(tuple, rows)))
-        found = self._launches.get(table)
+        """Run a kernel over places."""
+        tensors = self._tensors(rows, list(spec.arrays.values()))
+        name = (spec, _shape(tensors))
+        found = self._launches.get(name)
         if found is None:
-            if len(self._launches) >= MOST_TABLES:
-                self._launches.clear()
-                self._tables_of.clear()
-            dtypes = list(spec.arrays.values())
-            tensors = [[self._tensor(*place) for place in zip(row, dtypes, strict=True)] for row in rows]
             shape = (len(rows), len(spec.numbers))
             kept = launch.new_on_device(shape, np.dtype(spec.precision), stream) if spec.numbers else None
-            found = self._launches[table] = Launch(spec, tensors, stream), kept
-            for row in rows:
-                for buffer, _, _ in row:
-                    self._tables_of.setdefault(buffer, {})[table] = None
+            found = self._keep(name, (Launch(spec, tensors, stream), kept))
         launched, kept = found
+        launched.move(tensors, stream)
         if kept is not None:
             kept.copy_to_device(np.asarray(numbers, spec.precision).reshape(kept.shape), stream=stream)
         launched.run(kept, stream)
+
+    def _keep(self, name: Any, made: Any) -> Any:
+        if len(self._launches) >= MOST_LAUNCHES:
+            self._launches.clear()
+        self._launches[name] = made
+        return made
+
+    def _tensors(self, rows: list[list[Place]], dtypes: list[str]) -> list[list[Tensor]]:
+        return [[self._tensor(*place) for place in zip(row, dtypes, strict=True)] for row in rows]
 
     def _tensor(self, place: Place, dtype: str) -> Tensor:
         buffer, first, size = place
         memory = self._buffers[buffer]
         address = tensor_of("buffer", memory).address + first
-        return Tensor(address, size, np.dtype(dtype), memory, (size,))
+        # The memory is kept by who has the buffers: a launch that is kept must not keep it.
+        return Tensor(address, size, np.dtype(dtype), None, (size,))
 
     def _rows(self, work: Squares | Renew, named: Mapping[str, tuple[int, str]]) -> list[list[Place]]:
         """Return where the arrays of each piece lie, those of the whole where all are updated at once."""
@@ -130,12 +134,15 @@ class Works:
         prepared = prepare(work.rule, str(work.phase), precision)
         named = self._named(work, plan, buffers[1:])
         dtypes = [dtype for _, dtype in named.values()]
-        rows = [[self._tensor(*place) for place in zip(row, dtypes, strict=True)] for row in self._rows(work, named)]
+        tensors = self._tensors(self._rows(work, named), dtypes)
         numbers = [prepared.numbers(step, norms) for step, norms in zip(work.steps, work.gathered, strict=True)]
-        counted = work.rule.norm_counts[work.phase]
-        _, totals = optimize.add_squares(plan, precision.name, rows, numbers, counted, stream=stream)
-        results = self._buffers[buffers[0]]
-        results.copy_to_device(totals.view(np.uint8), stream=stream)
+        name = (plan, precision.char, tuple(dtypes), _shape(tensors))
+        launched = self._launches.get(name)
+        if launched is None:
+            counted = work.rule.norm_counts[work.phase]
+            launched = self._keep(name, SquaresLaunch(plan, precision.name, tensors, counted, stream))
+        launched.move(tensors)
+        launched.run(numbers, self._buffers[buffers[0]].view(np.float64))
 
     def _renew(self, work: Renew, buffers: Sequence[int], stream: Any) -> None:
         precision = precision_for(np.dtype(work.weight))
@@ -159,3 +166,8 @@ class Works:
         # A key without elements has nothing to update.
         present = [n for n, row in enumerate(rows) if row[0][2]]
         self._start(spec, [rows[n] for n in present], [numbers[n] for n in present], stream)
+
+
+def _shape(tensors: list[list[Tensor]]) -> tuple[tuple[int, bool], ...]:
+    """Return the length of each row, and whether it can be read 16 bytes at a time."""
+    return tuple([(row[0].size, all(tensor.address % VECTOR == 0 for tensor in row)) for row in tensors])

@@ -140,3 +140,42 @@ async def test_saving_and_loading(tmp_path: Any) -> None:
 
     async with cluster("cuda", servers=1, policy="bsp") as (_, workers):
         await asyncio.gather(*(work(worker) for worker in workers))
+
+
+async def test_rows_stay_on_the_host_and_go_on_beside_keys_on_a_device() -> None:
+    """A thread works on the rows, of which there are many; what devices report meanwhile waits for it."""
+    rows, width = 4000, 8
+
+    async def work(kv: Any) -> tuple[bytes, bytes]:
+        await kv.set_optimizer("sgd", learning_rate=0.5)
+        await kv.init("t", aiokv.RowSparse.empty((rows, width)))
+        await kv.init({"w": np.zeros(9000, np.float32)})
+        out = np.empty(9000, np.float32)
+        ids = np.arange(kv.rank, rows, 2)
+        for step in range(4):
+            gradient = aiokv.RowSparse(ids, np.full((ids.size, width), step, np.float32), (rows, width))
+            await asyncio.gather(kv.push("t", gradient), kv.pushpull("w", np.full(9000, step, np.float32), out=out))
+        found = await kv.row_sparse_pull("t", row_ids=np.arange(rows))
+        return out.tobytes(), found.values.tobytes()
+
+    results = []
+    for device in ("cuda", "cpu"):
+        async with cluster(device, servers=1, policy="bsp") as (_, workers):
+            results.append(await asyncio.gather(*(work(worker) for worker in workers)))
+    assert results[0] == results[1]
+    # 0 - 0.5 * 2 * (0 + 1 + 2 + 3)
+    assert results[0][0][0] == np.full(9000, -6, np.float32).tobytes()
+
+
+async def test_who_is_gone_does_not_keep_a_value() -> None:
+    """A worker that leaves before its answer has come from the device."""
+    async with cluster("cuda", servers=1, policy="asp") as (nodes, workers):
+        first, second = workers
+        await asyncio.gather(*(kv.init({"w": np.zeros(9000, np.float32)}) for kv in workers))
+        task = asyncio.create_task(first.pushpull("w", np.ones(9000, np.float32), out=np.empty(9000, np.float32)))
+        await asyncio.sleep(0)
+        await first.abort()
+        with pytest.raises(aiokv.AiokvError):
+            await task
+        await second.pushpull("w", np.ones(9000, np.float32), out=np.empty(9000, np.float32))
+    assert not nodes[0].store._schedule._outgoing.values()

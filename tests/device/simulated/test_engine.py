@@ -15,6 +15,7 @@ from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied
 from aiokv.errors import AiokvError, ConfigError, UpdateRefusedError
 from aiokv.kernels import engine_for, get_backend
+from aiokv.kernels.cuda import launch
 from aiokv.kernels.cuda.engine import Engine
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.optim import LAMB, LARS, NAG, SGD, SGLD, Adam, AdamW, Assign, Optimizer, RMSProp
@@ -120,24 +121,29 @@ def land(side: Side, seed: int, dtype: str) -> int:
 
 
 def train(side: Side, rule: Optimizer, dtype: str, pieces: Sequence[Piece]) -> bytes:
-    """Make three updates, each of three contributions; return value and state."""
+    """Make three updates; return value and state."""
     side.do(ef.Install("w", 0, dtype, SIZE, land(side, 0, dtype), list(pieces)))
     for version in (1, 2, 3):
-        slots = [land(side, 10 * version + n, dtype) for n in range(3)]
-        if isinstance(side, OnDevice):
-            side.store.arrived(slots[0], "w", 0)
-            side.store.arrived(slots[1], "w", 0)
-        side.do(ef.Weigh(slots[2], dtype, 0.3), *(ef.Fold(slots[0], slot, dtype) for slot in slots[1:]))
-        head = ("w", 0, version, slots[0])
-        gathered: list[ef.Sums] = []
-        for phase in range(rule.norm_phases):
-            side.do(ef.Norms(*head, phase, list(gathered), version, rule, version))
-            (normed,) = side.finish()
-            assert normed.error is None
-            gathered.append(normed.sums)
-        side.do(ef.Apply(*head, [0, 1, 2], [0, 0, 0], version, rule, version, gathered))
-        assert side.finish() == [Applied("w", 0, version, None)]
+        make_round(side, version, rule, dtype)
     return side.read(ef.StoredState("w", 0, 3, pieces[-1].key if pieces else "w", 0, arrays=True))
+
+
+def make_round(side: Side, version: int, rule: Optimizer, dtype: str) -> None:
+    """Make an update of three contributions, the third of which is not announced."""
+    slots = [land(side, 10 * version + n, dtype) for n in range(3)]
+    if isinstance(side, OnDevice):
+        side.store.arrived(slots[0], "w", 0)
+        side.store.arrived(slots[1], "w", 0)
+    side.do(ef.Weigh(slots[2], dtype, 0.3), *(ef.Fold(slots[0], slot, dtype) for slot in slots[1:]))
+    head = ("w", 0, version, slots[0])
+    gathered: list[ef.Sums] = []
+    for phase in range(rule.norm_phases):
+        side.do(ef.Norms(*head, phase, list(gathered), version, rule, version))
+        (normed,) = side.finish()
+        assert normed.error is None
+        gathered.append(normed.sums)
+    side.do(ef.Apply(*head, [0, 1, 2], [0, 0, 0], version, rule, version, gathered))
+    assert side.finish() == [Applied("w", 0, version, None)]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -149,6 +155,19 @@ def test_updates_have_the_bits_of_the_host(device: OnDevice, rule: Optimizer, dt
 @pytest.mark.parametrize("rule", ["momentum", "adamw", "lamb"])
 def test_keys_in_one_chunk_are_rows_of_one_launch(device: OnDevice, rule: str) -> None:
     assert train(device, RULES[rule], "float16", PIECES) == train(OnHost(), RULES[rule], "float16", PIECES)
+
+
+def test_a_step_allocates_nothing_on_the_device(device: OnDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first few steps; to free memory of a device would stop it."""
+    train(device, RULES["lamb"], "float16", PIECES)
+
+    def allocate(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it should have been there")
+
+    for owner, name in ((launch, "to_device"), (launch, "new_on_device"), (cuda, "device_array")):
+        monkeypatch.setattr(owner, name, allocate)
+    for version in (4, 5, 6):
+        make_round(device, version, RULES["lamb"], "float16")
 
 
 def test_what_fails_is_reported_and_what_needs_it_fails_too(device: OnDevice) -> None:
