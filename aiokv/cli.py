@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 PLUGIN_GROUP = "aiokv.commands"
 """Entry points of this group are commands: click commands under the entry point's name."""
 
-OWN = [EntryPoint("why", "aiokv.why:why", PLUGIN_GROUP)]
+OWN = [
+    EntryPoint("chaos", "aiokv.chaos.command:chaos", PLUGIN_GROUP),
+    EntryPoint("why", "aiokv.why:why", PLUGIN_GROUP),
+]
 """Commands that have a room of their own; nothing of it is imported until it is used."""
 
 EXIT_OUTPUT_LOST = 141

@@ -81,6 +81,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     advertise_host: Annotated[
         Text, says("The address under which others reach this node; empty: the one that they can see.")
     ] = ""
+    advertise_port: Annotated[
+        Port, says("The port under which others reach this node, where it is not the one that it listens at; 0: it is.")
+    ] = 0
     interface: Annotated[Text, says("Listen at the address of this network interface.")] = ""
     num_workers: Annotated[Count, says("Workers of the cluster.")] = 1
     num_servers: Annotated[Count, says("Servers of the cluster.")] = 1

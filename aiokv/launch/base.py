@@ -72,6 +72,8 @@ class Job:
     """The command line that runs on `{host}` the command that is put behind it, with the same stdin."""
     advertise_host: str = ""
     """The address of this machine for the other hosts; only with these."""
+    single: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What single nodes, by their names, find in their environment besides, or instead of what all find there."""
     recovery: Recovery = field(default_factory=Recovery)
     """What is done when a node fails."""
     start_timeout: float = 30.0
@@ -146,7 +148,7 @@ class Job:
                 "DMLC_PS_ROOT_URI": host,
                 "DMLC_PS_ROOT_PORT": str(port),
             }
-        return environ
+        return environ | dict(self.single.get(name, {}))
 
 
 class Launcher(ABC):

@@ -97,7 +97,7 @@ class Server(Node):
             name=self.name,
             incarnation=make_incarnation(),
             scheduler=scheduler,
-            advertised=(config.advertised_host(self.host, local), self.port),
+            advertised=(config.advertised_host(self.host, local), config.advertise_port or self.port),
         )
         self.advertised = joiner.advertised
         self._start(Coordinator(joiner))
