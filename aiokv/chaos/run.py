@@ -317,7 +317,7 @@ def _job(plan: ChaosPlan, job: JobPlan, proxies: Mapping[str, Proxy] | None = No
 def _recovery_settings(folder: Path) -> dict[str, str]:
     return {
         "AIOKV_ON_WORKER_LOSS": "respawn",
-        "AIOKV_CHECKPOINT_URL": str(folder / "checkpoints"),
+        "AIOKV_CHECKPOINT_FOLDER": str(folder / "checkpoints"),
         "AIOKV_CHECKPOINT_EVERY": str(CHECKPOINT_EVERY),
     }
 
