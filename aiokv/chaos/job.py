@@ -75,7 +75,7 @@ def train(plan: JobPlan) -> None:
         weights = first_weights(plan.seed)
         kv.set_optimizer("sgd", learning_rate=LEARNING_RATE, momentum=MOMENTUM, rescale_grad=1 / kv.num_workers)
         kv.init(weights)
-        step = getattr(kv, "resume_step", lambda: 0)()
+        step = kv.resume_step()
         _say(event="begin", rank=kv.rank, step=step)
         kv.pull(weights)
         steps = plan.steps

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 STEP_PAUSE = 0.01
 """Seconds that a step computes while harm is done."""
 
-CHECKPOINT_EVERY = 50
+CHECKPOINT_EVERY = 10
 """Steps from one checkpoint to the next."""
 
-MARGIN = 50
+MARGIN = 30
 """How many steps after the newest one the job is told to end: no worker is that far ahead of what is known of it."""
 
 SETTLE_SECONDS = 60.0
