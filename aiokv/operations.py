@@ -475,9 +475,12 @@ class Operations(ABC):
         Raises:
             UnknownKeyError: no key is initialised.
             MembershipError: this worker has pushed already, or who was in its place has pushed some keys more often.
+            DataError: what compression had left of this worker's gradients is damaged in the checkpoint.
         """
         seconds = self._seconds(timeout)
-        return int(await self._call(lambda call: st.GoOn(call, seconds)))
+        step = int(await self._call(lambda call: st.GoOn(call, seconds)))
+        await self._resume_compression(step)
+        return step
 
     async def tallies(self, *, timeout: float | None = None) -> dict[int, Tally]:
         """Return what became of every worker's contributions so far, by rank: staleness, what was dropped, waits."""

@@ -45,13 +45,9 @@ def gradients(values: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
     return {key: (value * 0.1 + rng.normal(size=value.shape)).astype(value.dtype) for key, value in values.items()}
 
 
-def count_on(worker: aiokv.Client, step: int) -> None:
-    """Let a worker's pushes be counted from a step on."""
-    session = worker._session
-    session._directory.clock = step
-    session._passing.resumed(step)
-    for known in session._directory._known.values():
-        (known.bundle or known).pushed = step
+async def go_on(cluster: Cluster, step: int) -> None:
+    """Let all workers go on where those before them were, after so many steps."""
+    assert await cluster.each(lambda worker: worker.resume_step()) == [step] * len(cluster.workers)
 
 
 async def begin(cluster: Cluster, rule: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -127,14 +123,12 @@ async def test_job_goes_on_with_the_same_bits_on_another_number_of_servers(
         await settled(tmp_path, 3)
     async with cut_off(cluster, servers=1, **settings, resume="latest") as second:
         values = await begin(second, rule)
-        for worker in second.workers:
-            count_on(worker, 3)
+        await go_on(second, 3)
         await train_all(second, values, 3, 8)
         await settled(tmp_path, 6)
     async with cluster(servers=3, **settings, resume="latest") as third:
         values = await begin(third, rule)
-        for worker in third.workers:
-            count_on(worker, 6)
+        await go_on(third, 6)
         assert_same(await train_all(third, values, 6), expected)
 
 
@@ -152,8 +146,7 @@ async def test_job_that_is_cut_off_at_any_time_ends_with_the_same_bits(
             values = await begin(running, rule)
             found = await complete_ones(tmp_path)
             start = found[-1].clock if found else 0
-            for worker in running.workers:
-                count_on(worker, start)
+            await go_on(running, start)
             # The worker of rank 1 is cut off in a step of its own.
             last = start + chance.randint(1, 4)
             stops = [STEPS, min(STEPS, last)]
@@ -203,9 +196,7 @@ async def test_what_compression_has_left_goes_on_too(
         await settled(tmp_path, 3)
     async with cluster(servers=3, **settings, resume="latest") as second:
         values = await begin_compressed(second)
-        for worker in second.workers:
-            count_on(worker, 3)
-            await worker._resume_compression(3)
+        await go_on(second, 3)
         assert_same(await train_all(second, values, 3), expected)
 
 
@@ -234,8 +225,7 @@ async def test_row_sparse_tables_go_on_too(cluster: MakeCluster, tmp_path: Path)
         await settled(tmp_path, 3)
     async with cluster(servers=3, **settings, resume="latest") as second:
         await begin_table(second)
-        for worker in second.workers:
-            count_on(worker, 3)
+        await go_on(second, 3)
         for step in range(3, 6):
             await second.each(lambda worker, step=step: push(worker, step))  # type: ignore[misc]
         values = await second.workers[0].row_sparse_pull("t", row_ids=rows)
