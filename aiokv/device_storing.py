@@ -53,7 +53,7 @@ def _apply(store: DeviceStore, effect: ef.Apply, later: Later) -> Applied | None
     store.count_staleness(effect.staleness)
     named = key, start, version, effect.slot, effect.rule, effect.clock, effect.divisor, effect.norms, effect.read
     try:
-        store.begin_apply(*named, lambda error: later(Applied(key, start, version, error)))
+        store.begin_apply(*named, lambda error: later(Applied(key, start, version, error)), keep=effect.keep)
     except Exception as failed:  # noqa: BLE001 - who has pushed must hear of it, whatever it is
         store.keep(key, start, version)
         return Applied(key, start, version, storing.refusal(effect, failed))

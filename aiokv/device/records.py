@@ -189,10 +189,14 @@ class Forgotten:
 
 @dataclass(slots=True)
 class Requested:
-    """Somebody wants the chunk's value in the host's memory, with `state` all that its rule keeps; ends in `Ready`."""
+    """Somebody wants a version of a chunk in the host's memory: the current one, or one that is kept; ends in `Ready`.
+
+    With `state` all that its rule keeps now as well.
+    """
 
     ticket: Ticket
     chunk: Address
+    version: Version
     state: bool = False
 
 

@@ -42,6 +42,10 @@ class _Chunk:
     earlier: dict[Version, Value] = field(default_factory=dict)
     is_gone: bool = False
 
+    def at(self, version: Version) -> Value:
+        """Return the value that is, or was, a version."""
+        return self.value if version == self.value.version else self.earlier[version]
+
 
 @dataclass(slots=True)
 class _Updating:
@@ -123,9 +127,9 @@ class Schedule:
                 self._measure(stimulus)
             case r.Update():
                 self._update(stimulus)
-            case r.Requested(ticket, address, state):
+            case r.Requested(ticket, address, version, state):
                 chunk = self._chunks[address]
-                self._outgoing.request(ticket, chunk.value, chunk.nbytes, chunk.device)
+                self._outgoing.request(ticket, chunk.at(version), chunk.nbytes, chunk.device)
                 if state:
                     self._outgoing.fetch(ticket, chunk.state, chunk.device)
                 self._outgoing.deliver(ticket)
@@ -315,8 +319,7 @@ class Schedule:
         buffers = [chunk.value.buffer, slot.buffer, *state]
         read = []
         if stimulus.read is not None:
-            before = chunk.value if stimulus.read == chunk.value.version else chunk.earlier[stimulus.read]
-            read.append(before.buffer)
+            read.append(chunk.at(stimulus.read).buffer)
         if not stimulus.out:
             self._flow.launch(chunk.device, stimulus.work, buffers + read, changed=[slot.buffer], spared=state)
             return slot.buffer

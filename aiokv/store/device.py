@@ -97,6 +97,8 @@ class DeviceStore(DeviceChunks):
         norms: Sequence[Sequence[tuple[float, ...]]],
         read: Version | None,
         done: Callable[[AiokvError | None], None],
+        *,
+        keep: bool = False,
     ) -> None:
         """Make a version of a chunk, and call a function when it is made. See `ParameterStore.apply`.
 
@@ -106,8 +108,8 @@ class DeviceStore(DeviceChunks):
         address, kept = (key, start), self._kept[key, start]
         try:
             update = self._update_of(address, kept, version, slot, rule, clock, divisor, norms)
+            update.keeps = keep or read is not None
             if read is not None:
-                update.keeps = True
                 current = self._schedule.version_of(address)
                 update.read = read if rule.reads_weight and read != current else None
                 if update.read is not None:

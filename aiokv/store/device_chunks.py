@@ -224,15 +224,12 @@ class DeviceChunks(DeviceSlots):
         Args:
             key: the chunk's key.
             start: its first element.
-            version: of its value.
+            version: of its value: the current one, or one that is kept.
             then: it may be called before this returns.
             state: with all that its rule keeps.
         """
         address = key, start
         kept, ticket = self._kept[address], next(self._tickets)
-        assert self._schedule.version_of(address) == version, (
-            "a value is sent in the same breath in which it is decided"
-        )
         pieces, steps = list(kept.pieces), kept.steps
 
         def ready(arrays: Mapping[str, Array], error: AiokvError | None) -> None:
@@ -241,7 +238,7 @@ class DeviceChunks(DeviceSlots):
             then(Reading(stored, error, functools.partial(self._handle, r.Sent(ticket))))
 
         self._asking[ticket] = ready
-        self._handle(r.Requested(ticket, address, state))
+        self._handle(r.Requested(ticket, address, version, state))
 
     def hold(self, key: Key, start: int, version: Version, then: Callable[[Parts], None]) -> None:
         """Have all that is kept of a chunk. See `ParameterStore.hold`."""

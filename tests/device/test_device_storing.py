@@ -240,6 +240,23 @@ def test_what_is_saved_is_what_was_there_when_it_was_asked_for(sides: tuple[Side
     assert got == [expected]
 
 
+def test_a_version_that_is_kept_can_be_sent_until_it_is_retired(sides: tuple[Side, Side]) -> None:
+    found = []
+    for side in sides:
+        install(side, "float32")
+        for version in (1, 2):
+            slot = side.land(numbers(version, "float32"), ("w", 0))
+            side.do(ef.Apply("w", 0, version, slot, [0], [0], version, SGD(learning_rate=0.1), 1, keep=True))
+            assert side.finish() == [Applied("w", 0, version, None)]
+        found.append([side.read(ef.StoredChunk("w", 0, version, 0)) for version in range(3)])
+        side.do(ef.Retire("w", 0, [0, 1]))
+    assert found[0] == found[1]
+    assert found[0][0] == numbers(0, "float32").tobytes()
+    _, device = sides
+    assert isinstance(device.store, DeviceStore)
+    assert sum(device.store._schedule._flow.memory.used) == 4 * SIZE
+
+
 def test_a_value_that_is_being_sent_never_changes(sides: tuple[Side, Side]) -> None:
     _, device = sides
     assert isinstance(device.store, DeviceStore)

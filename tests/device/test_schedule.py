@@ -45,6 +45,8 @@ class Devices(RuleBasedStateMachine):
         self.values: dict[Any, Term] = {}
         self.states: dict[Any, Term] = {}
         self.versions: dict[Any, int] = {}
+        self.keeping: set[Any] = set()
+        self.kept: dict[tuple[Any, int], Term] = {}
         self.updating: dict[Any, tuple[Term, Term]] = {}
         self.expected: dict[int, Term] = {}
         self.measured: dict[int, Any] = {}
@@ -81,6 +83,8 @@ class Devices(RuleBasedStateMachine):
             self.versions[said.chunk] += 1
             assert said.version == self.versions[said.chunk]
             if said.error is None:
+                if said.chunk in self.keeping:
+                    self.kept[said.chunk, said.version - 1] = self.values[said.chunk]
                 self.values[said.chunk], self.states[said.chunk] = value, state
                 # It is there, not only ordered.
                 made = self.schedule._chunks[said.chunk].value.buffer
@@ -144,9 +148,12 @@ class Devices(RuleBasedStateMachine):
         return [chunk for chunk in self.values if chunk not in self.updating]
 
     @precondition(lambda self: self.slots and self.idle_chunks())
-    @rule(data=st.data(), assigns=st.booleans(), out=st.booleans(), saves=st.booleans())
-    def update(self, data: st.DataObject, assigns: bool, out: bool, saves: bool) -> None:
+    @rule(data=st.data(), assigns=st.booleans(), out=st.booleans(), saves=st.booleans(), keeps=st.booleans())
+    def update(self, data: st.DataObject, assigns: bool, out: bool, saves: bool, keeps: bool) -> None:
         chunk = data.draw(st.sampled_from(self.idle_chunks()))
+        self.keeping.discard(chunk)
+        if keeps:
+            self.keeping.add(chunk)
         if saves:
             # What is copied for somebody is what was there when it was asked for.
             self.ask(chunk, state=True)
@@ -155,7 +162,7 @@ class Devices(RuleBasedStateMachine):
         value, state, total = self.values[chunk], self.states[chunk], self.slots[slot]
         if assigns:
             self.updating[chunk] = total, state
-            done = self.handle(r.Update(*head, None, keeps=False))
+            done = self.handle(r.Update(*head, None, keeps=keeps))
         else:
             fresh = {} if state else {"kept": r.Fresh(SIZE, begun)}
             state = state or ("begun", value)
@@ -163,9 +170,9 @@ class Devices(RuleBasedStateMachine):
             self.updating[chunk] = new[1], new[2]
             if out:
                 work = lambda w, g, s, _: [w, g, *reversed(updated(w, g, s)[1:])]  # noqa: E731
-                done = self.handle(r.Update(*head, work, SIZE, ("kept",), fresh))
+                done = self.handle(r.Update(*head, work, SIZE, ("kept",), fresh, keeps=keeps))
             else:
-                done = self.handle(r.Update(*head, updated, 0, ("kept",), fresh))
+                done = self.handle(r.Update(*head, updated, 0, ("kept",), fresh, keeps=keeps))
         if done:
             del self.slots[slot]
         else:
@@ -191,7 +198,22 @@ class Devices(RuleBasedStateMachine):
         state = state and chunk not in self.updating and self.states[chunk] is not None
         if state:
             self.measured[ticket] = self.states[chunk]
-        assert self.handle(r.Requested(ticket, chunk, state))
+        assert self.handle(r.Requested(ticket, chunk, self.versions[chunk], state))
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def request_earlier(self, data: st.DataObject) -> None:
+        chunk, version = data.draw(st.sampled_from(list(self.kept)))
+        ticket = self.name()
+        self.expected[ticket] = self.kept[chunk, version]
+        assert self.handle(r.Requested(ticket, chunk, version))
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        chunk, version = data.draw(st.sampled_from(list(self.kept)))
+        del self.kept[chunk, version]
+        assert self.handle(r.Retired(chunk, [version]))
 
     @precondition(lambda self: self.devices.ready)
     @rule(data=st.data())
@@ -230,7 +252,7 @@ class Devices(RuleBasedStateMachine):
         kept = [{"kept": place} if state else {} for _, place in parts]
         if self.handle(r.Divide(chunk, [(*part, each) for part, each in zip(parts, kept, strict=True)])):
             # Parts of a part would have other sizes: their numbers are not followed any further.
-            del self.values[chunk], self.states[chunk], self.versions[chunk]
+            self.lose(chunk)
             for address, _ in parts:
                 assert self.handle(r.Forgotten(address))
 
@@ -240,7 +262,12 @@ class Devices(RuleBasedStateMachine):
         chunk = data.draw(st.sampled_from(list(self.values)))
         assert self.handle(r.Forgotten(chunk))
         self.updating.pop(chunk, None)
+        self.lose(chunk)
+
+    def lose(self, chunk: Any) -> None:
+        """Know nothing of a chunk any longer."""
         del self.values[chunk], self.states[chunk], self.versions[chunk]
+        self.kept = {name: term for name, term in self.kept.items() if name[0] != chunk}
 
     # --- the devices ---
 

@@ -68,7 +68,7 @@ def test_the_first_value_is_sent_from_where_it_has_landed() -> None:
     schedule = Schedule([10_000])
     effects = install(schedule)
     take = next(effect for effect in effects if isinstance(effect, r.Take))
-    assert schedule.handle(r.Requested(7, W)) == [r.Ready(7, {"": take.buffer}, None)]
+    assert schedule.handle(r.Requested(7, W, 0)) == [r.Ready(7, {"": take.buffer}, None)]
 
 
 def test_all_who_want_a_value_get_one_copy_of_it() -> None:
@@ -76,11 +76,11 @@ def test_all_who_want_a_value_get_one_copy_of_it() -> None:
     complete(schedule, install(schedule))
     complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
     schedule.handle(r.Update(W, 1, 1, None))
-    reserve, copy = schedule.handle(r.Requested(1, W))
+    reserve, copy = schedule.handle(r.Requested(1, W, 1))
     assert isinstance(reserve, r.Reserve)
     assert isinstance(copy, r.Copy)
     assert copy.stream == Stream(0, Kind.OUT)
-    assert schedule.handle(r.Requested(2, W)) == []
+    assert schedule.handle(r.Requested(2, W, 1)) == []
     ready = schedule.handle(r.Completed(copy.event))
     assert ready == [r.Ready(ticket, {"": reserve.buffer}, None) for ticket in (1, 2)]
 
@@ -89,7 +89,7 @@ def test_what_was_wanted_before_is_copied_without_being_asked_for() -> None:
     """So the copy follows the update at once, and the loop is not waited for in between."""
     schedule = Schedule([10_000])
     complete(schedule, install(schedule))
-    schedule.handle(r.Requested(1, W))
+    schedule.handle(r.Requested(1, W, 0))
     complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
     launch, copy = tasks(schedule.handle(r.Update(W, 1, 1, "renew")))
     assert (copy.stream, copy.waits) == (Stream(0, Kind.OUT), [launch.event])
@@ -101,7 +101,7 @@ def test_state_is_not_changed_while_it_is_copied() -> None:
     fresh = {"momentum": r.Fresh(BYTES, "zero")}
     complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
     complete(schedule, schedule.handle(r.Update(W, 1, 1, "renew", 0, ("momentum",), fresh)))
-    saved = copies(schedule.handle(r.Requested(1, W, state=True)))
+    saved = copies(schedule.handle(r.Requested(1, W, 1, state=True)))
     complete(schedule, schedule.handle(r.Landed(2, BYTES, 0)))
     launch = tasks(schedule.handle(r.Update(W, 2, 2, "renew", 0, ("momentum",))))[0]
     assert launch.waits == [saved[-1].event]
