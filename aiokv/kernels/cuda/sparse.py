@@ -190,7 +190,7 @@ def sum_segments(out: Any, segments: Segments, values: Any, width: int, *, strea
         SpecMismatchError: arrays do not fit.
     """
     count = segments.rows.size
-    rows = np.arange(count)
+    rows = np.arange(count, dtype=np.int64)
     total, found = _checked("out", out, rows, "out", out, width)[0], tensor_of("values", values)
     check_sum(total.dtype.name, [found.dtype.name])
     # With this one a sum has the sign of its zeros.
