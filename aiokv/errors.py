@@ -160,7 +160,7 @@ class WorkerLostError(MembershipError):
 
 
 class ServerLostError(MembershipError):
-    """A server that the call needs is gone; `details`: server, address."""
+    """A server that the call needs is gone; `details`: server, address, keys of which it had a part."""
 
     code = 23
     counted = True

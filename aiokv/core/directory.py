@@ -501,6 +501,11 @@ class Directory:
     def _state_chunks(self, record: KeyRecord) -> list[Chunk]:
         return (self.place_rows if record.is_sparse else self._place)(record.key, record.spec)
 
+    def keys_on(self, server: int) -> list[Key]:
+        """Return the keys that this worker has initialised and of which a server has a part."""
+        records = self.records
+        return [record.key for record in records if any(part.server == server for part in self._state_chunks(record))]
+
     def read_states(self, asked: ReadState, wait: float) -> list[Part]:
         """Return the messages that read the state of some parts."""
         made: list[Part] = []

@@ -674,7 +674,11 @@ class Session:
     def _server_error(self, peer: Peer, reason: str, what: str) -> ServerLostError:
         entry = self._links.servers[peer]
         address = f"{entry.host}:{entry.port}"
-        return ServerLostError(f"{what}: {self._label(peer)} is lost: {reason}", server=peer, address=address)
+        text = f"{what}: {self._label(peer)} is lost: {reason}"
+        keys = tuple(self._directory.keys_on(peer))
+        if keys:
+            text += f"; with it, at least in part: {name_keys(keys)}"
+        return ServerLostError(text, server=peer, address=address, keys=list(keys))
 
     def _scheduler_error(self, reason: str) -> SchedulerLostError:
         return SchedulerLostError(f"{self._label(SCHEDULER)} is gone: {reason}", address=self._joiner.address)

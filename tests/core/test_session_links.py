@@ -228,7 +228,7 @@ def test_lost_server_fails_its_pending_calls_at_once(worker: Worker) -> None:
     barrier = worker.call(st.EnterBarrier, name="b", timeout=10.0)
     worker.lose_server(1, "connection reset")
     assert isinstance(both.error, ServerLostError)
-    assert both.error.details == {"server": 1, "address": "127.0.0.1:9001"}
+    assert both.error.details == {"server": 1, "address": "127.0.0.1:9001", "keys": []}
     for word in ("server 1", "server-1", "127.0.0.1:9001", "connection reset"):
         assert word in str(both.error)
     assert barrier.outcome is None
@@ -238,7 +238,7 @@ def test_lost_server_fails_later_calls_at_once(worker: Worker) -> None:
     worker.lose_server(1, "connection reset")
     for call in (worker.transfer("pull"), worker.call(st.EnterBarrier, name="b", timeout=1.0)):
         assert isinstance(call.error, ServerLostError)
-        assert call.error.details == {"server": 1, "address": "127.0.0.1:9001"}
+        assert call.error.details == {"server": 1, "address": "127.0.0.1:9001", "keys": []}
         assert call.sends == []
 
 
@@ -396,3 +396,12 @@ def test_scheduler_that_does_not_answer_ends_the_leaving(worker: Worker) -> None
     call = worker.call(st.Depart, timeout=1.0)
     worker.tick(1.0)
     assert "leave: no answer from the scheduler" in str(call.error)
+
+
+def test_keys_of_which_a_lost_server_had_a_part_are_named(make_worker: type[Worker]) -> None:
+    worker = make_worker(chunk_bytes=16, split_bytes=16)
+    worker.finish(worker.transfer("init", "cut", shape=(8,)))
+    worker.lose_server(1, "connection reset")
+    call = worker.transfer("pull", "cut", shape=(8,))
+    assert call.error.details["keys"] == ["cut"]
+    assert str(call.error).endswith("; with it, at least in part: 'cut'")

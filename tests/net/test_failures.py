@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import aiokv
+from aiokv.core.placement import home_of
 from aiokv.errors import (
     BarrierTimeoutError,
     CallTimeoutError,
@@ -148,17 +149,23 @@ async def test_scenario_6_barrier_names_who_did_not_come_and_can_be_used_again(c
         await released
 
 
-async def test_a_server_that_dies_fails_the_calls_that_need_it(cluster: MakeCluster) -> None:
+async def test_scenario_15_a_server_that_dies_fails_the_calls_that_need_it_and_its_keys_are_named(
+    cluster: MakeCluster,
+) -> None:
     async with cluster(workers=2, servers=2) as running:
-        await running.each(lambda kv: kv.init("w", full(0, 100_000)))
+        await running.each(lambda kv: kv.init({"w": full(0, 100_000), "small": full(0, 3), "little": full(0, 3)}))
         push = asyncio.create_task(running.workers[0].push("w", full(1, 100_000)))
         victim = running.servers[1]
         address = victim.address
         await victim.close()
         with pytest.raises(ServerLostError, match=rf"push of 'w': server 1 \(server-1 at {address}\)"):
             await push
-        with pytest.raises(ServerLostError, match="pull of 'w': server 1"):
+        with pytest.raises(ServerLostError, match=r"pull of 'w': server 1.*; with it, at least in part: 'w'") as caught:
             await running.workers[0].pull("w")
+        there = {"w", *(key for key in ("small", "little") if home_of(key, 2) == 1)}
+        assert set(caught.value.details["keys"]) == there
+        with pytest.raises(ServerLostError):
+            await running.workers[1].push("w", full(1, 100_000))
 
 
 async def test_the_scheduler_may_die_and_training_goes_on(
