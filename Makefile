@@ -9,6 +9,8 @@ SANS_IO := aiokv/wire/*,aiokv/core/*,aiokv/policy/*
 
 # In CI the order of the tests is the same every time; elsewhere each run has another one, which it prints.
 PYTEST_FLAGS ?= $(if $(CI),--randomly-seed=1)
+# On all CPUs, though no more than 8: each process imports PyTorch and compiles kernels of its own.
+PYTEST_PROCESSES ?= --numprocesses=logical --maxprocesses=8 --dist=worksteal
 
 # An activated environment, or a user's pip settings, must not lead the installation elsewhere.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET PIP_USER
@@ -62,8 +64,8 @@ imports: $(STAMP) ## check who imports whom
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: unit
-unit: $(STAMP) ## run the tests, and check what they cover
-	$(PY) -m pytest --cov $(PYTEST_FLAGS)
+unit: $(STAMP) ## run the tests on all CPUs, and check what they cover
+	$(PY) -m pytest --cov $(PYTEST_PROCESSES) $(PYTEST_FLAGS)
 	$(PY) -m coverage report --include='$(SANS_IO)' --fail-under=100
 
 .PHONY: fuzz

@@ -46,7 +46,7 @@ def test_errors_reach_the_caller_and_the_client_lives_on(cluster_in_a_thread: Cl
             with pytest.raises(UnknownKeyError, match="'v'"):
                 kv.push("v", np.zeros(3, np.float32))
             with pytest.raises(RoundTimeoutError, match="worker-1"):
-                kv.push("w", np.ones(3, np.float32), timeout=0.2)
+                kv.push("w", np.ones(3, np.float32), timeout=1.0)
             np.testing.assert_array_equal(second.pull("w", np.empty(3, np.float32)), np.zeros(3))
             second.close()
         with pytest.raises(ClosedError):

@@ -120,7 +120,7 @@ async def test_errors_are_those_of_any_cluster(colocated: Colocated) -> None:
         first, second = workers
         await init(workers, 100_000)
         with pytest.raises(RoundTimeoutError, match=r"rank 1 \(worker-1\)"):
-            await first.push("w", np.ones(100_000, np.float32), timeout=0.2)
+            await first.push("w", np.ones(100_000, np.float32), timeout=1.0)
         await second.abort()
         with pytest.raises((WorkerLostError, ServerLostError), match="worker-1"):
             await first.push("w", np.ones(100_000, np.float32))

@@ -97,7 +97,7 @@ STOPPED_WORKER = """
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP")
 async def test_scenario_2_a_worker_that_is_silent_is_lost_after_the_death_timeout(cluster: MakeCluster) -> None:
     """Scenario 2, first half: the process is stopped, so its connections stay open but no heartbeat comes."""
-    async with cluster(workers=2, start_workers=False, heartbeat=0.1, death_timeout=0.5) as running:
+    async with cluster(workers=2, start_workers=False, heartbeat=0.3, death_timeout=1.5) as running:
         arguments = [sys.executable, "-c", textwrap.dedent(STOPPED_WORKER), running.scheduler.address]
         process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
         assert process.stdout is not None
@@ -107,10 +107,10 @@ async def test_scenario_2_a_worker_that_is_silent_is_lost_after_the_death_timeou
                 assert await process.stdout.readline() == b"ready\n"
                 os.kill(process.pid, signal.SIGSTOP)
                 start = asyncio.get_running_loop().time()
-                with pytest.raises(WorkerLostError, match=r"rank 1 \(worker-1\): no heartbeat for 0\.\d s"):
+                with pytest.raises(WorkerLostError, match=r"rank 1 \(worker-1\): no heartbeat for [12]\.\d s"):
                     await kv.push("w", full(1))
                 # The promise: the death time-out and one heartbeat, here with much room for a busy machine.
-                assert asyncio.get_running_loop().time() - start < 5
+                assert asyncio.get_running_loop().time() - start < 10
         finally:
             process.kill()
             await process.communicate()
@@ -122,7 +122,7 @@ async def test_scenario_80_a_round_that_stays_open_names_the_ranks_it_waits_for(
         await running.each(lambda kv: kv.init("w", full(5)))
         first, second, third = running.workers
         with pytest.raises(RoundTimeoutError, match=r"'w', round 1: .*rank 1 \(worker-1\), 2 \(worker-2\)") as caught:
-            await first.push("w", full(1), timeout=0.2)
+            await first.push("w", full(1), timeout=1.0)
         assert caught.value.details == {"ranks": [1, 2], "key": "w", "round": 1}
         np.testing.assert_array_equal(await second.pull("w"), full(5))
         values = await asyncio.gather(second.pushpull("w", full(10)), third.pushpull("w", full(100)))
@@ -132,14 +132,14 @@ async def test_scenario_80_a_round_that_stays_open_names_the_ranks_it_waits_for(
 async def test_init_that_rank_0_never_makes_names_it(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         with pytest.raises(CallTimeoutError, match=r"'w': not initialized by rank 0 \(worker-0\)"):
-            await running.workers[1].init("w", full(0), timeout=0.2)
+            await running.workers[1].init("w", full(0), timeout=1.0)
 
 
 async def test_scenario_6_barrier_names_who_did_not_come_and_can_be_used_again(cluster: MakeCluster) -> None:
     """Scenarios 6 and 7."""
     async with cluster(workers=3) as running:
         late = running.workers[2]
-        waits = [kv.barrier("b", timeout=0.3) for kv in (*running.workers[:2], running.workers[0])]
+        waits = [kv.barrier("b", timeout=1.0) for kv in (*running.workers[:2], running.workers[0])]
         for result in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(result, BarrierTimeoutError)
             assert "2 (worker-2)" in str(result)
@@ -317,7 +317,7 @@ async def test_a_timed_out_call_does_not_write_into_its_array_later(cluster: Mak
         await running.each(lambda kv: kv.init("w", full(0, 100_000)))
         out = full(-1, 100_000)
         with pytest.raises(RoundTimeoutError):
-            await first.pushpull("w", full(1, 100_000), out=out, timeout=0.2)
+            await first.pushpull("w", full(1, 100_000), out=out, timeout=1.0)
         await second.push("w", full(2, 100_000))
         np.testing.assert_array_equal(await first.pull("w"), full(3, 100_000))
         np.testing.assert_array_equal(out, full(-1, 100_000))

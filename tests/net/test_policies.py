@@ -135,7 +135,7 @@ async def test_read_that_waits_too_long_says_for_whom(cluster: MakeCluster) -> N
         await running.each(lambda kv: kv.init("w", np.zeros(3, np.float32)))
         text = r"key 'w'.* rank 0 may not read on before rank 1 \(worker-1\) has pushed more within"
         with pytest.raises(RoundTimeoutError, match=text) as caught:
-            await first.pushpull("w", np.ones(3, np.float32), timeout=0.2)
+            await first.pushpull("w", np.ones(3, np.float32), timeout=1.0)
         assert caught.value.details["ranks"] == [1]
 
 
@@ -143,7 +143,7 @@ async def test_round_that_is_not_closed_says_what_it_needs(cluster: MakeCluster)
     async with cluster(workers=3, policy="k_sync:2") as running:
         await running.each(lambda kv: kv.init("w", np.zeros(3, np.float32)))
         with pytest.raises(RoundTimeoutError, match=r"the round needs 1 more of rank 1 \(worker-1\), 2 \(worker-2\)"):
-            await running.workers[0].push("w", np.ones(3, np.float32), timeout=0.2)
+            await running.workers[0].push("w", np.ones(3, np.float32), timeout=1.0)
 
 
 async def test_policy_of_each_key(cluster: MakeCluster) -> None:
@@ -259,7 +259,7 @@ async def test_wait_for_a_round_ends_at_its_time_and_says_for_what(cluster: Make
     async with cluster(workers=2, servers=2, policy="k_sync:2") as running:
         await running.each(lambda kv: kv.init(zeros()))
         with pytest.raises(RoundTimeoutError, match=r"key 'small'.*round 1: nobody has closed it within"):
-            await running.workers[0].wait_for_round("small", timeout=0.2)
+            await running.workers[0].wait_for_round("small", timeout=1.0)
 
 
 @pytest.mark.parametrize("text", ["bsp", "asp"])

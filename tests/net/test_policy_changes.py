@@ -84,7 +84,7 @@ async def test_worker_that_does_not_call_is_named_and_may_come_later(cluster: Ma
         first, second = running.workers
         await running.each(lambda kv: kv.init(zeros()))
         with pytest.raises(BarrierTimeoutError, match=r"'asp'.*rank 1 \(worker-1\) did not call it within") as caught:
-            await first.set_policy("asp", timeout=0.3)
+            await first.set_policy("asp", timeout=1.0)
         assert caught.value.details["ranks"] == [1]
         with pytest.raises(PolicyError, match="asked for in vain: call set_policy again"):
             await first.push("small", np.ones(3, np.float32))

@@ -238,7 +238,7 @@ async def test_a_late_round_says_who_is_missing(cluster: MakeCluster) -> None:
     async with cluster(workers=2, servers=2) as running:
         await running.each(lambda worker: worker.init("t", Rows.empty((90, 2))))
         with pytest.raises(RoundTimeoutError, match=r"key 't', round 1: no contribution from rank 1"):
-            await running.workers[0].push("t", ones(1, shape=(90, 2)), timeout=0.2)
+            await running.workers[0].push("t", ones(1, shape=(90, 2)), timeout=1.0)
         await running.workers[1].push("t", ones(1, shape=(90, 2)))
         assert await read(running.workers[0], "t", 1) == [2]
 
@@ -260,7 +260,7 @@ async def test_what_a_worker_does_not_know_the_server_refuses(cluster: MakeClust
         with pytest.raises(SpecMismatchError, match="row_sparse_pull"):
             await second.pull("t", out)
         with pytest.raises(UnknownKeyError):
-            await second.row_sparse_pull("u", out, row_ids=[1], timeout=0.2)
+            await second.row_sparse_pull("u", out, row_ids=[1], timeout=1.0)
         assert await second.row_sparse_pull("t", out, row_ids=[1]) is out
         np.testing.assert_array_equal(out, 0)
 

@@ -125,7 +125,7 @@ async def test_a_worker_that_does_not_come_is_named_and_nothing_is_written(
     async with cluster(workers=2) as running:
         await start(running)
         with pytest.raises(BarrierTimeoutError, match="worker-1"):
-            await running.workers[0].save(str(tmp_path / "a"), timeout=0.2)
+            await running.workers[0].save(str(tmp_path / "a"), timeout=1.0)
         assert os.listdir(tmp_path) == []
 
 

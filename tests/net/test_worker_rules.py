@@ -158,7 +158,7 @@ def test_nobody_waits_for_a_worker_that_leaves_without_finishing(on_cluster: OnC
 
 def test_a_wait_for_a_worker_that_does_not_come_ends_and_names_it(on_cluster: OnCluster) -> None:
     def work(kv: aiokv.KVStore) -> str:
-        local = aiokv.LocalSGD(kv, {"x": np.zeros(1)}, every=1, timeout=0.2)
+        local = aiokv.LocalSGD(kv, {"x": np.zeros(1)}, every=1, timeout=1.0)
         message = ""
         if kv.rank == 0:
             with pytest.raises(RoundTimeoutError) as caught:

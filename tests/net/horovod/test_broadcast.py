@@ -89,7 +89,7 @@ async def test_a_root_that_never_comes_is_an_error_on_all_who_wait(cluster: Make
         out = np.full(17, 5, "float32")
         for kv in running.workers[1:]:
             with pytest.raises(UnknownKeyError, match="'w'"):
-                await kv.pull("w", out.copy(), timeout=0.1)
+                await kv.pull("w", out.copy(), timeout=1.0)
 
 
 async def test_only_the_root_may_give_values(cluster: MakeCluster) -> None:

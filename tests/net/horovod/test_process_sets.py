@@ -117,7 +117,7 @@ async def test_a_barrier_waits_for_its_own_ranks_and_for_no_others(cluster: Make
         await running.workers[2].group(EVEN).barrier("b")
         await waiting
         with pytest.raises(BarrierTimeoutError) as caught:
-            await first.group(EVEN).barrier("b", timeout=0.2)
+            await first.group(EVEN).barrier("b", timeout=1.0)
         assert caught.value.details["ranks"] == [2]
 
 

@@ -98,9 +98,9 @@ async def test_invalid_calls_are_errors_and_change_nothing(cluster: MakeCluster)
         await running.each(lambda kv: kv.init("3", ones))
         kv = running.workers[3]
         with pytest.raises(UnknownKeyError, match="'unknown'"):
-            await kv.pull("unknown", ones.copy(), timeout=0.1)
+            await kv.pull("unknown", ones.copy(), timeout=1.0)
         with pytest.raises(UnknownKeyError, match="'unknown'"):
-            await kv.push("unknown", ones, timeout=0.1)
+            await kv.push("unknown", ones, timeout=1.0)
         with pytest.raises(KeyUseError, match="never mix"):
             await kv.push(3, ones)
         with pytest.raises(SpecMismatchError, match="'3'"):
