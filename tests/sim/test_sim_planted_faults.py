@@ -249,19 +249,19 @@ def open_barriers_early(original: Any) -> Any:
 
 
 def finish_somebody_else(original: Any) -> Any:
-    def finish(self: Membership, peer: int, request: int) -> Any:
+    def finish(self: Membership, peer: int, request: int, now: float) -> Any:
         workers = [member for member in self._members.values() if member.number >= 0 and member.host == ""]
         other = workers[(workers.index(self._worker(peer)) + 1) % len(workers)]
         return [
             structs.replace(effect, peer=peer) if isinstance(effect, Send) and effect.request == request else effect
-            for effect in original(self, other.peer, request)
+            for effect in original(self, other.peer, request, now)
         ]
 
     return finish
 
 
 def forget_who_has_finished(original: Any) -> Any:
-    return lambda self, peer, request: [Send(peer, request, m.Done())]
+    return lambda self, peer, request, now: [Send(peer, request, m.Done())]
 
 
 def be_hasty(original: Any) -> Any:
@@ -272,9 +272,9 @@ def be_hasty(original: Any) -> Any:
 
 
 def use_an_epoch_again(original: Any) -> Any:
-    def publish(self: Membership) -> Any:
+    def publish(self: Membership, now: float) -> Any:
         self._epoch -= self._epoch == 2
-        return original(self)
+        return original(self, now)
 
     return publish
 
