@@ -242,7 +242,7 @@ def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
 
 
 def _is_done(run: Run, worker: WorkerRecord) -> bool:
-    return len(worker.steps) == run.scenario.steps_of(worker.name)
+    return sum(step.answered for step in worker.steps) == run.scenario.steps_of(worker.name)
 
 
 def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
@@ -253,8 +253,11 @@ def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
         return []
     [rank], [staleness] = update.ranks, update.staleness
     expected = update.version - 1 - chunk.last.get(rank, 0)
-    if staleness < expected and any(isinstance(fault, Reset) for fault in run.scenario.fault):
-        # The answer to a push that comes again has what was made meanwhile.
+    again = run.scenario.cluster.on_worker_loss == "respawn" or any(
+        isinstance(fault, Reset) for fault in run.scenario.fault
+    )
+    if staleness < expected and again:
+        # The answer to a push that comes again has what was made meanwhile, and so has a step that is made again.
         return []
     if staleness != expected:
         return [f"version {update.version} says staleness {staleness}, but {expected} versions were made between"]

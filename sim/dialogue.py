@@ -93,6 +93,11 @@ class Dialogue:
         self._evicted = run.evicted
         self._report = report
         self._chunks = chunks
+        self._may_go_back = scenario.cluster.on_worker_loss == "respawn"
+        """Whether a process may read what the one before in its place has read, after newer values."""
+        in_step = all(get_policy(policy).in_step for policy in run.policies)
+        self._makes_again = self._may_go_back and not in_step
+        """Whether a worker that is started again makes its last step again, from other values."""
         self._death = scenario.cluster.death_timeout
         self._stops: dict[str, float] = {}
         """Seconds in which a node is stopped, all together."""
@@ -147,6 +152,9 @@ class Dialogue:
     def computed_at(self, update: UpdateRecord, token: Token) -> Version | None:
         """Return the version that a worker had when it sent a push that is in an update; None if that was not seen."""
         name, number = token
+        if self._makes_again:
+            # It may have been computed twice, from other versions.
+            return None
         return self._computed.get((name, (update.key, update.start)), {}).get(number)
 
     def _is_lost(self, node: str, worker: str) -> bool:
@@ -278,7 +286,7 @@ class Dialogue:
             holdings = self._holdings(place)
             if part.version > holdings.version:
                 found.append(f"{label}: version {part.version} is sent, but not made")
-            if part.version < self._read.get((worker, place), 0):
+            if part.version < self._read.get((worker, place), 0) and not self._may_go_back:
                 found.append(f"{label}: version {part.version} is sent after {self._read[worker, place]}")
             self._read[worker, place] = part.version
             number = pushed.get(place, 0) if self._waits else 0
@@ -354,6 +362,9 @@ class Dialogue:
 
     def ended(self, node: str, now: float) -> None:
         """A node is no more."""
+        for name in [name for name in self._sent if name[0] == node]:
+            # What was under way need not have arrived.
+            del self._sent[name]
         for questions in self._open.pop(node, {}).values():
             self._forget(node, questions, now)
         late = [what for what, due in self._calls.pop(node, {}).values() if now > due + ROUNDING]

@@ -42,6 +42,7 @@ Call = (
     | st.ReadRules
     | st.ReadState
     | st.Finish
+    | st.GoOn
     | st.Depart
 )
 """The stimuli that a node's user makes, and whose end it waits for."""

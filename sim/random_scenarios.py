@@ -89,7 +89,7 @@ def random_scenario(seed: int) -> Scenario:
     drawn = [draw(stream, scenario, count) for _ in range(count)]
     made = msgspec.structs.replace(scenario, fault=tuple(drawn), change=_changes(seed, scenario))
     made = _shrinking(random.Random(f"{seed}:shrink"), _saving(seed, made))
-    return _tearing(seed, made)
+    return _respawning(random.Random(f"{seed}:respawn"), _tearing(seed, made))
 
 
 def _tearing(seed: int, scenario: Scenario) -> Scenario:
@@ -117,6 +117,21 @@ def _shrinking(stream: random.Random, scenario: Scenario) -> Scenario:
     crashes = [f.Crash(node=stream.choice(scenario.workers), at=at) for at in times]
     network = msgspec.structs.replace(scenario.network, bandwidth=stream.choice((2_000.0, 8_000.0)))
     return msgspec.structs.replace(scenario, network=network, fault=tuple(crashes))
+
+
+def _respawning(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Let a worker die and come back into its place in some scenarios, and connections end around that time."""
+    cluster, job = scenario.cluster, scenario.job
+    steps_alone = not (job.overlap or job.barrier_every or job.save_every or scenario.change)
+    saves = cluster.checkpoint_every or cluster.checkpoint_seconds or cluster.restarts
+    if cluster.on_worker_loss != "fail" or saves or not steps_alone or not _happens(stream, 0.3):
+        return scenario
+    at, restart = round(stream.uniform(STEP, SPAN), 3), stream.choice((0.0, 0.1, 1.0, DEATH / 2))
+    faults: list[f.AnyFault] = [f.Crash(node=stream.choice(scenario.workers), at=at, restart=restart)]
+    if _happens(stream, 0.5):
+        faults.append(f.Reset(node="workers", to="servers", at=at, times=2, every=STEP))
+    cluster = msgspec.structs.replace(cluster, on_worker_loss="respawn", respawn_timeout=DEATH)
+    return msgspec.structs.replace(scenario, cluster=cluster, fault=tuple(faults))
 
 
 def _changes(seed: int, scenario: Scenario) -> tuple[ChangeSection, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import simpy
 
-from aiokv.core.stimuli import ChangePolicy, Depart, EnterBarrier, Finish, Join, KeyOptions, Operation, Transfer
+from aiokv.core.stimuli import ChangePolicy, Depart, EnterBarrier, Finish, GoOn, Join, KeyOptions, Operation, Transfer
 from aiokv.errors import AiokvError
 from sim.network import Flights
 from sim.record import LogRecord, Step
@@ -78,6 +78,8 @@ class Worker:
             yield from finish(node.call(Join(node.new_call(), cluster.join_timeout)))
             record.rank = session.rank
             yield from self._initialise(node, record.rank)
+            if cluster.on_worker_loss == "respawn":
+                yield from self._go_on(node, session)
             self._begin(env.now, is_first)
             yield from self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)
         except AiokvError as error:
@@ -103,6 +105,17 @@ class Worker:
             record.struck = True
             return
         node.stop(f"{node.name} is done")
+
+    def _go_on(self, node: Node, session: Session) -> Waiting:
+        """Find out whether the step counts in which the last life has ended, or is to be made again."""
+        yield from finish(node.call(GoOn(node.new_call(), self.scenario.cluster.call_timeout)))
+        if session.clock:
+            yield from finish(self._exchange(node, Operation.PULL, self._tensors, 0))
+        done = sum(step.answered for step in self.record.steps)
+        for step in self.record.steps:
+            if not step.answered and not step.cancelled:
+                step.answered = done < session.clock
+                step.cancelled = not step.answered
 
     def _begin(self, now: float, is_first: bool) -> None:
         record = self.record

@@ -603,7 +603,8 @@ class Calls:
             sends = request.part.sends if request.part else None
             if isinstance(sends, CallMemory):
                 tensors[sends.tensor] = None
-            elif isinstance(sends, CallTensors):
+            else:
+                assert isinstance(sends, CallTensors), "what is compressed is kept elsewhere"
                 tensors |= dict.fromkeys(sends.tensors)
         return list(tensors)
 

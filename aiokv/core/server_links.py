@@ -89,9 +89,7 @@ class ServerLinks:
 
     def failed(self, peer: Peer, reason: str) -> list[Effect]:
         """Try again, later."""
-        down = self.down.get(peer)
-        if down is None:
-            return []
+        down = self.down[peer]
         down.attempt += 1
         effects: list[Effect] = [self._connect(peer)]
         if down.attempt == 1:

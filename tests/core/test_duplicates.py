@@ -323,6 +323,22 @@ def test_step_that_comes_again_while_its_round_waits_for_the_one_before(make_ser
     assert server.value() == 4.0
 
 
+def test_step_that_comes_again_while_several_rounds_wait(make_server: type[Server]) -> None:
+    server = decided(make_server, "k_async:2")
+    server.hold = True
+    for _ in range(3):
+        server.push(0, 1.0)
+        server.push(1, 1.0)
+    connect_again(server)
+    again = push_again(server)
+    server.finish()
+    server.finish()
+    assert again.pending
+    server.finish()
+    assert again.answer == m.Done(3)
+    assert server.value() == 6.0
+
+
 def test_dropped_step_that_comes_again_is_answered_as_dropped(make_server: type[Server]) -> None:
     server = decided(make_server)
     for rank in (1, 2, 0):

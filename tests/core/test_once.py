@@ -105,6 +105,20 @@ def test_only_the_last_answers_are_known(server: Server, monkeypatch: pytest.Mon
     assert len(only(effects, ef.Execute)) == 1
 
 
+def test_what_is_not_known_any_longer_is_carried_out_when_it_comes_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "REMEMBERED", 1)
+    server.init()
+    change = m.SetPolicy("asp", ("w",), "bsp", (), 5.0)
+    first, _ = (server.ask(0, change) for _ in range(2))
+    server.lose_peer(0)
+    assert again(server, first, change) == []
+    server.ask(1, change)
+    effects = server.machine.handle(st.Received(12, 900, change), now=0.0)
+    assert ef.Send(AGAIN, first.request, m.Done()) in effects
+
+
 # --- processes in whose place there is a later one ---
 
 
