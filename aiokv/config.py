@@ -89,6 +89,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_servers: Annotated[Count, says("Servers of the cluster.")] = 1
     heartbeat: Annotated[Seconds, says("A node says that it is alive this often.")] = 2.0
     death_timeout: Annotated[Seconds, says("A node that has been silent for so long is counted as lost.")] = 10.0
+    reconnect_grace: Annotated[
+        Limit,
+        says(
+            "A node whose connection to the scheduler has ended is not lost if it is back in so many seconds, at most "
+            "death_timeout. 0: it is lost at once."
+        ),
+    ] = 1.0
     call_timeout: Annotated[Seconds, says("How long a call waits that is told nothing else.")] = 60.0
     join_timeout: Annotated[Seconds, says("The cluster must be complete after this time.")] = 120.0
     on_worker_loss: Annotated[

@@ -243,6 +243,7 @@ class _Cluster:
             on_worker_loss=cluster.on_worker_loss,
             respawn_timeout=cluster.respawn_timeout,
             min_workers=cluster.min_workers,
+            reconnect_grace=cluster.reconnect_grace,
             checkpoints=checkpoints,
         )
 

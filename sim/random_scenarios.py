@@ -88,6 +88,8 @@ def random_scenario(seed: int) -> Scenario:
     draw = _mild if mild else _harsh
     drawn = [draw(stream, scenario, count) for _ in range(count)]
     made = msgspec.structs.replace(scenario, fault=tuple(drawn), change=_changes(seed, scenario))
+    grace = random.Random(f"{seed}:grace").choice((0.0, 0.0, 1.0))
+    made = msgspec.structs.replace(made, cluster=msgspec.structs.replace(made.cluster, reconnect_grace=grace))
     made = _shrinking(random.Random(f"{seed}:shrink"), _saving(seed, made))
     return _respawning(random.Random(f"{seed}:respawn"), _tearing(seed, made))
 

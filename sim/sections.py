@@ -40,6 +40,7 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     on_worker_loss: Literal["fail", "shrink", "respawn"] = "fail"
     respawn_timeout: Positive = 30.0
     min_workers: Count = 1
+    reconnect_grace: Seconds = 0.0
     checkpoint_every: Annotated[int, Meta(ge=0)] = 0
     """A checkpoint of the whole cluster after so many rounds; 0: none."""
     checkpoint_seconds: Seconds = 0.0

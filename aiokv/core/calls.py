@@ -148,6 +148,8 @@ class Calls:
         """How many contributions to a key count nowhere, by reason."""
         self.torn_reads = 0
         """How many calls have got values that are not of one round."""
+        self.outage: ErrorOf | None = None
+        """Why the scheduler can't be asked at the moment."""
         self._next_request = REGISTER_REQUEST + 1
         self._calls: dict[int, Call] = {}
         self._requests: dict[int, Request] = {}
@@ -259,6 +261,24 @@ class Calls:
                 left = max(0.0, self._deadlines[call.number] - now)
                 message = structs.replace(message, timeout=answer_time(left))
             effects.append(Send(peer, number, message, payload, priority))
+        return effects
+
+    def ask_scheduler(self, call: Call | None, message: m.Message) -> list[Effect]:
+        """Ask the scheduler for something, as soon as it can be asked."""
+        send = self.request(call, SCHEDULER, message)
+        return [] if self.outage is not None else [send]
+
+    def ask_scheduler_again(self, now: float) -> list[Effect]:
+        """Ask the scheduler for all that it has not answered; what it has answered it knows by the numbers."""
+        effects: list[Effect] = []
+        for number, request in self._requests.items():
+            message = request.message
+            if request.peer != SCHEDULER or message is None:
+                continue
+            if request.call in self._calls and hasattr(message, "timeout"):
+                left: dict[str, Any] = {"timeout": answer_time(max(0.0, self._deadlines[request.call] - now))}
+                message = structs.replace(message, **left)
+            effects.append(Send(SCHEDULER, number, message))
         return effects
 
     def transfer(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
@@ -573,7 +593,7 @@ class Calls:
     def _complete(self, call: Call) -> list[Effect]:
         if call.last is not None:
             message, call.last = call.last, None
-            return [self.request(call, SCHEDULER, message)]
+            return self.ask_scheduler(call, message)
         if call.change is not None and (effects := self._go_on(call, call.change)):
             return effects
         del self._calls[call.number]
@@ -667,7 +687,7 @@ class Calls:
             effects += self.fail(call, self._late(call))
         return effects
 
-    def _late(self, call: Call) -> CallTimeoutError:
+    def _late(self, call: Call) -> AiokvError:
         if call.number in self._encoding:
             return CallTimeoutError(f"{call.what}: not compressed within {call.timeout:.3g} s; it will count")
         if call.held is not None:
@@ -678,6 +698,8 @@ class Calls:
             return CallTimeoutError(text, key=call.held)
         silent = dict.fromkeys(self._requests[request].peer for request in call.open)
         names = " and ".join(self._label(peer) + self._outage(peer) for peer in silent)
+        if SCHEDULER in silent and self.outage is not None:
+            return self.outage(f"{call.what} has waited {call.timeout:.3g} s for it")
         return CallTimeoutError(f"{call.what}: no answer from {names} within {call.timeout:.3g} s", server=list(silent))
 
     # --- for tests ---

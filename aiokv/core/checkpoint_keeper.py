@@ -124,6 +124,10 @@ class Keeper:
             self._ask_at = now + self._plan.seconds
         return effects + self._go_on()
 
+    def interrupted(self) -> list[Effect]:
+        """Take note that what a server has said may have got lost, with its connection."""
+        return self._drop(list(self._open), "the connection to a server has ended")
+
     # --- every so many seconds ---
 
     def tick(self, now: float) -> list[Effect]:

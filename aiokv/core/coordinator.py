@@ -141,7 +141,8 @@ class Coordinator:
         makers = (self._rounds, self._steps, self._deciding, self._answers, self._making, self._rules)
         self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide_all)
         self._whole = WholeCalls(self._neighbours, self._deadlines, self._enter, self._after_pushes)
-        self._scheduler_lost = False
+        self._alone_since: float | None = None
+        """Since when neither the scheduler nor a worker is connected."""
         self._stopped = False
 
     # --- the door ---
@@ -180,7 +181,9 @@ class Coordinator:
                 self._stale.pop(peer, None)
                 return self._peer_lost(peer, reason, now)
             case Connected(peer) if peer == SCHEDULER:
-                return self._joiner.on_connected(now)
+                registers = self._joiner.on_connected(now)
+                self._look_around(now)
+                return registers
             case ConnectFailed(peer, reason, error) if peer == SCHEDULER:
                 return self._joiner.on_connect_failed(reason, error, now)
             case Connected(peer) if peer < SCHEDULER:
@@ -210,7 +213,8 @@ class Coordinator:
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
         return earliest(
-            self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline(), self._deciding.deadline()
+            *(self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline()),
+            *(self._deciding.deadline(), self._alone_until),
         )
 
     # --- messages ---
@@ -235,7 +239,8 @@ class Coordinator:
             case m.Stop(reason):
                 return self._stop(reason, failed=False)
             case m.Error(code, text, details) if request == REGISTER_REQUEST:
-                return self._joiner.fail(from_code(code, text, details))
+                error = from_code(code, text, details)
+                return self._joiner.fail(error) if self._joiner.joining else self._stop(error.message, failed=True)
             case m.CheckpointAt(clock):
                 return self._checkpoints.asked(clock)
             case m.CheckpointRest(clock):
@@ -244,7 +249,7 @@ class Coordinator:
                 return self._checkpoints.dropped(clock)
             case _:
                 reason = f"unexpected {type(message).__name__} from the scheduler"
-                return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
+                return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason, now)]
 
     def _from_peer(self, received: Received, now: float) -> list[Effect]:
         peer, request, message = received.peer, received.request, received.message
@@ -328,9 +333,8 @@ class Coordinator:
     # --- membership ---
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
-        if self._joiner.view is not None and view.epoch <= self._joiner.view.epoch:
+        if not self._joiner.on_view(view, now):
             return []
-        self._joiner.on_view(view, now)
         effects = self._go_on(self._norms.viewed(view), now)
         for gone, reason in self._neighbours.gone():
             effects += [Disconnect(gone, reason), *self._neighbour_gone(gone, reason, now)]
@@ -412,6 +416,7 @@ class Coordinator:
         older, _ = self._peers.get(message.rank, (peer, 0))
         self._ranks[peer], self._peers[message.rank] = message.rank, (peer, message.incarnation)
         self._once.attached(message.rank, message.incarnation)
+        self._alone_since = None
         effects: list[Effect] = [Send(peer, request, m.Done())]
         if older != peer:
             # What is left of it may not have come to an end here; nothing that comes over it may count any more.
@@ -493,7 +498,7 @@ class Coordinator:
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         if peer == SCHEDULER:
-            return self._scheduler_gone(reason)
+            return self._scheduler_gone(reason, now)
         if peer < SCHEDULER:
             return self._neighbour_gone(peer, reason, now)
         rank = self._ranks.pop(peer, None)
@@ -508,30 +513,45 @@ class Coordinator:
         self._changes.forget_peer(peer)
         effects = self._exchanges.forget_peer(peer)
         effects += self._go_on(self._norms.forget_peer(peer, reason), now)
-        return effects + self._stop_when_alone()
+        self._look_around(now)
+        return effects
 
-    def _scheduler_gone(self, reason: str) -> list[Effect]:
-        self._joiner.on_lost()
-        self._scheduler_lost = True
+    def _scheduler_gone(self, reason: str, now: float) -> list[Effect]:
         if self._stopped:
             return []
+        reconnects = self._joiner.on_lost()
+        self._look_around(now)
         error = SchedulerLostError(
             f"the scheduler at {self._joiner.address} is gone: {reason}", address=self._joiner.address
         )
         if self._joiner.joining:
             return self._joiner.fail(error)
-        text = f"{error}; {self._joiner.name} serves its workers until they leave"
-        return [Log("warning", text), *self._checkpoints.scheduler_gone(), *self._stop_when_alone()]
+        text = f"{error}; {self._joiner.name} serves its workers until they leave, and looks for it"
+        return [Log("warning", text), *self._checkpoints.scheduler_gone(), *reconnects]
 
-    def _stop_when_alone(self) -> list[Effect]:
-        if self._scheduler_lost and not self._ranks:
-            return self._stop("the scheduler is gone and no worker is connected", failed=True)
-        return []
+    def _look_around(self, now: float) -> None:
+        """Take note since when nobody is there for whom this server could be of use."""
+        is_alone = self._joiner.joined and not self._joiner.connected and not self._ranks
+        self._alone_since = (self._alone_since if self._alone_since is not None else now) if is_alone else None
+
+    @property
+    def _alone_until(self) -> float | None:
+        view = self._joiner.view
+        if self._alone_since is None or view is None or self._stopped:
+            return None
+        return self._alone_since + view.death_timeout
+
+    def _stop_when_alone(self, now: float) -> list[Effect]:
+        until = self._alone_until
+        if until is None or now < until:
+            return []
+        return self._stop("the scheduler is gone and no worker is connected", failed=True)
 
     def _stop(self, reason: str, *, failed: bool) -> list[Effect]:
         if self._stopped:
             return []
         self._stopped = True
+        self._joiner.leave()
         return [Stop(reason, failed=failed)]
 
     # --- other servers ---
@@ -636,7 +656,8 @@ class Coordinator:
     def _tick(self, now: float) -> list[Effect]:
         effects = self._joiner.tick(now)
         if reason := self._joiner.silence(now):
-            effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason)]
+            effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason, now)]
+        effects += self._stop_when_alone(now)
         for peer, reason in self._neighbours.due(now):
             effects += [Disconnect(peer, reason), *self._neighbour_gone(peer, reason, now)]
         effects += self._steps.decided(self._deciding.due(self._roster, now), now)

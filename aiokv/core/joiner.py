@@ -66,6 +66,7 @@ class Joiner:
         self._log_from = 0.0
         self._heartbeat_at: float | None = None
         self._heard = 0.0
+        self._is_over = False
 
     @property
     def address(self) -> str:
@@ -105,21 +106,49 @@ class Joiner:
         self._call, self._timeout, self._join_by = call, timeout, now + timeout
         return [Connect(SCHEDULER, *self.scheduler)]
 
+    @property
+    def number(self) -> int:
+        """Rank of a worker, index of a server; -1 before it has a view."""
+        if self.view is None:
+            return -1
+        if self.role is Role.SERVER:
+            return next(entry.index for entry in self.view.servers if entry.name == self.name)
+        return next(entry.rank for entry in self.view.workers if entry.name == self.name)
+
     def on_connected(self, now: float) -> list[Effect]:
         """Register over the new connection, unless it comes too late."""
-        if not self.joining:
+        if not self.joining and not self._reconnects:
             return [Disconnect(SCHEDULER, "the join is over")]
-        self.connected = True
+        self.connected, self._heard = True, now
         self._reason = "registered, but the cluster is not complete"
         host, port = self.advertised
-        left = answer_time(max(0.0, self._join_by - now))
-        message = Register(self.role, self.name, self.incarnation, host, port, left)
+        head = (self.role, self.name, self.incarnation, host, port)
+        if self.joining or self.view is None:
+            message = Register(*head, answer_time(max(0.0, self._join_by - now)))
+        else:
+            message = Register(*head, self.view.death_timeout, self.number, self.view.epoch)
         return [Send(SCHEDULER, REGISTER_REQUEST, message)]
+
+    @property
+    def _reconnects(self) -> bool:
+        return self.joined and not self._is_over
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the scheduler knows this node over the present connection."""
+        return self.connected and self._heartbeat_at is not None
+
+    def leave(self) -> None:
+        """Stop to connect again when the connection to the scheduler ends."""
+        self._is_over = True
 
     def on_connect_failed(self, reason: str, error: AiokvError | None, now: float) -> list[Effect]:
         """Try again, later and later, and say whom the node waits for; give up when the scheduler refused it."""
         if not self.joining:
-            return []
+            if not self._reconnects:
+                return []
+            self._attempt += 1
+            return [Connect(SCHEDULER, *self.scheduler, delay=retry_delay(self._attempt))]
         if error is not None and not error.retriable:
             return self.fail(error)
         self._attempt += 1
@@ -132,16 +161,23 @@ class Joiner:
             effects.append(Log("warning", text))
         return effects
 
-    def on_view(self, view: View, now: float) -> None:
-        """Take over a newer view and begin with heartbeats."""
-        if self.view is None:
-            self._heartbeat_at = now + view.heartbeat
+    def on_view(self, view: View, now: float) -> bool:
+        """Begin with heartbeats and take over a newer view; return whether it is one."""
+        if self._heartbeat_at is None:
+            self._heartbeat_at, self._attempt = now + view.heartbeat, 0
+        if self.view is not None and view.epoch <= self.view.epoch:
+            return False
         self.view = view
+        return True
 
-    def on_lost(self) -> None:
-        """The connection to the scheduler is gone: nothing to send heartbeats to."""
+    def on_lost(self) -> list[Effect]:
+        """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""
         self.connected = False
         self._heartbeat_at = None
+        if not self._reconnects:
+            return []
+        self._attempt += 1
+        return [Connect(SCHEDULER, *self.scheduler, delay=retry_delay(self._attempt))]
 
     def complete(self) -> list[Effect]:
         """The node has all that it needs: the join is over."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
-from aiokv.core.roster import Roster, natural_order
+from aiokv.core.roster import EXPECTED, Roster, natural_order
 from aiokv.core.stimuli import ManifestWritten, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
@@ -20,12 +22,16 @@ from aiokv.errors import (
 from aiokv.types import Incarnation, Peer, Role
 from aiokv.wire import messages as m
 
+MAX_ANSWERED = 64
+"""So many answers to a member are kept, in case that its connection ends before it has them."""
+
 
 @dataclass(slots=True, frozen=True)
 class ClusterPlan:
     """How many members the cluster has, and the settings that all of them share.
 
-    Seconds for `heartbeat`, `death_timeout` and `respawn_timeout`, bytes for `chunk_bytes` and `split_bytes`.
+    Seconds for `heartbeat`, `death_timeout`, `respawn_timeout` and `reconnect_grace`, bytes for `chunk_bytes` and
+    `split_bytes`.
     `on_worker_loss` is as in a view; with "shrink" the workers never become fewer than `min_workers`.
     """
 
@@ -39,6 +45,7 @@ class ClusterPlan:
     respawn_timeout: float = 30.0
     checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
     min_workers: int = 1
+    reconnect_grace: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,10 +64,13 @@ class Member:
     reason: str = ""
     number: int = -1
     """Rank of a worker, index of a server; given when the cluster is complete."""
+    connected: bool = True
+    answered: dict[int, Send | Refuse] = field(default_factory=dict)
+    """The last answers to what it has asked, which may have got lost with its connection."""
 
     @property
     def is_here(self) -> bool:
-        """Whether the node is still connected."""
+        """Whether the node is there, as far as is known."""
         return self.state in {"alive", "finished"}
 
     @property
@@ -83,9 +93,12 @@ class Membership:
         self._silent: Deadlines[Peer] = Deadlines()
         self._away: Deadlines[str] = Deadlines()
         """Names of workers whose place is kept."""
+        self._parted: Deadlines[str] = Deadlines()
+        """Names of members whose connection has ended, and which may make another one."""
         self._barriers = Barriers()
         self._keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
         self._roster = Roster()
+        self._view: m.View | None = None
         self._over = False
         self._end_by: float | None = None
         """When the job ends, whether the checkpoint that is under way is complete or not."""
@@ -108,7 +121,7 @@ class Membership:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        joined = earliest(self._joining.next(), self._silent.next(), self._away.next())
+        joined = earliest(self._joining.next(), self._silent.next(), self._away.next(), self._parted.next())
         return earliest(joined, self._barriers.deadline(), self._keeper.deadline(), self._end_by)
 
     @property
@@ -128,8 +141,9 @@ class Membership:
             if self._epoch:
                 self._silent.add(peer, now + self._plan.death_timeout)
         try:
-            if isinstance(message, (m.Register, m.Barrier)):
-                check_timeout(message.timeout)
+            if member is not None and request in member.answered:
+                # It was asked over an earlier connection.
+                return [structs.replace(member.answered[request], peer=peer)]
             match message:
                 case m.GetWaiting():
                     return [Send(peer, request, self._waiting(now))]
@@ -138,9 +152,7 @@ class Membership:
                 case m.Register():
                     return self._register(peer, request, message, now)
                 case m.Barrier():
-                    rank = self._worker(peer).number
-                    self._barriers.arrive(peer, request, rank, message, self._roster, now)
-                    return self._barriers.release(self._roster)
+                    return self._arrive(peer, request, message, now)
                 case m.Finish():
                     return self._finish(peer, request, now)
                 case m.Leave():
@@ -176,9 +188,12 @@ class Membership:
         del self._members[member.name], self._here[member.role][member.name]
 
     def _register(self, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
+        check_timeout(message.timeout)
         wanted = {Role.WORKER: self._plan.num_workers, Role.SERVER: self._plan.num_servers}.get(message.role)
         if wanted is None or peer in self._by_peer:
             raise MembershipError(f"{message.name!r} can't register as a {message.role} on this connection")
+        if message.epoch and not self._epoch:
+            return [Disconnect(peer, "this scheduler knows nothing of the cluster")]
         known = self._members.get(message.name)
         if known is not None:
             return self._return(known, peer, request, message, now)
@@ -194,27 +209,42 @@ class Membership:
         return self._form(now)
 
     def _return(self, member: Member, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
-        """Let another process take the place of a worker that is away, or that has not been missed yet."""
-        label = f"rank {member.number} ({member.name})"
-        may = self._plan.on_worker_loss == "respawn" and member.role is message.role is Role.WORKER and self._epoch
-        if not may or member.state not in {"alive", "away"}:
-            text = f"the name {member.name!r} is taken by a member that is {member.state}"
-            raise ClusterFullError(text, got=member.name)
+        """Let a member go on over another connection, or another process take its place."""
+        label = f"rank {member.number} ({member.name})" if member.role is Role.WORKER else member.name
+        taken = f"the name {member.name!r} is taken by a member that is {member.state}"
+        if member.role is not message.role or not self._epoch:
+            raise ClusterFullError(taken, got=member.name)
+        is_same = message.incarnation == member.incarnation and message.epoch > 0
+        if is_same and member.state not in EXPECTED:
+            ranks = {"ranks": [member.number]} if member.role is Role.WORKER else {}
+            raise StaleEpochError(f"{label} is {member.state}: {member.reason}", **ranks)
+        respawns = self._plan.on_worker_loss == "respawn" and member.role is Role.WORKER
+        if not is_same and (not respawns or member.state not in {"alive", "away"}):
+            raise ClusterFullError(taken, got=member.name)
         if message.incarnation < member.incarnation:
             raise StaleEpochError(f"{label} is a later process by now", ranks=[member.number])
         effects: list[Effect] = []
-        if member.state == "alive":
-            if message.incarnation == member.incarnation:
-                raise ClusterFullError(f"{label} is here already, over another connection", got=member.name)
-            effects.append(Disconnect(member.peer, "another process has taken the place"))
-            self._drop(member, "away", "another process has taken the place")
-        how = "is back" if message.incarnation == member.incarnation else "is back, as another process"
+        if member.connected:
+            effects.append(Disconnect(member.peer, "its process, or another one, has connected again"))
+        publishes = not is_same or member.state == "away"
+        self._drop(member, member.state if is_same else "alive", "")
         self._away.discard(member.name)
+        if not is_same:
+            member.answered.clear()
+        if member.state == "away":
+            member.state = "alive"
         member.peer, member.request, member.incarnation, member.heard = peer, request, message.incarnation, now
-        member.state, member.reason = "alive", ""
+        member.connected = True
         self._by_peer[peer] = member
         self._silent.add(peer, now + self._plan.death_timeout)
-        return [*effects, Log("warning", f"{label} {how}"), *self._publish(now)]
+        how = "is back" if is_same else "is back, as another process"
+        effects.append(Log("warning", f"{label} {how}"))
+        if member.role is Role.SERVER:
+            effects += self._keeper.interrupted()
+        if publishes:
+            return effects + self._publish(now)
+        assert self._view is not None, "the cluster is complete"
+        return [*effects, Send(peer, 0, self._view), *self._tell_keeper(now)]
 
     def _form(self, now: float) -> list[Effect]:
         """Give out the numbers, by name, and tell everybody: the cluster is complete."""
@@ -246,10 +276,18 @@ class Membership:
             self._plan.checkpoints.resume,
         )
         self._roster = Roster(view)
-        servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
+        self._view = view
         # Servers first: a worker that is quick to call should find that they know it.
-        effects: list[Effect] = [Send(peer, 0, view) for peer in servers_here + workers_here]
-        return effects + self._keeper.viewed(servers_here, workers_here, self._roster, now)
+        here = [one for one in servers + workers if one.is_here]
+        effects: list[Effect] = [Send(one.peer, 0, view) for one in here if one.connected]
+        return effects + self._tell_keeper(now)
+
+    def _tell_keeper(self, now: float) -> list[Effect]:
+        """Tell who keeps checkpoints over which connections the members are reached."""
+        servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
+        workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
+        servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
+        return self._keeper.viewed(servers_here, workers_here, self._roster, now)
 
     def _checkpoint(self, peer: Peer, message: m.CheckpointPart | m.CheckpointClock, now: float) -> list[Effect]:
         member = self._by_peer.get(peer)
@@ -273,24 +311,55 @@ class Membership:
         member = self._worker(peer)
         self._drop(member, "left", "left in good order")
         effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(now)]
-        return effects + self._barriers.release(self._roster) + self._end_if_over(now)
+        return effects + self._release() + self._end_if_over(now)
 
     def _finish(self, peer: Peer, request: int, now: float) -> list[Effect]:
         self._worker(peer).state = "finished"
-        return [Send(peer, request, m.Done()), *self._publish(now), *self._barriers.release(self._roster)]
+        done = self._remember([Send(peer, request, m.Done())])
+        return [*done, *self._publish(now), *self._release()]
+
+    def _arrive(self, peer: Peer, request: int, message: m.Barrier, now: float) -> list[Effect]:
+        check_timeout(message.timeout)
+        self._barriers.arrive(peer, request, self._worker(peer).number, message, self._roster, now)
+        return self._release()
+
+    def _release(self) -> list[Effect]:
+        return self._remember(self._barriers.release(self._roster))
+
+    def _remember(self, answers: list[Effect]) -> list[Effect]:
+        """Keep what members are answered, until they have had it for sure."""
+        for answer in answers:
+            assert isinstance(answer, Send | Refuse), "barriers do nothing else"
+            answered = self._by_peer[answer.peer].answered
+            answered[answer.request] = answer
+            if len(answered) > MAX_ANSWERED:
+                del answered[next(iter(answered))]
+        return answers
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         member = self._by_peer.get(peer)
         if member is None:
             return []
-        return self._lose(member, f"{reason}, last heard {now - member.heard:.1f} s before", now)
+        reason = f"{reason}, last heard {now - member.heard:.1f} s before"
+        if not self._epoch or self._over or not self._plan.reconnect_grace:
+            return self._lose(member, reason, now)
+        self._unbind(member)
+        member.reason = reason
+        self._parted.add(member.name, now + self._plan.reconnect_grace)
+        return []
 
-    def _drop(self, member: Member, state: str, reason: str) -> None:
-        member.state, member.reason = state, reason
+    def _unbind(self, member: Member) -> None:
+        """Take out the connection of a member."""
+        member.connected = False
         self._by_peer.pop(member.peer, None)
         self._silent.discard(member.peer)
         self._joining.discard(member.peer)
         self._barriers.forget_peer(member.peer)
+
+    def _drop(self, member: Member, state: str, reason: str) -> None:
+        member.state, member.reason = state, reason
+        self._parted.discard(member.name)
+        self._unbind(member)
 
     def _state_without(self, member: Member) -> str:
         """Return what becomes of a member that is gone."""
@@ -320,7 +389,7 @@ class Membership:
         if not self._epoch:
             self._remove(member)
             return effects
-        return effects + self._publish(now) + self._barriers.release(self._roster) + self._end_if_over(now)
+        return effects + self._publish(now) + self._release() + self._end_if_over(now)
 
     def _end_if_over(self, now: float) -> list[Effect]:
         workers = self._of(Role.WORKER)
@@ -360,7 +429,10 @@ class Membership:
             member = self._members[name]
             text = f"{member.reason}; nobody has taken its place within {self._plan.respawn_timeout:g} s"
             effects += self._lose(member, text, now)
-        effects += self._barriers.expire(self._roster, now) + self._keeper.tick(now)
+        for name in self._parted.due(now):
+            member = self._members[name]
+            effects += self._lose(member, f"{member.reason}, and it has not come back", now)
+        effects += self._remember(self._barriers.expire(self._roster, now)) + self._keeper.tick(now)
         return effects if self._end_by is None else effects + self._end_if_over(now)
 
     def _give_up_join(self, member: Member, missing: str, now: float) -> list[Effect]:
@@ -378,7 +450,9 @@ class Membership:
             AssertionError: an invariant is broken.
         """
         assert all(self._members[member.name] is member for member in self._by_peer.values())
-        assert all(member.is_here for member in self._by_peer.values())
+        assert all(member.is_here and member.connected for member in self._by_peer.values())
+        parted = {one.name for one in self._members.values() if one.is_here and not one.connected}
+        assert self._parted.holds(parted)
         assert self._away.holds({member.name for member in self._members.values() if member.state == "away"})
         assert sum(map(len, self._here.values())) == len(self._members)
         assert all(self._here[member.role][name] is member for name, member in self._members.items())

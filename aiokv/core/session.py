@@ -9,7 +9,7 @@ from msgspec import structs
 
 from aiokv.core import stimuli as st
 from aiokv.core.bundle import name_keys
-from aiokv.core.calls import Call, Calls, Change
+from aiokv.core.calls import NO_CALL, Call, Calls, Change
 from aiokv.core.compression import Compression, make_compression
 from aiokv.core.deadlines import check_timeout
 from aiokv.core.directory import Directory
@@ -121,6 +121,8 @@ class Session:
         """The call that asks where another process was."""
         self._expulsion: AiokvError | None = None
         """Why this worker is no member any longer, as far as it knows."""
+        self._leave = NO_CALL
+        """The call with which it leaves."""
 
     # --- read only ---
 
@@ -325,8 +327,15 @@ class Session:
     # --- joining ---
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
-        first = self._joiner.view is None
-        self._joiner.on_view(view, now)
+        first, was_registered = self._joiner.view is None, self._joiner.is_registered
+        is_news = self._joiner.on_view(view, now)
+        effects: list[Effect] = []
+        if not first and not was_registered:
+            self._calls.outage = None
+            back = Log("info", f"{self._joiner.name} is back at the scheduler")
+            effects = [back, *self._calls.ask_scheduler_again(now)]
+        if not is_news:
+            return effects
         self._passing.viewed(view)
         self._roster = Roster(view)
         if first:
@@ -339,7 +348,6 @@ class Session:
                     # Only who takes the place of another worker can meet with that.
                     return self._server_gone(entry.index, entry.reason)
             return connects
-        effects: list[Effect] = []
         for entry in view.servers:
             self._links.servers[entry.index] = entry
             if entry.state == "lost" and entry.index not in self._links.lost:
@@ -411,19 +419,13 @@ class Session:
         try:
             # Lost servers may be just what the others are to hear of.
             self._check_open(call)
-            self._check_scheduler()
         except AiokvError as error:
             return [Fail(call.number, error)]
-        return [self._calls.request(None, SCHEDULER, message), Complete(call.number)]
-
-    def _check_scheduler(self) -> None:
-        if not self._joiner.connected:
-            raise self._scheduler_error("it is not connected")
+        return [*self._calls.ask_scheduler(None, message), Complete(call.number)]
 
     def _ask_scheduler(self, call: Call, message: m.Message, now: float) -> list[Effect]:
         try:
             self._check_ready(call)
-            self._check_scheduler()
         except AiokvError as error:
             return [Fail(call.number, error)]
         if isinstance(message, m.Finish):
@@ -431,7 +433,7 @@ class Session:
             call.last = message
             return self._calls.finish(call, now)
         self._calls.open(call, now)
-        return [self._calls.request(call, SCHEDULER, message)]
+        return self._calls.ask_scheduler(call, message)
 
     def _delete(self, stimulus: st.DeleteKeys, now: float) -> list[Effect]:
         call = Call(stimulus.call, f"delete of {name_keys(tuple(stimulus.keys))}", stimulus.timeout)
@@ -624,8 +626,9 @@ class Session:
                 return []
             case m.CheckpointAt(clock):
                 return self._passing.asked(clock, self._directory.clock)
-            case m.Error(code, text, details) if self._joiner.joining:
-                return self._joiner.fail(from_code(code, text, details))
+            case m.Error(code, text, details):
+                error = from_code(code, text, details)
+                return self._joiner.fail(error) if self._joiner.joining else self._dismissed(error)
             case _:
                 return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
 
@@ -694,16 +697,23 @@ class Session:
         return [*effects, *self._calls.fail_held(error_of), *self._calls.fail_requests_to(peer, error_of)]
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
-        self._joiner.on_lost()
+        if self._closed and not self._calls.is_open(self._leave):
+            self._joiner.leave()
+        reconnects = self._joiner.on_lost()
         error = self._scheduler_error(reason)
         if self._joiner.joining:
             return self._joiner.fail(error)
-        effects: list[Effect] = []
-        if not self._closed:
-            effects.append(Log("warning", f"{error}; {self._joiner.name} goes on without barriers"))
-        return effects + self._calls.fail_requests_to(
-            SCHEDULER, lambda what: self._scheduler_error(f"{reason}; {what}")
-        )
+        self._calls.outage = lambda what: self._scheduler_error(f"{reason}; {what}")
+        text = f"{error}; {self._joiner.name} goes on without barriers, and looks for it"
+        return [Log("warning", text), *reconnects] if reconnects else []
+
+    def _dismissed(self, error: AiokvError) -> list[Effect]:
+        """The scheduler does not take this worker for a member any longer."""
+        self._expulsion = error
+        self._joiner.leave()
+        self._joiner.on_lost()
+        failed = self._calls.fail_all(lambda what: type(error)(f"{what}: {error.message}", **error.details))
+        return [Disconnect(SCHEDULER, "this worker is no member any longer"), *failed]
 
     def _tick(self, now: float) -> list[Effect]:
         joining = self._joiner.joining
@@ -723,12 +733,13 @@ class Session:
             lambda what: ClosedError(f"{what}: the worker was closed while the call was pending")
         )
         self._closed = True
-        if not self._joiner.joined or not self._joiner.connected:
+        if not self._joiner.joined or self._expulsion is not None:
             return [*effects, Complete(number)]
         effects += self._passing.departs(self._directory.clock)
+        self._leave = number
         call = Call(number, "leave", timeout)
         self._calls.open(call, now)
-        return [*effects, self._calls.request(call, SCHEDULER, m.Leave())]
+        return effects + self._calls.ask_scheduler(call, m.Leave())
 
     # --- for tests ---
 

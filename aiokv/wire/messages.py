@@ -85,7 +85,11 @@ class Freed(Message):
 
 
 class Register(Message):
-    """A node asks for its place. Answered by a `View` when the cluster is complete, or by an `Error`."""
+    """A node asks for its place. Answered by a `View` when the cluster is complete, or by an `Error`.
+
+    One that has its place already names its `number`, rank or index, and the `epoch` of the newest view that it knows:
+    its connection has ended, or the scheduler was started again.
+    """
 
     role: Role
     name: str
@@ -93,6 +97,8 @@ class Register(Message):
     host: str
     port: int
     timeout: float
+    number: int = -1
+    epoch: int = 0
 
 
 class WorkerEntry(Message):

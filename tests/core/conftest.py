@@ -641,17 +641,31 @@ class Scheduler:
         self.handle(st.Received(peer, asked.request, message))
         return asked
 
+    def ask_again(self, name: str, before: Asked, message: m.Message) -> Asked:
+        """Send a message of a node again over its new connection, under the number that it had."""
+        asked = Asked(self.peers[name], before.request)
+        self.asked[asked.peer, asked.request] = asked
+        self.handle(st.Received(asked.peer, asked.request, message))
+        return asked
+
     def register(
-        self, name: str, role: Role | None = None, *, timeout: float = 10.0, incarnation: int = 1, again: bool = False
+        self,
+        name: str,
+        role: Role | None = None,
+        *,
+        timeout: float = 10.0,
+        incarnation: int = 1,
+        again: bool = False,
+        epoch: int = 0,
     ) -> Asked:
         """Let a node ask for its place; its role is the beginning of its name unless given.
 
-        With `again` it does so over another connection.
+        With `again` it does so over another connection; it has had its place before if it knows an `epoch`.
         """
         role = role or Role(name.partition("-")[0])
         if again:
             del self.peers[name]
-        return self.ask(name, m.Register(role, name, incarnation, "127.0.0.1", 9000, timeout))
+        return self.ask(name, m.Register(role, name, incarnation, "127.0.0.1", 9000, timeout, 0, epoch))
 
     def form(self, *names: str) -> None:
         """Let nodes register, in this order."""

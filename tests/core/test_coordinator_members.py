@@ -17,6 +17,7 @@ from aiokv.errors import (
     MembershipError,
     ProtocolError,
     SchedulerLostError,
+    StaleEpochError,
     WorkerLostError,
 )
 from aiokv.types import SCHEDULER, Role
@@ -375,15 +376,60 @@ def test_server_stops_when_the_scheduler_says_so(server: Server) -> None:
 
 
 def test_server_without_scheduler_serves_on_until_its_workers_are_gone(server: Server, like: type[Like]) -> None:
-    assert server.handle(st.PeerLost(SCHEDULER, "connection reset")) == [like(ef.Log, level="warning")]
+    effects = server.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    assert effects == [like(ef.Log, level="warning"), like(ef.Connect, peer=SCHEDULER)]
     server.init()
     for rank in range(3):
         server.push(rank)
     assert server.value() == 3.0
-    for peer in (10, 11):
+    for peer in (10, 11, 12, 50):
         assert server.handle(st.PeerLost(peer, "closed")) == []
-    assert server.handle(st.PeerLost(12, "closed")) == [like(ef.Stop, failed=True)]
-    assert server.handle(st.PeerLost(50, "closed")) == []
+    # A worker may have lost its connection only, and the scheduler may be started again.
+    assert server.machine.deadline() == 10.0
+    assert server.tick(9.9) == []
+    assert server.tick(10.0) == [like(ef.Stop, failed=True)]
+    assert server.tick(20.0) == []
+    assert server.machine.deadline() is None
+
+
+@pytest.mark.parametrize("who", ["scheduler", "worker"])
+def test_server_whose_scheduler_or_worker_comes_back_does_not_stop(server: Server, who: str) -> None:
+    server.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    for peer in (10, 11, 12):
+        server.handle(st.PeerLost(peer, "closed"))
+    server.tick(9.0)
+    if who == "worker":
+        assert server.attach(1, peer=20).answer == m.Done()
+    else:
+        server.handle(st.Connected(SCHEDULER))
+        server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    server.tick(18.0)
+    assert not server.seen(ef.Stop)
+
+
+def test_server_looks_for_its_scheduler_and_says_who_it_was(server: Server, like: type[Like]) -> None:
+    server.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    failed = [server.handle(st.ConnectFailed(SCHEDULER, "connection refused")) for _ in range(8)]
+    delays = [connect.delay for (connect,) in failed if isinstance(connect, ef.Connect)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0]
+    registers = server.handle(st.Connected(SCHEDULER))
+    assert registers == [
+        like(ef.Send, message=m.Register(Role.SERVER, "server-0", 1, "127.0.0.1", 9000, 10.0, 0, server.epoch))
+    ]
+    server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    server.publish(server.epoch)
+    assert server.machine.deadline() == 2.0, "it sends heartbeats again"
+
+
+def test_server_that_the_scheduler_does_not_take_back_stops(server: Server, like: type[Like]) -> None:
+    server.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    server.handle(st.Connected(SCHEDULER))
+    error = StaleEpochError("server-0 is lost: no heartbeat")
+    effects = server.handle(st.Received(SCHEDULER, 1, m.Error(error.code, error.message, {})))
+    assert effects == [ef.Stop("server-0 is lost: no heartbeat", failed=True)]
+    assert server.handle(st.PeerLost(SCHEDULER, "closed")) == []
+    assert server.handle(st.Connected(SCHEDULER)) == [like(ef.Disconnect, peer=SCHEDULER)]
+    assert server.handle(st.ConnectFailed(SCHEDULER, "connection refused")) == []
 
 
 def test_server_without_scheduler_sends_no_heartbeats(server: Server) -> None:
@@ -401,7 +447,7 @@ def test_scheduler_that_is_lost_ends_the_join(outsider: Server, like: type[Like]
 
 def test_scheduler_that_talks_nonsense_is_as_good_as_lost(server: Server, like: type[Like]) -> None:
     effects = server.handle(st.Received(SCHEDULER, 0, m.Done()))
-    assert effects == [like(ef.Disconnect, peer=SCHEDULER), like(ef.Log, level="warning")]
+    assert effects[:2] == [like(ef.Disconnect, peer=SCHEDULER), like(ef.Log, level="warning")]
 
 
 def test_error_of_the_scheduler_outside_the_join_is_nonsense(server: Server, like: type[Like]) -> None:

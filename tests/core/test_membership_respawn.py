@@ -69,9 +69,11 @@ def test_a_later_process_does_not_wait_until_the_earlier_one_is_missed(scheduler
     assert entry(scheduler) == m.WorkerEntry(1, "worker-1", 7)
 
 
-def test_the_same_process_has_one_connection(scheduler: Scheduler) -> None:
-    twice = scheduler.register("worker-1", again=True, incarnation=1)
-    assert isinstance(twice.error, ClusterFullError)
+def test_the_same_process_goes_on_over_its_later_connection(scheduler: Scheduler, like: type[Like]) -> None:
+    before = scheduler.peers["worker-1"]
+    scheduler.register("worker-1", again=True, incarnation=1, epoch=1)
+    assert like(ef.Disconnect, peer=before) in scheduler.effects
+    assert entry(scheduler, of="worker-1") == m.WorkerEntry(1, "worker-1", 1)
 
 
 def test_barriers_wait_for_who_is_away(scheduler: Scheduler) -> None:

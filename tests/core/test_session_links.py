@@ -19,6 +19,7 @@ from aiokv.errors import (
     OverloadedError,
     SchedulerLostError,
     ServerLostError,
+    StaleEpochError,
 )
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
@@ -215,7 +216,10 @@ def test_scheduler_that_is_silent_for_the_death_time_out_is_lost(worker: Worker,
         assert barrier.outcome is None
     effects = worker.tick(14.0)
     assert like(ef.Disconnect, peer=SCHEDULER, reason="no heartbeat for 10.0 s") in effects
-    assert isinstance(barrier.outcome, SchedulerLostError)
+    assert barrier.outcome is None
+    worker.tick(64.0)
+    assert isinstance(barrier.error, SchedulerLostError)
+    assert "no heartbeat for 10.0 s; barrier 'b' has waited 60 s for it" in str(barrier.error)
     assert worker.machine.deadline() is None
 
 
@@ -288,16 +292,60 @@ def test_worker_goes_on_without_its_scheduler_but_not_through_barriers(worker: W
     waiting = worker.call(st.EnterBarrier, name="b", timeout=10.0)
     push = worker.transfer("push")
     effects = worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
-    assert effects[0] == like(ef.Log, level="warning")
+    assert effects == [like(ef.Log, level="warning"), like(ef.Connect, peer=SCHEDULER)]
     later = worker.call(st.EnterBarrier, name="b", timeout=10.0)
-    leaving = worker.call(st.EnterBarrier, name="b", timeout=10.0, leaves=True)
-    assert isinstance(leaving.error, SchedulerLostError)
+    worker.finish(push)
+    assert push.outcome == "done"
+    worker.tick(10.0)
     for call in (waiting, later):
         assert isinstance(call.error, SchedulerLostError)
         assert call.error.details == {"address": "127.0.0.1:9091"}
-    worker.finish(push)
-    assert push.outcome == "done"
     assert worker.machine.deadline() is None
+
+
+def test_what_the_scheduler_has_not_answered_is_asked_again(worker: Worker, like: type[Like]) -> None:
+    """It says who it is first, waits until it is known, and says how much time is left."""
+    waiting = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    answered = worker.call(st.EnterBarrier, name="a", timeout=10.0)
+    worker.finish(answered)
+    worker.tick(1.0)
+    worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    later = worker.call(st.EnterBarrier, name="c", timeout=10.0, group=(0,))
+    leaving = worker.call(st.EnterBarrier, name="d", timeout=10.0, said={"error": "x"}, leaves=True)
+    assert (later.sends, leaving.sends, leaving.outcome) == ([], [], "done")
+    assert worker.handle(st.ConnectFailed(SCHEDULER, "connection refused")) == [like(ef.Connect, peer=SCHEDULER)]
+    registers = worker.handle(st.Connected(SCHEDULER))
+    assert registers == [like(ef.Send, message=m.Register(Role.WORKER, "worker-0", 1, "", 0, 10.0, 0, 1))]
+    worker.now = 2.0
+    worker._epoch = 0
+    again = [effect for effect in worker.publish() if isinstance(effect, ef.Send)]
+    assert [send.message for send in again] == [
+        m.Barrier("b", 7.5),
+        m.Barrier("c", 8.5, (0,)),
+        m.Barrier("d", 9.5, (), {"error": "x"}),
+    ]
+    assert again[0].request == waiting.sends[0].request
+    for send in again:
+        worker.answer(send)
+    assert (waiting.outcome, later.outcome) == ("done", "done")
+    assert worker.machine.pending == 0
+    assert worker.tick(4.0) == [ef.Send(SCHEDULER, 0, m.Heartbeat())]
+
+
+def test_a_worker_that_is_not_taken_back_ends_all_its_calls(worker: Worker, like: type[Like]) -> None:
+    push = worker.transfer("push")
+    barrier = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    worker.handle(st.Connected(SCHEDULER))
+    error = StaleEpochError("rank 0 (worker-0) is evicted: no heartbeat", ranks=[0])
+    effects = worker.handle(st.Received(SCHEDULER, 1, m.Error(error.code, error.message, error.details)))
+    assert like(ef.Disconnect, peer=SCHEDULER) in effects
+    for call in (push, barrier, worker.transfer("pull"), worker.call(st.EnterBarrier, name="b", timeout=10.0)):
+        assert isinstance(call.error, StaleEpochError)
+        assert "rank 0 (worker-0) is evicted: no heartbeat" in str(call.error)
+        assert call.error.details == {"ranks": [0]}
+    assert worker.call(st.Depart, timeout=5.0).outcome == "done"
+    assert worker.handle(st.Connected(SCHEDULER)) == [like(ef.Disconnect, peer=SCHEDULER)]
 
 
 # --- nonsense ---
@@ -309,6 +357,8 @@ def test_peer_that_talks_nonsense_is_as_good_as_lost(worker: Worker, like: type[
     assert call.sends[0].peer == peer
     effects = worker.handle(st.Received(peer, 0, m.Leave()))
     assert effects[0] == like(ef.Disconnect, peer=peer)
+    if peer == SCHEDULER:
+        worker.tick(10.0)
     assert isinstance(call.outcome, ServerLostError | SchedulerLostError)
 
 
@@ -376,7 +426,19 @@ def test_worker_can_still_say_that_a_server_is_lost(worker: Worker) -> None:
 def test_worker_can_leave_without_a_scheduler(worker: Worker) -> None:
     worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
     call = worker.call(st.Depart, timeout=5.0)
-    assert (call.outcome, call.sends) == ("done", [])
+    assert (call.outcome, call.sends) == (None, [])
+    worker.tick(5.0)
+    assert isinstance(call.error, SchedulerLostError)
+
+
+def test_worker_leaves_when_the_scheduler_is_back(worker: Worker) -> None:
+    call = worker.call(st.Depart, timeout=5.0)
+    worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    worker.handle(st.Connected(SCHEDULER))
+    (send,) = [one for one in worker.publish() if isinstance(one, ef.Send)]
+    assert send.message == m.Leave()
+    worker.answer(send)
+    assert call.outcome == "done"
 
 
 def test_leaving_twice_sends_one_message(worker: Worker) -> None:

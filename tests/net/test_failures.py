@@ -171,9 +171,9 @@ async def test_scenario_15_a_server_that_dies_fails_the_calls_that_need_it_and_i
 async def test_the_scheduler_may_die_and_training_goes_on(
     cluster: MakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with cluster(workers=2) as running:
+    async with cluster(workers=2, heartbeat=0.1, death_timeout=0.5) as running:
         await running.each(lambda kv: kv.init("w", full(0)))
-        waiting = asyncio.create_task(running.workers[0].barrier())
+        waiting = asyncio.create_task(running.workers[0].barrier(timeout=0.5))
         await running.workers[0].pull("w")
         await running.scheduler.close()
         with pytest.raises(aiokv.AiokvError, match=f"scheduler at {running.scheduler.address} is gone"):
@@ -185,6 +185,23 @@ async def test_the_scheduler_may_die_and_training_goes_on(
     assert stop.failed
     assert "scheduler" in stop.reason
     assert "goes on without barriers" in caplog.text
+
+
+async def test_broken_connections_to_the_scheduler_are_made_again(cluster: MakeCluster) -> None:
+    """A worker that waits at a barrier goes on to, over its new connection; nobody is lost."""
+    async with cluster(workers=2, reconnect_grace=5.0) as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init("w", full(0)))
+        waiting = asyncio.create_task(first.barrier("b"))
+        await first.pull("w")
+        links = list(running.scheduler._links.values())
+        assert len(links) == 3
+        for link in links:
+            link.abort()
+        await asyncio.gather(waiting, second.barrier("b"))
+        values = await running.each(lambda kv: kv.pushpull("w", full(1)))
+        np.testing.assert_array_equal(values, [full(2), full(2)])
+        assert running.workers[0].num_dead_nodes == 0
 
 
 async def test_joining_an_incomplete_cluster_says_what_is_missing(cluster: MakeCluster) -> None:
