@@ -143,9 +143,9 @@ def test_only_servers_write_checkpoints() -> None:
 
 
 @pytest.fixture
-def disk() -> Disk:
+def disk(make_scenario: Callable[..., Scenario]) -> Disk:
     """A disk after two updates of "w" with a push of both workers each."""
-    run = Run.__new__(Run)
+    run = Run(make_scenario(2, 2), "bsp", 0)
     run.workers = [WorkerRecord("worker-0"), WorkerRecord("worker-1")]
     tokens = [[("worker-0", number), ("worker-1", number)] for number in (1, 2)]
     run.updates = [UpdateRecord(0.0, "w", 0, 1 + i, [0, 1], [0, 0], tokens[i]) for i in range(2)]
