@@ -31,14 +31,20 @@ NONCE = bytes(range(32))
 
 
 @contextlib.asynccontextmanager
-async def training(**settings: Any) -> AsyncIterator[Cluster]:
-    """Run a cluster of two workers that train all the while; at the end every sum was right, and nothing has failed."""
+async def training(*, idle: int = 0, **settings: Any) -> AsyncIterator[Cluster]:
+    """Run a cluster of two workers that train all the while; at the end every sum was right, and nothing has failed.
+
+    Of more workers, `idle` ones have finished.
+    """
     failed: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
-    async with running_cluster(workers=2, servers=2, connection_rate=1e6, split_bytes=4096, **settings) as running:
+    shared = {"servers": 2, "connection_rate": 1e6, "split_bytes": 4096, **settings}
+    async with running_cluster(workers=2 + idle, **shared) as running:
         await running.each(lambda kv: kv.init("w", np.zeros(SIZE, np.float32)))
         over = asyncio.Event()
-        tasks = [asyncio.create_task(train(kv, over)) for kv in running.workers]
+        tasks = [asyncio.create_task(train(kv, over)) for kv in running.workers[:2]]
+        for kv in running.workers[2:]:
+            await kv.finish()
         yield running
         over.set()
         rounds = [await task for task in tasks]
@@ -252,13 +258,17 @@ async def test_a_peer_that_has_not_said_who_it_is_gets_nothing(role: Role) -> No
         for golden in GOLDEN:
             async with Peer.at(node) as peer:
                 answers = await peer.outcome(whole(golden))
+            if isinstance(golden.message, m.GetWaiting):
+                # Whoever has the token may ask what is waited for.
+                assert answers == ["Waiting"]
+                continue
             assert answers in ([], ["Error"]) or answers[0].startswith("Goodbye"), (golden.message, answers)
             if not answers:
                 silent.append(type(golden.message).__name__)
         # A server may not have seen the epoch of a node that attaches, so that it waits; and this one did not.
         assert silent == (["Heartbeat"] if role is Role.SCHEDULER else ["Attach", "AttachServer"])
         # Memory that can't be opened is not used, and that is all.
-        refused = len(GOLDEN) - len(silent) - len(["Share"])
+        refused = len(GOLDEN) - len(silent) - len(["Share", "GetWaiting"])
         while refusals(node) < refused:  # noqa: ASYNC110 - that a connection has ended is no event
             await asyncio.sleep(0)
         assert (refusals(node), node.counters["shared_memory.failed"]) == (refused, 1)
@@ -266,11 +276,12 @@ async def test_a_peer_that_has_not_said_who_it_is_gets_nothing(role: Role) -> No
 
 async def test_a_member_that_speaks_for_another_role_is_refused_and_the_others_go_on() -> None:
     """What only a scheduler or another server may say, or only a scheduler may hear, said by a worker to a server."""
-    async with training() as running:
+    async with training(idle=1) as running:
         server = running.servers[0]
         view = running.workers[0]._session._joiner.view
         assert view is not None
-        me = view.workers[1]
+        # It takes the place of that worker's own connection.
+        me = view.workers[2]
         wrong = {*WRONG_FOR_A_WORKER}
         for golden in GOLDEN:
             if type(golden.message) not in wrong:
