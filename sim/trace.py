@@ -94,8 +94,8 @@ class Trace:
                 entries.append((time, node, _SENDS[type(effect.message)], effect))
             else:
                 entries.append(_entry(time, node, effect, self._digest_of))
-        if len(entries) >= BATCH:
-            self._take_in()
+            if len(entries) == BATCH:
+                self._take_in()
 
     def _take_in(self) -> None:
         self._hash.update(_ENCODER.encode_lines(self._entries))
