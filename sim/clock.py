@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from simpy.core import EmptySchedule, Environment, StopSimulation
 from simpy.events import NORMAL, URGENT, Event, EventPriority, Timeout
 
+from sim.process import Process
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     Entry = tuple[float, int, int, Callable[..., object], tuple[Any, ...]]
     """Time, priority and number of something that is to happen, and what is called with which arguments."""
@@ -40,6 +42,10 @@ class Clock(Environment):
     def timeout(self, delay: float = 0, value: Any = None) -> Timeout:
         """Return an event that happens after `delay` seconds, with a value."""
         return Timeout(self, delay, value)
+
+    def process(self, generator: Generator[Event | float, Any, Any]) -> Process:  # type: ignore[override]
+        """Return a process that begins at once."""
+        return Process(self, generator)
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         """Let an event happen; of those at the same time, lower priorities come first, and then earlier calls of this.

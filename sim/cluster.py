@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.tallies import Tallies
     from sim.network import Flights
+    from sim.process import Process
     from sim.record import UpdateRecord
     from sim.scenario import Scenario
     from sim.timeline import Strike
@@ -135,7 +136,7 @@ class _Cluster:
         self._nodes: dict[str, Node] = {}
         self._lives: dict[str, int] = {}
         self._workers: dict[str, Worker] = {}
-        self._processes: dict[str, simpy.Process] = {}
+        self._processes: dict[str, Process] = {}
         self._tallies: list[tuple[str, Tallies]] = []
         self._restarts = 0
         self._changed = self._env.event()

@@ -1,4 +1,4 @@
-"""What processes of SimPy in a run wait for."""
+"""What processes in a run wait for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import simpy
 
-Waiting = Generator[simpy.Event, Any, None]
-"""Part of a SimPy process."""
+Waiting = Generator[simpy.Event | float, Any, None]
+"""Part of a process, see `sim.process`."""
 
 
 def finish(call: simpy.Event) -> Waiting:

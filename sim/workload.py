@@ -72,7 +72,7 @@ class Worker:
         is_first = not record.steps and not record.outages and not record.struck
         try:
             if start > env.now:
-                yield env.timeout(start - env.now)
+                yield start - env.now
             if is_first:
                 record.begun = record.ended = env.now
             yield from finish(node.call(Join(node.new_call(), cluster.join_timeout)))
@@ -97,7 +97,7 @@ class Worker:
         try:
             if self.scenario.steps_of(record.name) < self.scenario.steps and record.error is None:
                 yield from finish(node.call(Finish(node.new_call(), cluster.call_timeout)))
-                yield env.timeout(self.scenario.job.linger)
+                yield self.scenario.job.linger
             yield from finish(node.call(Depart(node.new_call(), cluster.call_timeout)))
         except AiokvError as error:
             record.error = record.error or error
@@ -132,10 +132,10 @@ class Worker:
 
     def _compute(self, env: simpy.Environment, seconds: float, step: Step) -> Waiting:
         if self.pace is None:
-            yield env.timeout(seconds)
+            yield seconds
             return
         end, paused = self.pace.finish(env.now, seconds)
-        yield env.timeout(end - env.now)
+        yield end - env.now
         step.paused += paused
 
     def _wait(self, env: simpy.Environment, waiting: Waiting, step: Step) -> Waiting:
@@ -165,7 +165,7 @@ class Worker:
                 if self.expiry is not None:
                     yield from self._compute_or_cancel(env, node, self.expiry, next(self.times), step)
                 elif self.pace is None:
-                    yield env.timeout(next(self.times))
+                    yield next(self.times)
                 else:
                     yield from self._compute(env, next(self.times), step)
                 step.computed = now = env.now
@@ -200,7 +200,7 @@ class Worker:
         step.cancelled = not done.processed
         if pace is not None:
             # One that is stopped hears of it when it goes on.
-            yield env.timeout(pace.finish(env.now, 0.0)[0] - env.now)
+            yield pace.finish(env.now, 0.0)[0] - env.now
             step.paused += pace.stopped(step.start, env.now)
 
     def _meet(self, env: simpy.Environment, node: Node, step: Step) -> Waiting:
@@ -265,7 +265,7 @@ class Worker:
         if job.checkpoint_interval and env.now - self._saved_at >= job.checkpoint_interval:
             start = env.now
             try:
-                yield env.timeout(job.checkpoint_cost)
+                yield job.checkpoint_cost
             finally:
                 record.saving += env.now - start
                 record.ended = self._saved_at = env.now
@@ -311,7 +311,7 @@ def serve(node: Node, run: Run, env: simpy.Environment, timeout: float, start: f
     """Let a server join at a time, as a SimPy process; its state machine says itself when it is over."""
     try:
         if start > env.now:
-            yield env.timeout(start - env.now)
+            yield start - env.now
         yield from finish(node.call(Join(node.new_call(), timeout)))
     except AiokvError as error:
         run.logs.append(LogRecord(env.now, node.name, "error", str(error)))

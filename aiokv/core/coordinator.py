@@ -262,6 +262,8 @@ class Coordinator:
                 return self._decode(received, message)
             case m.Push() | m.PushBundle() | m.PushRows() if message.whole is not None:
                 return self._keep_aside(received, message, now)
+            case m.Push() | m.PushBundle() | m.PushRows():
+                return self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
             case _ if self._whole and isinstance(message, READS):
                 return self._from_worker(received, now)
             case _ if isinstance(message, Requested):

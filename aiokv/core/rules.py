@@ -141,4 +141,7 @@ class Rules:
     def for_update(self, clock: int) -> Optimizer:
         """Return the rule for an update that is about to be made."""
         self.newest = max(self.newest, clock)
+        since, newest = self._rules[-1]
+        if since <= clock:
+            return newest
         return next(rule for since, rule in reversed(self._rules) if since <= clock)

@@ -29,6 +29,11 @@ def _after(env: simpy.Environment, delay: float, action: Callable[[], None]) -> 
     callbacks.append(lambda _: action())
 
 
+def _pause(env: simpy.Environment, delay: float) -> simpy.Event | float:
+    """Return what a process yields to wait for a time."""
+    return delay if isinstance(env, Clock) else env.timeout(delay)
+
+
 def _history(env: simpy.Environment, plans: list[list[float]]) -> list[tuple[Any, ...]]:
     """Return what happens when, in a program that waits, calls later, triggers, interrupts and stops in the middle."""
     seen: list[tuple[Any, ...]] = []
@@ -44,12 +49,12 @@ def _history(env: simpy.Environment, plans: list[list[float]]) -> list[tuple[Any
             if each.is_alive:
                 each.interrupt()
 
-    def process(name: int, delays: list[float]) -> Generator[simpy.Event, Any, None]:
+    def process(name: int, delays: list[float]) -> Generator[Any, Any, None]:
         for place, delay in enumerate(delays):
             _after(env, delay, partial(call, name, place))
             done = env.event()
             try:
-                yield env.timeout(delay)
+                yield _pause(env, delay)
                 _after(env, delay, partial(trigger, done, name))
                 seen.append(("waited", env.now, name, (yield done), env.peek()))
             except simpy.Interrupt:
@@ -66,6 +71,32 @@ def _history(env: simpy.Environment, plans: list[list[float]]) -> list[tuple[Any
 @given(PLANS)
 def test_all_happens_in_the_order_of_simpy(plans: list[list[float]]) -> None:
     assert _history(Clock(), plans) == _history(simpy.Environment(), plans)
+
+
+def test_who_waits_for_a_process_gets_its_result_or_its_error() -> None:
+    clock = Clock()
+    got: list[object] = []
+
+    def adds(seconds: float) -> Generator[Any, Any, float]:
+        yield seconds
+        return clock.now + 1.0
+
+    def fails() -> Generator[Any, Any, None]:
+        yield 2.0
+        raise ValueError("in vain")
+
+    def waits() -> Generator[Any, Any, None]:
+        early = clock.process(adds(1.0))
+        try:
+            yield clock.process(fails())
+        except ValueError as error:
+            got.append(str(error))
+        # That has happened long ago.
+        got.append((yield early))
+        got.append((yield clock.process(adds(3.0))))
+
+    clock.run(until=clock.process(waits()))
+    assert got == ["in vain", 2.0, 6.0]
 
 
 def test_an_error_that_nobody_handles_ends_the_run() -> None:
