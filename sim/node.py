@@ -309,6 +309,8 @@ class Node:
                     self._work(self._world.service.fold())
             case fx.Complete():
                 self._calls.pop(effect.call).succeed(None)
+            case fx.Apply():
+                self._apply(effect)
             case fx.Refuse(peer, request, error):
                 self._send(peer, request, m.Error(error.code, error.message, error.details), None, fx.URGENT)
             case fx.Combine(target, sources):
@@ -319,8 +321,6 @@ class Node:
                 self._work(self._world.service.fold())
             case fx.Norms():
                 self._norms(effect)
-            case fx.Apply():
-                self._apply(effect)
             case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():
                 raise NotImplementedError("the simulator's workloads have no row-sparse keys")
             case fx.Restore() | fx.ReadCheckpoint() | fx.LoadSnapshots():

@@ -199,6 +199,9 @@ class Coordinator:
         now: float,
     ) -> list[Effect]:
         """The store has done something."""
+        # First what is for every update.
+        if isinstance(stimulus, Applied):
+            return self._exchanges.applied(self._catalog.chunks[stimulus.key, stimulus.start], stimulus, now)
         if isinstance(stimulus, Restored):
             return [restored(stimulus)]
         if isinstance(stimulus, PartWritten):
@@ -206,8 +209,6 @@ class Coordinator:
         if isinstance(stimulus, CheckpointRead | SnapshotsLoaded):
             return self._resumed(stimulus, now)
         chunk = self._catalog.chunks[stimulus.key, stimulus.start]
-        if isinstance(stimulus, Applied):
-            return self._exchanges.applied(chunk, stimulus, now)
         return self._go_on(self._norms.measured(chunk, stimulus, now), now)
 
     def deadline(self) -> float | None:
