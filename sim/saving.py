@@ -66,7 +66,7 @@ class Saves:
         self._timeout = run.scenario.cluster.call_timeout
 
     def save(self, node: Node, rank: Rank, steps: int) -> Waiting:
-        """Do a worker's part, as a part of a SimPy process.
+        """Do a worker's part, as a part of a process.
 
         Args:
             node: where the worker runs.

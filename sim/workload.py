@@ -67,7 +67,7 @@ class Worker:
         self._parts = [(tensor.key, tensor.spec) for tensor in self._tensors]
 
     def run(self, env: simpy.Environment, node: Node, session: Session, start: float) -> Waiting:
-        """Live one life on a node, as a SimPy process that begins at a time."""
+        """Live one life on a node, as a process that begins at a time."""
         record, cluster = self.record, self.scenario.cluster
         is_first = not record.steps and not record.outages and not record.struck
         try:
@@ -308,7 +308,7 @@ def _both(first: simpy.Event, second: simpy.Event) -> Generator[simpy.Event, Any
 
 
 def serve(node: Node, run: Run, env: simpy.Environment, timeout: float, start: float) -> Waiting:
-    """Let a server join at a time, as a SimPy process; its state machine says itself when it is over."""
+    """Let a server join at a time, as a process; its state machine says itself when it is over."""
     try:
         if start > env.now:
             yield start - env.now
