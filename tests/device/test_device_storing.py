@@ -461,3 +461,16 @@ def test_what_is_held_for_nobody_is_released_when_it_comes() -> None:
     side.do(ef.Forget("w", 0))
     assert isinstance(side.store, DeviceStore)
     assert side.store._schedule._flow.memory.used == [0]
+
+
+ON_HOST = {
+    *("acquire", "apply", "difference", "norms", "release", "saved"),  # there are others for what takes time
+    *("apply_rows", "count_updated", "get_rows", "install_rows", "is_table", "join_rows", "make_room", "table"),
+    *("backend", "content", "count_staleness", "decode", "land", "nbytes", "prepare", "row_ids", "skip", "use"),
+}
+"""What a memory has that does not have to know where chunks are."""
+
+
+def test_all_that_a_memory_does_with_chunks_and_sums_is_done_on_devices_too() -> None:
+    own = {name for kind in DeviceStore.__mro__ if kind is not ParameterStore for name in vars(kind)}
+    assert {name for name in vars(ParameterStore) if not name.startswith("_")} - own == ON_HOST
