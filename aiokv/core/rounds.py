@@ -241,7 +241,6 @@ class Rounds:
         chunk.applying = False
         if chunk.reads is not None:
             self._making.replaced(chunk, update, made=error is None)
-        kept = self._making.keep(chunk, self._roster, made=error is None) if self._answers.roster.respawns else []
         for contribution in update.contributions.values():
             if chunk.rounds is not None:
                 chunk.rounds.settle(chunk, contribution)
@@ -250,7 +249,9 @@ class Rounds:
                 chunk.reflected[contribution.rank] = contribution.sequence
         if error is not None:
             chunk.refuse(update, error)
-        effects = kept + self._answers.advanced(chunk, update.contributions.values(), now)
+        effects = self._answers.advanced(chunk, update.contributions.values(), now)
+        if self._answers.roster.respawns:
+            effects += self._making.keep(chunk, self._roster, made=error is None)
         done = list(update.waiters)
         update.waiters.clear()
         for waiter in done:
