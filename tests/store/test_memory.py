@@ -55,6 +55,16 @@ def test_a_value_that_is_being_sent_never_changes(store: ParameterStore) -> None
     store.release(reading)
 
 
+def test_value_before_the_current_one_can_be_sent_while_it_is_kept(store: ParameterStore) -> None:
+    store.install("w", 0, "float32", 2, landed(store, 1, 1))
+    store.apply("w", 0, 1, landed(store, 2, 3), SGD(learning_rate=1.0), 1, 1, keep=True)
+    np.testing.assert_array_equal(read(store, 0), [1, 1])
+    np.testing.assert_array_equal(read(store, 1), [-1, -2])
+    store.retire("w", 0, [0])
+    with pytest.raises(KeyError):
+        store.acquire("w", 0, 0)
+
+
 def test_buffers_are_used_again_when_their_readers_are_done(store: ParameterStore) -> None:
     store.install("w", 0, "float32", 2, landed(store, 1, 1))
     first, second = store.acquire("w", 0, 0), store.acquire("w", 0, 0)
