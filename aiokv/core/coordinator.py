@@ -237,6 +237,8 @@ class Coordinator:
                 return self._viewed(message, now)
             case m.Heartbeat():
                 return []
+            case m.GetView():
+                return self._joiner.tell_view()
             case m.Stop(reason):
                 return self._stop(reason, failed=False)
             case m.Error(code, text, details) if request == REGISTER_REQUEST:

@@ -170,6 +170,10 @@ class Joiner:
         self.view = view
         return True
 
+    def tell_view(self) -> list[Effect]:
+        """Tell a scheduler that was started again what the cluster was."""
+        return [] if self.view is None else [Send(SCHEDULER, 0, self.view)]
+
     def on_lost(self) -> list[Effect]:
         """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""
         self.connected = False

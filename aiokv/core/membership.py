@@ -10,6 +10,7 @@ from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
+from aiokv.core.rebuilding import Rebuilding, Registration
 from aiokv.core.roster import EXPECTED, Roster, natural_order
 from aiokv.core.stimuli import ManifestWritten, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
@@ -99,6 +100,8 @@ class Membership:
         self._keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
         self._roster = Roster()
         self._view: m.View | None = None
+        self._rebuilding: Rebuilding | None = None
+        """Is there while nodes come back to a scheduler that was started again."""
         self._over = False
         self._end_by: float | None = None
         """When the job ends, whether the checkpoint that is under way is complete or not."""
@@ -122,6 +125,8 @@ class Membership:
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
         joined = earliest(self._joining.next(), self._silent.next(), self._away.next(), self._parted.next())
+        if self._rebuilding is not None:
+            joined = earliest(joined, self._rebuilding.until)
         return earliest(joined, self._barriers.deadline(), self._keeper.deadline(), self._end_by)
 
     @property
@@ -157,8 +162,8 @@ class Membership:
                     return self._finish(peer, request, now)
                 case m.Leave():
                     return self._leave(peer, request, now)
-                case m.CheckpointPart() | m.CheckpointClock():
-                    return self._checkpoint(peer, message, now)
+                case m.View() | m.CheckpointPart() | m.CheckpointClock():
+                    return self._said(peer, message, now)
                 case _:
                     reason = f"unexpected {type(message).__name__}"
                     return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
@@ -192,8 +197,8 @@ class Membership:
         wanted = {Role.WORKER: self._plan.num_workers, Role.SERVER: self._plan.num_servers}.get(message.role)
         if wanted is None or peer in self._by_peer:
             raise MembershipError(f"{message.name!r} can't register as a {message.role} on this connection")
-        if message.epoch and not self._epoch:
-            return [Disconnect(peer, "this scheduler knows nothing of the cluster")]
+        if not self._epoch and (message.epoch or self._rebuilding is not None):
+            return self._come_back(Registration(peer, request, message, now), now)
         known = self._members.get(message.name)
         if known is not None:
             return self._return(known, peer, request, message, now)
@@ -246,6 +251,83 @@ class Membership:
         assert self._view is not None, "the cluster is complete"
         return [*effects, Send(peer, 0, self._view), *self._tell_keeper(now)]
 
+    # --- a scheduler that was started again ---
+
+    def _come_back(self, one: Registration, now: float) -> list[Effect]:
+        """Take note of a node that registers while the cluster is rebuilt, or begin with that."""
+        rebuilding = self._rebuilding
+        if rebuilding is None:
+            rebuilding = self._rebuilding = Rebuilding(now + self._plan.death_timeout / 2)
+            for member in list(self._members.values()):
+                # They want to join a cluster that is there already.
+                head = (member.role, member.name, member.incarnation, member.host, member.port)
+                message = m.Register(*head, self._plan.death_timeout)
+                rebuilding.later.append(Registration(member.peer, member.request, message, member.heard))
+                self._drop(member, "left", "")
+                self._remove(member)
+        if not one.message.epoch:
+            rebuilding.later.append(one)
+            return []
+        rebuilding.back[one.message.name] = one
+        effects: list[Effect] = [Log("warning", f"{one.message.name} comes back from epoch {one.message.epoch}")]
+        if one.message.epoch > rebuilding.asked:
+            rebuilding.asked = one.message.epoch
+            effects.append(Send(one.peer, 0, m.GetView()))
+        return effects + self._rebuild_if_whole(rebuilding, now)
+
+    def _told(self, rebuilding: Rebuilding, view: m.View, now: float) -> list[Effect]:
+        if rebuilding.view is None or view.epoch > rebuilding.view.epoch:
+            rebuilding.view = view
+        return self._rebuild_if_whole(rebuilding, now)
+
+    def _rebuild_if_whole(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
+        return self._rebuild(rebuilding, now) if rebuilding.is_whole else []
+
+    def _rebuild(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
+        """Go on with the cluster as it was: who is not back is lost."""
+        self._rebuilding = None
+        view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
+        counts = (self._plan.num_workers, self._plan.num_servers)
+        if view is None or (len(view.workers), len(view.servers)) != counts:
+            reason = "nobody has told what the cluster was, or it was of another size"
+            return [Log("error", reason), *(Disconnect(one.peer, reason) for one in registrations)]
+        for worker in view.workers:
+            self._restore(rebuilding, Role.WORKER, worker.rank, worker, ("", 0), now)
+        for server in view.servers:
+            self._restore(rebuilding, Role.SERVER, server.index, server, (server.host, server.port), now)
+        self._epoch = view.epoch
+        text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
+        effects: list[Effect] = [Log("warning", text), *self._publish(now)]
+        for one in rebuilding.later:
+            effects += self._received(one.peer, one.request, one.message, now)
+        return effects
+
+    def _restore(
+        self,
+        rebuilding: Rebuilding,
+        role: Role,
+        number: int,
+        entry: m.WorkerEntry | m.ServerEntry,
+        address: tuple[str, int],
+        now: float,
+    ) -> None:
+        one = rebuilding.back.get(entry.name)
+        is_back = one is not None and one.message.incarnation == entry.incarnation
+        member = Member(-1, 0, role, entry.name, entry.incarnation, *address, now, entry.state, entry.reason, number)
+        self._members[entry.name] = self._here[role][entry.name] = member
+        if one is not None and is_back and member.is_expected:
+            member.peer, member.request = one.peer, one.request
+            member.state = "finished" if member.state == "finished" else "alive"
+            self._by_peer[one.peer] = member
+            self._silent.add(one.peer, now + self._plan.death_timeout)
+            return
+        member.connected = False
+        if member.state == "away":
+            self._away.add(member.name, now + self._plan.respawn_timeout)
+        elif member.is_here:
+            member.reason = "was not there when the scheduler was started again"
+            self._parted.add(member.name, now)
+
     def _form(self, now: float) -> list[Effect]:
         """Give out the numbers, by name, and tell everybody: the cluster is complete."""
         for role in (Role.WORKER, Role.SERVER):
@@ -289,7 +371,9 @@ class Membership:
         servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
         return self._keeper.viewed(servers_here, workers_here, self._roster, now)
 
-    def _checkpoint(self, peer: Peer, message: m.CheckpointPart | m.CheckpointClock, now: float) -> list[Effect]:
+    def _said(self, peer: Peer, message: m.View | m.CheckpointPart | m.CheckpointClock, now: float) -> list[Effect]:
+        if isinstance(message, m.View):
+            return [] if self._rebuilding is None else self._told(self._rebuilding, message, now)
         member = self._by_peer.get(peer)
         if member is None or not self._epoch:
             raise MembershipError("only a member of the complete cluster can do this")
@@ -338,6 +422,8 @@ class Membership:
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         member = self._by_peer.get(peer)
+        if self._rebuilding is not None:
+            self._rebuilding.forget(peer)
         if member is None:
             return []
         reason = f"{reason}, last heard {now - member.heard:.1f} s before"
@@ -429,6 +515,8 @@ class Membership:
             member = self._members[name]
             text = f"{member.reason}; nobody has taken its place within {self._plan.respawn_timeout:g} s"
             effects += self._lose(member, text, now)
+        if self._rebuilding is not None and now >= self._rebuilding.until:
+            effects += self._rebuild(self._rebuilding, now)
         for name in self._parted.due(now):
             member = self._members[name]
             effects += self._lose(member, f"{member.reason}, and it has not come back", now)

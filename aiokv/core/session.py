@@ -624,6 +624,8 @@ class Session:
                 return self._viewed(message, now)
             case m.Heartbeat():
                 return []
+            case m.GetView():
+                return self._joiner.tell_view()
             case m.CheckpointAt(clock):
                 return self._passing.asked(clock, self._directory.clock)
             case m.Error(code, text, details):

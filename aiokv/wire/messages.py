@@ -151,6 +151,10 @@ class View(Message):
     resume: str = ""
 
 
+class GetView(Message):
+    """The scheduler was started again and asks a node for the newest view that it knows. Answered by that `View`."""
+
+
 class Heartbeat(Message):
     """I am alive. The scheduler answers each with one of its own."""
 
@@ -913,6 +917,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     90: Pushes,
     95: Gathered,
     96: Settled,
+    97: GetView,
     100: CheckpointAt,
     101: CheckpointClock,
     102: CheckpointPart,

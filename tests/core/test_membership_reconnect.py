@@ -138,9 +138,3 @@ def test_a_connection_that_ends_before_the_cluster_is_complete_gives_its_place_f
     scheduler.form("worker-0")
     scheduler.drop("worker-0")
     assert scheduler.machine.missing == "2 of 2 workers and 1 of 1 servers"
-
-
-def test_a_scheduler_without_a_cluster_takes_nobody_for_a_member(make_scheduler: type[Scheduler]) -> None:
-    scheduler = make_scheduler(workers=2, servers=1)
-    scheduler.register("worker-0", epoch=3)
-    assert scheduler.effects == [ef.Disconnect(0, "this scheduler knows nothing of the cluster")]

@@ -204,6 +204,30 @@ async def test_broken_connections_to_the_scheduler_are_made_again(cluster: MakeC
         assert running.workers[0].num_dead_nodes == 0
 
 
+async def test_a_scheduler_that_is_started_again_takes_the_cluster_over(cluster: MakeCluster) -> None:
+    """Meanwhile training goes on, and who waits at a barrier waits for it."""
+    async with cluster(workers=2, servers=2) as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init("w", full(0, 100_000)))
+        waiting = asyncio.create_task(first.barrier("b"))
+        await first.pull("w")
+        port = running.scheduler.port
+        await running.scheduler.close()
+        values = await running.each(lambda kv: kv.pushpull("w", full(1, 100_000)))
+        np.testing.assert_array_equal(values[0], full(2, 100_000))
+        settings: dict[str, Any] = {**running.settings, "num_workers": 2, "num_servers": 2, "bind_port": port}
+        async with aiokv.Scheduler(**settings) as scheduler:
+            running.scheduler = scheduler
+            await asyncio.gather(waiting, second.barrier("b"))
+            assert first.num_dead_nodes == 0
+            await second.abort()
+            with pytest.raises(WorkerLostError, match=r"rank 1 \(worker-1\)"):
+                await first.push("w", full(1, 100_000))
+            await first.close()
+            stop = await scheduler.wait_stopped()
+            assert stop.reason == "no worker is left; lost: worker-1"
+
+
 async def test_joining_an_incomplete_cluster_says_what_is_missing(cluster: MakeCluster) -> None:
     async with cluster(workers=3, servers=1, start_workers=False) as running:
         short = {"join_timeout": 1.0, "call_timeout": 0.9, "death_timeout": 0.8, "heartbeat": 0.3}

@@ -240,3 +240,11 @@ def test_no_rank_is_slower_than_another_with_equal_workers(make_scenario: Callab
         run = simulate(scenario, policy, 1)
         means = [sum(step.end - step.start for step in worker.steps) / 200 for worker in run.workers]
         assert max(means) / min(means) < 1.05
+
+
+def test_a_scheduler_that_is_started_again_takes_the_cluster_over(run_with: Callable[..., Run]) -> None:
+    """Training goes on without it; the workers meet at barriers again when it is back."""
+    run = run_with(Crash(node="scheduler", at=3.3, restart=2.0), job=JobSection(barrier_every=2))
+    assert is_complete(run)
+    assert run.unstopped == []
+    assert any("goes on from epoch 1" in line.text for line in run.logs)

@@ -45,6 +45,7 @@ from aiokv.wire.messages import (
     GetRules,
     GetState,
     GetTally,
+    GetView,
     GetWaiting,
     Goodbye,
     Heartbeat,
@@ -549,6 +550,13 @@ GOLDEN = [
         0,
         "41494f4b 01 60 0000  0900000000000000  0000000000000000 06000000  00000000",
         "91  a4 6c617465",
+    ),
+    Golden(
+        GetView(),
+        0,
+        0,
+        "41494f4b 01 61 0000  0000000000000000  0000000000000000 01000000  00000000",
+        "90",
     ),
     Golden(
         CheckpointAt(7),

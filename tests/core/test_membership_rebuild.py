@@ -1,0 +1,142 @@
+"""A scheduler that was started again rebuilds the cluster from the nodes that come back, at a higher epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiokv.core import effects as ef
+from aiokv.types import Role
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Like, Scheduler
+
+
+def view(epoch: int = 7, *, last: str = "alive") -> m.View:
+    """Return what the nodes know: three workers, one of them has left, and two servers."""
+    workers = (
+        m.WorkerEntry(0, "worker-0", 1),
+        m.WorkerEntry(1, "worker-1", 1, "left", "left in good order"),
+        m.WorkerEntry(2, "worker-2", 1, last),
+    )
+    servers = tuple(m.ServerEntry(index, f"server-{index}", 1, "127.0.0.1", 9000) for index in range(2))
+    return m.View(epoch, workers, servers, 0.5, 2**19, 2**16, 2.0)
+
+
+@pytest.fixture
+def scheduler(make_scheduler: type[Scheduler]) -> Scheduler:
+    """A scheduler that has just been started; the death time-out is 2 s, so nodes have 1 s to come back."""
+    return make_scheduler(workers=3, servers=2)
+
+
+def come_back(scheduler: Scheduler, *names: str, epoch: int = 7) -> None:
+    """Let nodes register that know an epoch."""
+    for name in names:
+        assert scheduler.register(name, epoch=epoch, again=name in scheduler.peers).answer is None
+
+
+def tell(scheduler: Scheduler, name: str, known: m.View) -> None:
+    """Let a node say what the cluster was."""
+    scheduler.ask(name, known)
+
+
+def asked(scheduler: Scheduler) -> list[str]:
+    """Return the nodes that were asked for their view."""
+    names = {peer: name for name, peer in scheduler.peers.items()}
+    sends = [one for one in scheduler.effects if isinstance(one, ef.Send)]
+    return [names[send.peer] for send in sends if send.message == m.GetView()]
+
+
+def states(scheduler: Scheduler, name: str = "worker-0") -> dict[str, str]:
+    """Return who is not alive, in the last view that a node was sent."""
+    known = scheduler.views[name][-1]
+    entries = [(entry.name, entry.state) for entry in known.workers]
+    entries += [(entry.name, entry.state) for entry in known.servers]
+    return {each: state for each, state in entries if state != "alive"}
+
+
+def test_it_goes_on_when_all_are_back(scheduler: Scheduler) -> None:
+    come_back(scheduler, "server-1", "worker-2", "server-0")
+    tell(scheduler, "server-1", view())
+    assert not any(scheduler.views.values())
+    come_back(scheduler, "worker-0")
+    assert [views[-1].epoch for views in scheduler.views.values()] == [8] * 4
+    assert states(scheduler) == {"worker-1": "left"}
+    assert [entry.rank for entry in scheduler.views["worker-2"][-1].workers] == [0, 1, 2]
+    waiting = scheduler.barrier("worker-0")
+    assert scheduler.barrier("worker-2").answer == waiting.answer == m.Done()
+
+
+def test_who_knows_a_newer_epoch_is_asked(scheduler: Scheduler) -> None:
+    come_back(scheduler, "server-1", epoch=6)
+    come_back(scheduler, "server-0")
+    come_back(scheduler, "worker-0", "worker-2")
+    assert asked(scheduler) == ["server-1", "server-0"]
+    tell(scheduler, "server-0", view(last="finished"))
+    tell(scheduler, "server-1", view(6))
+    assert scheduler.views["worker-0"][-1].epoch == 8
+    assert states(scheduler) == {"worker-1": "left", "worker-2": "finished"}
+
+
+def test_who_does_not_come_back_is_lost(scheduler: Scheduler) -> None:
+    come_back(scheduler, "server-1", "worker-0", "worker-2")
+    tell(scheduler, "server-1", view())
+    scheduler.drop("worker-2")
+    assert scheduler.tick(0.9) == []
+    scheduler.tick(1.0)
+    assert states(scheduler) == {"worker-1": "left", "worker-2": "lost", "server-0": "lost"}
+    assert "was not there when the scheduler was started again" in scheduler.views["worker-0"][-1].workers[2].reason
+
+
+def test_a_place_is_still_kept(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=3, servers=2, on_worker_loss="respawn", respawn_timeout=3.0)
+    come_back(scheduler, "server-1", "worker-0", "server-0")
+    tell(scheduler, "server-1", view(last="away"))
+    assert states(scheduler) == {"worker-1": "left", "worker-2": "away"}
+    scheduler.register("worker-2", incarnation=9)
+    assert states(scheduler) == {"worker-1": "left"}
+    scheduler.beat("server-1", "worker-0", "server-0")
+    scheduler.tick(3.0)
+    assert "lost" not in states(scheduler).values()
+
+
+def test_newcomers_wait_until_it_is_known_what_the_cluster_is(make_scheduler: type[Scheduler]) -> None:
+    """One process has taken the place of a worker before anybody else was back, one later."""
+    scheduler = make_scheduler(workers=3, servers=2, on_worker_loss="respawn")
+    scheduler.register("worker-2", incarnation=9)
+    come_back(scheduler, "server-1", "server-0")
+    stranger = scheduler.register("worker-9")
+    assert stranger.pending
+    tell(scheduler, "server-1", view(last="away"))
+    come_back(scheduler, "worker-0")
+    assert not stranger.pending, "all places are taken"
+    assert scheduler.views["worker-2"][-1].workers[2] == m.WorkerEntry(2, "worker-2", 9)
+
+
+def test_a_cluster_of_another_size_is_not_taken_over(scheduler: Scheduler, like: type[Like]) -> None:
+    come_back(scheduler, "server-0", "worker-0")
+    known = view()
+    known.workers = known.workers[:2]
+    tell(scheduler, "server-0", known)
+    scheduler.tick(1.0)
+    assert like(ef.Disconnect, peer=scheduler.peers["worker-0"]) in scheduler.effects
+    assert not any(scheduler.views.values())
+
+
+def test_nobody_tells_what_the_cluster_was(scheduler: Scheduler, like: type[Like]) -> None:
+    come_back(scheduler, "server-0")
+    scheduler.tick(1.0)
+    assert like(ef.Disconnect, peer=scheduler.peers["server-0"]) in scheduler.effects
+    tell(scheduler, "server-0", view())
+    assert not any(scheduler.views.values())
+
+
+def test_a_node_is_the_process_that_it_was(scheduler: Scheduler) -> None:
+    come_back(scheduler, "server-1", "server-0", "worker-0")
+    scheduler.register("worker-2", Role.WORKER, incarnation=5, epoch=7)
+    tell(scheduler, "server-1", view())
+    assert states(scheduler) == {"worker-1": "left"}
+    scheduler.tick(0.0)
+    assert states(scheduler)["worker-2"] == "lost"
