@@ -108,9 +108,8 @@ class Joiner:
 
     @property
     def number(self) -> int:
-        """Rank of a worker, index of a server; -1 before it has a view."""
-        if self.view is None:
-            return -1
+        """Rank of a worker, index of a server."""
+        assert self.view is not None, "it has its place"
         if self.role is Role.SERVER:
             return next(entry.index for entry in self.view.servers if entry.name == self.name)
         return next(entry.rank for entry in self.view.workers if entry.name == self.name)

@@ -140,3 +140,12 @@ def test_a_node_is_the_process_that_it_was(scheduler: Scheduler) -> None:
     assert states(scheduler) == {"worker-1": "left"}
     scheduler.tick(0.0)
     assert states(scheduler)["worker-2"] == "lost"
+
+
+def test_an_older_view_that_comes_later_changes_nothing(scheduler: Scheduler) -> None:
+    come_back(scheduler, "server-1", epoch=6)
+    come_back(scheduler, "server-0")
+    tell(scheduler, "server-0", view())
+    tell(scheduler, "server-1", view(6, last="left"))
+    come_back(scheduler, "worker-0", "worker-2")
+    assert states(scheduler) == {"worker-1": "left"}

@@ -146,3 +146,11 @@ def test_a_name_is_taken_while_the_cluster_forms(make_scheduler: type[Scheduler]
     scheduler.form("worker-0")
     again = scheduler.register("worker-0", again=True, incarnation=7)
     assert isinstance(again.error, ClusterFullError)
+
+
+def test_a_worker_that_comes_back_after_its_grace_goes_on(scheduler: Scheduler) -> None:
+    """Nobody has taken its place, and it is the process that it was."""
+    scheduler.drop("worker-1")
+    scheduler.register("worker-1", again=True, incarnation=1, epoch=1)
+    assert entry(scheduler) == m.WorkerEntry(1, "worker-1", 1)
+    assert scheduler.views["worker-0"][-1].epoch == 3

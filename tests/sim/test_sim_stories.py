@@ -9,7 +9,7 @@ import pytest
 from aiokv.errors import CallTimeoutError, ClusterFullError, ServerLostError, WorkerLostError
 from sim.cluster import simulate
 from sim.compute import Constant, Exponential
-from sim.faults import Bursts, Crash, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
+from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
 from sim.report import notes, poisoned_updates, summarise
 from sim.sections import ClusterSection, JobSection, NetworkSection, ServerSection, StopSection, TensorSection
 from sim.split import end_of, split
@@ -248,3 +248,20 @@ def test_a_scheduler_that_is_started_again_takes_the_cluster_over(run_with: Call
     assert is_complete(run)
     assert run.unstopped == []
     assert any("goes on from epoch 1" in line.text for line in run.logs)
+
+
+def test_survivors_are_told_the_same_within_the_death_time_out_and_a_heartbeat(
+    run_with: Callable[..., Run],
+) -> None:
+    hung = 5.3
+    run = run_with(Hang(node="worker-1", at=hung))
+    survivors = [run.workers[0], run.workers[2]]
+    errors = [worker.error for worker in survivors]
+    assert all(isinstance(error, WorkerLostError) for error in errors)
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert error is not None
+        assert error.details == {"ranks": [1], "key": "weights", "round": 6}
+        assert "rank 1 (worker-1): no heartbeat for 4.0 s" in str(error)
+    # What the death time-out counts from is the last heartbeat, and that is never older than the interval.
+    assert all(worker.ended <= hung + CLUSTER.death_timeout + CLUSTER.heartbeat for worker in survivors)
