@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from aiokv import files
-from aiokv.cluster_files import OpenPart, SavedChunk, open_part, read_manifest
+from aiokv.cluster_files import NAME, OpenPart, SavedChunk, open_part, read_manifest
 from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.stimuli import CheckpointRead
 from aiokv.errors import DataError
@@ -67,26 +67,31 @@ class Reading:
         return [self.arrays(chunk) for chunk in chunks]
 
 
-def read_residuals(place: str, rank: Rank, folder: str = "") -> tuple[int, dict[Key, dict[str, Any]]]:
-    """Return the clock of a checkpoint, and what compression had left of a worker's gradients then.
+def read_residuals(place: str, rank: Rank, step: int, folder: str = "") -> dict[Key, dict[str, Any]]:
+    """Return what compression had left of a worker's gradients after a step; nothing if a checkpoint is of another one.
 
     Args:
-        place: its folder.
+        place: the checkpoint's folder. It is there as long as a worker may have to go on with its step; once all have
+            made more, it may be deleted as an old one, so then it is not even looked for.
         rank: of the worker.
+        step: how many steps the worker has made.
         folder: where that has to be; see `aiokv.files.find`.
 
     Raises:
         DataError: it is damaged.
     """
+    name = NAME.fullmatch(place.rpartition("/")[2])
+    if name is not None and int(name[2]) != step:
+        return {}
     manifest = read_manifest(place, folder)
     file = manifest.residuals.get(rank)
-    if file is None:
-        return manifest.clock, {}
+    if file is None or manifest.clock != step:
+        return {}
     url = f"{place}/{file.name}"
     data = files.read(url, folder)
     if checksum(data[:-CHECKSUM_BYTES]).hex() != file.checksum:
         raise DataError(f"{url}: is damaged", path=url, expected=file.checksum)
-    return manifest.clock, state_of(data, url, rank, place.rpartition("/")[2])
+    return state_of(data, url, rank, place.rpartition("/")[2])
 
 
 def _cut(arrays: dict[str, Array], chunk: SavedChunk, wanted: WantedChunk) -> dict[str, Array]:

@@ -702,9 +702,9 @@ class Operations(ABC):
         place = self._session.resumed_from
         if not place:
             return
-        read = functools.partial(read_residuals, place, self.rank, self._checkpoint_folder)
-        clock, state = await self._compute(read, SLOW)
-        if clock == step and state:
+        read = functools.partial(read_residuals, place, self.rank, step, self._checkpoint_folder)
+        state = await self._compute(read, SLOW)
+        if state:
             await self.restore_compression_state(state)
 
     # --- saving ---

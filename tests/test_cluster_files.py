@@ -19,7 +19,7 @@ from aiokv.cluster_files import (
     write_file,
     write_own,
 )
-from aiokv.cluster_reading import Reading
+from aiokv.cluster_reading import Reading, read_residuals
 from aiokv.config import Config
 from aiokv.core.checkpoint_keeper import CheckpointPlan
 from aiokv.core.effects import WantedChunk, WriteManifest
@@ -429,3 +429,11 @@ def test_what_is_incomplete_or_damaged_is_not_verified_again(tmp_path: Path) -> 
     assert verified(found) is found
     assert Found(str(tmp_path), "another name", None).run == 0
     assert Found(str(tmp_path), "another name", None).clock == 0
+
+
+def test_checkpoint_that_all_workers_are_past_may_be_gone(tmp_path: Path) -> None:
+    """Whoever takes the place of a worker later goes on behind it, and needs nothing of it."""
+    gone = f"{tmp_path}/run-000001-clock-0000000010"
+    assert read_residuals(gone, 0, 11) == {}
+    with pytest.raises(DataError, match=r"manifest\.json: can't be read"):
+        read_residuals(gone, 0, 10)
