@@ -459,3 +459,9 @@ def test_error_of_the_scheduler_outside_the_join_is_nonsense(server: Server, lik
 def test_server_without_workers_in_its_view_has_nobody_to_wait_for(make_server: type[Server]) -> None:
     server = make_server(workers=0, attach=False)
     assert server.publish() == []
+
+
+def test_server_tells_a_scheduler_that_was_started_again_what_it_knows(server: Server) -> None:
+    known = server.machine._joiner.view
+    assert known is not None
+    assert server.handle(st.Received(SCHEDULER, 0, m.GetView())) == [ef.Send(SCHEDULER, 0, known)]

@@ -84,6 +84,7 @@ def test_who_does_not_come_back_is_lost(scheduler: Scheduler) -> None:
     come_back(scheduler, "server-1", "worker-0", "worker-2")
     tell(scheduler, "server-1", view())
     scheduler.drop("worker-2")
+    assert scheduler.machine.deadline() == 1.0
     assert scheduler.tick(0.9) == []
     scheduler.tick(1.0)
     assert states(scheduler) == {"worker-1": "left", "worker-2": "lost", "server-0": "lost"}

@@ -467,3 +467,9 @@ def test_keys_of_which_a_lost_server_had_a_part_are_named(make_worker: type[Work
     call = worker.transfer("pull", "cut", shape=(8,))
     assert call.error.details["keys"] == ["cut"]
     assert str(call.error).endswith("; with it, at least in part: 'cut'")
+
+
+def test_worker_tells_a_scheduler_that_was_started_again_what_it_knows(worker: Worker) -> None:
+    known = worker.machine._joiner.view
+    assert known is not None
+    assert worker.handle(st.Received(SCHEDULER, 0, m.GetView())) == [ef.Send(SCHEDULER, 0, known)]
