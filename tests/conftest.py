@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 NET_TESTS = Path(__file__).parent / "net"
+LONG_COMPUTATIONS = (
+    "codec/test_codec_properties.py",
+    "kernels/test_kernel_arithmetic.py",
+    "sim/test_sim_planted_faults.py",
+    "sim/test_sim_validation.py",
+)
+"""Traced by coverage they would take three times as long, for lines that other tests come by, too."""
 TURNS_TO_END = 20
 """How many turns of the loop a task that was cancelled, or is about to end, gets before it counts as left behind."""
 NAMED = 10
@@ -33,6 +40,14 @@ SECONDS_TO_END = 2.0
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let coverage not look at long computations."""
+    untraced = {Path(__file__).parent / name for name in LONG_COMPUTATIONS}
+    for item in items:
+        if item.path in untraced:
+            item.add_marker("no_cover")
 
 
 def pytest_asyncio_loop_factories(
