@@ -362,6 +362,9 @@ class Dialogue:
 
     def ended(self, node: str, now: float) -> None:
         """A node is no more."""
+        if node == SCHEDULER:
+            # One that is started again has heard nobody yet.
+            self._closed.update(self._heard)
         for name in [name for name in self._sent if name[0] == node]:
             # What was under way need not have arrived.
             del self._sent[name]
