@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import simpy
 
 from aiokv.core.stimuli import ChangePolicy, Depart, EnterBarrier, Finish, GoOn, Join, KeyOptions, Operation, Transfer
-from aiokv.errors import AiokvError
+from aiokv.errors import AiokvError, SchedulerLostError
 from sim.network import Flights
 from sim.record import LogRecord, Step
 from sim.waiting import Waiting, finish
@@ -98,13 +99,18 @@ class Worker:
             if self.scenario.steps_of(record.name) < self.scenario.steps and record.error is None:
                 yield from finish(node.call(Finish(node.new_call(), cluster.call_timeout)))
                 yield self.scenario.job.linger
-            yield from finish(node.call(Depart(node.new_call(), cluster.call_timeout)))
+            yield from self._leave(node)
         except AiokvError as error:
             record.error = record.error or error
         except simpy.Interrupt:
             record.struck = True
             return
         node.stop(f"{node.name} is done")
+
+    def _leave(self, node: Node) -> Waiting:
+        """Leave in good order. That nobody is there to be told is no error of a job that is done, as for a client."""
+        with contextlib.suppress(SchedulerLostError):
+            yield from finish(node.call(Depart(node.new_call(), self.scenario.cluster.call_timeout)))
 
     def _go_on(self, node: Node, session: Session) -> Waiting:
         """Find out whether the step counts in which the last life has ended, or is to be made again."""
