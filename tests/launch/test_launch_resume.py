@@ -109,7 +109,7 @@ def test_job_that_is_killed_as_a_whole_ends_with_the_same_bits(tmp_path: Path) -
 
 
 @pytest.mark.timeout(200)
-def test_job_whose_server_is_killed_goes_on_by_itself(tmp_path: Path) -> None:
+def test_scenario_14_job_whose_server_is_killed_goes_on_by_itself(tmp_path: Path) -> None:
     undisturbed, resumed = tmp_path / "undisturbed.npz", tmp_path / "resumed.npz"
     run_to_the_end(command(tmp_path, undisturbed))
     folder = tmp_path / "checkpoints"

@@ -87,7 +87,9 @@ def assert_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("pushed", [0, 1, 2, 4])
-async def test_weights_are_those_of_an_undisturbed_run(cluster: MakeCluster, rank: int, pushed: int) -> None:
+async def test_scenario_17_weights_are_those_of_an_undisturbed_run(
+    cluster: MakeCluster, rank: int, pushed: int
+) -> None:
     async with cluster(**SETTINGS) as running:
         expected = (await running.each(train))[0]
     async with cluster(**SETTINGS) as running:

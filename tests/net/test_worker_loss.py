@@ -89,7 +89,7 @@ async def train(kv: aiokv.Client) -> list[set[float]]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 5, 9])
-async def test_with_shrink_the_others_take_all_their_steps_and_no_key_has_what_another_lacks(
+async def test_scenario_1_with_shrink_the_others_take_all_their_steps_and_no_key_has_what_another_lacks(
     cluster: MakeCluster, step: int
 ) -> None:
     """The worker is killed in the middle of what it sends; each number says whose pushes are in it."""
@@ -111,7 +111,7 @@ async def test_with_shrink_the_others_take_all_their_steps_and_no_key_has_what_a
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP")
-async def test_with_shrink_a_worker_that_comes_to_again_is_told_that_the_others_have_gone_on(
+async def test_scenario_2_with_shrink_a_worker_that_comes_to_again_is_told_that_the_others_have_gone_on(
     cluster: MakeCluster,
 ) -> None:
     """Scenario 2: it is stopped until it is counted as lost, and then goes on; what it sends has no effect."""
