@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from aiokv.errors import CallTimeoutError, ClosedError, MembershipError
+from aiokv.errors import CallTimeoutError, ClosedError, MembershipError, StaleEpochError, UnknownKeyError
 from sim.faults import Bursts, Crash, Fault, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Reset, Slow, Spot, Torn
 from sim.sections import SCHEDULER
 
@@ -85,10 +85,21 @@ def lacking_progress(run: Run) -> list[str]:
             found.append(f"{text}, although all faults heal in time")
         elif worker.name in bystanders:
             found.append(f"{text}, although nothing happened to it and no update waits for others")
-        elif not worker.struck and not isinstance(worker.error, FAIR_ENDS):
+        elif not worker.struck and not isinstance(worker.error, FAIR_ENDS) and not _never_came(run, worker):
             found.append(f"{text}; that is no reason which faults can give")
     left = [name for name in run.unstopped if heals(run) or not _may_stay(run, name)]
     return [*found, *(f"{name} goes on, although all workers have ended" for name in left)]
+
+
+def _never_came(run: Run, worker: WorkerRecord) -> bool:
+    """Say whether a worker was told of a key that is not there because who was to bring it has got lost."""
+    if not isinstance(worker.error, UnknownKeyError):
+        return False
+    groups = {tensor.key: tensor.group for tensor in run.scenario.tensors}
+    group = groups[worker.error.details["key"]]
+    root = group[0] if group else 0
+    [bringer] = [other for other in run.workers if other.rank == root]
+    return bringer.struck or isinstance(bringer.error, StaleEpochError)
 
 
 def _bystanders(run: Run) -> list[str]:

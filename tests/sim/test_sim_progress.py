@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiokv.errors import ProtocolError
+from aiokv.errors import ProtocolError, UnknownKeyError
 from sim.cluster import simulate
 from sim.compute import Constant
 from sim.faults import Crash, HeartbeatLoss, Late, Link, Pause, Slow
@@ -97,3 +97,14 @@ def test_a_scheduler_may_wait_for_a_cluster_that_never_was(run_with: Callable[..
     run = run_with(Crash(node="worker-2", at=0.0))
     assert run.unstopped == ["scheduler"]
     assert lacking_progress(run) == []
+
+
+def test_a_key_that_is_not_there_is_a_reason_only_when_who_was_to_bring_it_is_lost(
+    run_with: Callable[..., Run],
+) -> None:
+    for lost, found in (("worker-0", False), ("worker-2", True)):
+        run = run_with(Crash(node=lost, at=2.5), policy="bsp")
+        told = run.workers[1]
+        [key] = {tensor.key for tensor in run.scenario.tensors}
+        told.error = UnknownKeyError(f"key {key!r} is not initialized", key=key)
+        assert any("no reason" in text for text in lacking_progress(run)) == found
