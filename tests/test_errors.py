@@ -9,7 +9,7 @@ import pytest
 from aiokv import errors
 from aiokv.errors import BY_CODE, AiokvError, from_code
 
-RETRIABLE = {"CallTimeoutError", "JoinTimeoutError", "BarrierTimeoutError", "OverloadedError"}
+RETRIABLE = {"CallTimeoutError", "JoinTimeoutError", "BarrierTimeoutError", "OverloadedError", "ChecksumError"}
 
 CODES = {
     "AiokvError": 1,
