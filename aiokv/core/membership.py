@@ -275,7 +275,14 @@ class Membership:
             effects.append(Send(one.peer, 0, m.GetView()))
         return effects + self._rebuild_if_whole(rebuilding, now)
 
-    def _told(self, rebuilding: Rebuilding, view: m.View, now: float) -> list[Effect]:
+    def _told(self, peer: Peer, view: m.View, now: float) -> list[Effect]:
+        """Take in what a node that has come back says of the cluster; nobody else is believed."""
+        rebuilding = self._rebuilding
+        if rebuilding is None and peer in self._by_peer:
+            # The answer is no longer needed.
+            return []
+        if rebuilding is None or all(one.peer != peer for one in rebuilding.back.values()):
+            raise MembershipError("only a node that has come back can say what the cluster was")
         if rebuilding.view is None or view.epoch > rebuilding.view.epoch:
             rebuilding.view = view
         return self._rebuild_if_whole(rebuilding, now)
@@ -373,7 +380,7 @@ class Membership:
 
     def _said(self, peer: Peer, message: m.View | m.CheckpointPart | m.CheckpointClock, now: float) -> list[Effect]:
         if isinstance(message, m.View):
-            return [] if self._rebuilding is None else self._told(self._rebuilding, message, now)
+            return self._told(peer, message, now)
         member = self._by_peer.get(peer)
         if member is None or not self._epoch:
             raise MembershipError("only a member of the complete cluster can do this")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.core import effects as ef
+from aiokv.errors import MembershipError
 from aiokv.types import Role
 from aiokv.wire import messages as m
 
@@ -150,3 +151,13 @@ def test_an_older_view_that_comes_later_changes_nothing(scheduler: Scheduler) ->
     tell(scheduler, "server-1", view(6, last="left"))
     come_back(scheduler, "worker-0", "worker-2")
     assert states(scheduler) == {"worker-1": "left"}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_only_who_has_come_back_is_believed(scheduler: Scheduler, *, is_new: bool) -> None:
+    come_back(scheduler, "server-1", "worker-2", "server-0", "worker-0")
+    if is_new:
+        scheduler.register("worker-9")
+    told = scheduler.ask("worker-9" if is_new else "stranger", view())
+    assert isinstance(told.answer, MembershipError)
+    assert not any(scheduler.views.values())
