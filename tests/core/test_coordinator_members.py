@@ -372,6 +372,7 @@ def test_server_stops_when_the_scheduler_says_so(server: Server) -> None:
     assert server.handle(st.Received(SCHEDULER, 0, m.Stop("all workers have left"))) == [
         ef.Stop("all workers have left")
     ]
+    assert server.handle(st.Received(SCHEDULER, 0, m.Stop("all workers have left"))) == [], "once is enough"
     assert server.handle(st.PeerLost(SCHEDULER, "closed")) == []
 
 

@@ -423,6 +423,12 @@ def test_worker_can_still_say_that_a_server_is_lost(worker: Worker) -> None:
     assert (call.outcome, [send.peer for send in call.sends]) == ("done", [SCHEDULER])
 
 
+def test_worker_that_has_not_joined_has_nothing_to_say(make_worker: type[Worker]) -> None:
+    worker = make_worker(join=False)
+    call = worker.call(st.EnterBarrier, name="b", timeout=5.0, said={"error": "lost"}, leaves=True)
+    assert (type(call.error), call.sends) == (ClosedError, [])
+
+
 def test_worker_can_leave_without_a_scheduler(worker: Worker) -> None:
     worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
     call = worker.call(st.Depart, timeout=5.0)

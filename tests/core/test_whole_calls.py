@@ -12,6 +12,7 @@ from aiokv.core import whole_calls
 from aiokv.errors import (
     CallTimeoutError,
     ConfigError,
+    KeyUseError,
     MembershipError,
     ProtocolError,
     RoundTimeoutError,
@@ -58,6 +59,15 @@ def test_pushes_wait_for_the_rest_of_their_call(server: Server) -> None:
     second = push(server, 0, "b", 1, 2)
     assert (first.answer, second.answer) == (m.Done(1), m.Done(1))
     assert (server.value("a"), server.value("b")) == (2.0, 2.0)
+
+
+def test_call_for_a_key_that_is_deleted_before_it_counts_is_told_so(server: Server) -> None:
+    torn = push(server, 0, "a", 1, 2)
+    server.ask(1, m.Delete(("a",), 5.0))
+    whole = push(server, 0, "b", 1, 2)
+    assert isinstance(torn.error, KeyUseError)
+    assert whole.pending, "the other worker has not pushed"
+    assert len(server.slots) == 1
 
 
 def test_what_is_not_whole_does_not_count_when_its_worker_is_evicted(server: Server) -> None:
