@@ -47,6 +47,9 @@ MARGIN = 30
 SETTLE_SECONDS = 60.0
 """How long the job may take to go on after a fault; then the run has failed."""
 
+END_SECONDS = 90.0
+"""How long the job may take to end after the last fault."""
+
 KEPT_LINES = 30
 """How many of the last lines that the nodes write on stderr are kept."""
 
@@ -244,7 +247,7 @@ async def _disturbed(plan: ChaosPlan, folder: Path, report: Report, on_progress:
         try:
             await _harm(plan, launched, watch, harm, on_progress)
             (folder / "steps").write_text(str(watch.step + MARGIN))
-            outcome = await asyncio.wait_for(launched, SETTLE_SECONDS + MARGIN)
+            outcome = await asyncio.wait_for(launched, END_SECONDS)
         except (AiokvError, TimeoutError) as error:
             report.problems.append(str(error) or "the job did not end")
         else:
