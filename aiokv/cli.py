@@ -175,6 +175,12 @@ ON_WORKER_LOSS = click.option(
     help="When a worker is lost: fail, shrink (go on without it) or respawn (wait for another process).  "
     "[default: fail]",
 )
+REPLICATION = click.option(
+    "--replication",
+    type=_Plain(click.IntRange(1, 2)),
+    metavar="N",
+    help="Keep every parameter on so many servers, 1 or 2.  [default: 1]",
+)
 NAME = click.option("--name", metavar="NAME", help="Name of this node.")
 PLUGINS = click.option(
     "--plugin",
@@ -232,6 +238,7 @@ TOKEN_NOTE = (
     ADVERTISE,
     WORKERS,
     SERVERS,
+    REPLICATION,
     ON_WORKER_LOSS,
     *CHECKPOINTS,
     NAME,
@@ -298,6 +305,7 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     WORKERS,
     SERVERS,
     COLOCATE,
+    REPLICATION,
     ON_WORKER_LOSS,
     click.option(
         "--restarts",
@@ -375,6 +383,7 @@ def run(
     environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
     environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in CHECKPOINT_SETTINGS}
     environ["AIOKV_ON_WORKER_LOSS"] = config.on_worker_loss
+    environ["AIOKV_REPLICATION"] = str(config.replication)
     # All nodes show the same certificate.
     environ |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}
     if settings["config"] is not None:

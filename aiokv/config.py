@@ -114,6 +114,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 30.0
     min_workers: Annotated[Count, says("With shrink: fewer workers do not go on; they wait for others.")] = 1
+    replication: Annotated[
+        Literal[1, 2],
+        Meta(description="1 or 2"),
+        says(
+            "On how many servers every parameter is. 2: when a server is lost, another one that has a copy takes its "
+            "place, and nothing is lost. The scheduler's setting counts for all."
+        ),
+    ] = 1
     chunk_bytes: Annotated[ChunkBytes, says("The most bytes of a parameter that move and are updated as one.")] = (
         512 * 1024
     )
@@ -262,6 +270,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.role is Role.SCHEDULER and self.min_workers > self.num_workers:
             text = f"min_workers = {self.min_workers} is more than num_workers = {self.num_workers}"
             raise ConfigError(text, expected=self.num_workers, got=self.min_workers)
+        if self.role in {None, Role.SCHEDULER} and self.replication > self.num_servers:
+            text = f"replication = {self.replication} needs at least {self.replication} servers, got {self.num_servers}"
+            raise ConfigError(text, key="num_servers", expected=self.replication, got=self.num_servers)
+        if self.replication > 1:
+            raise ConfigError("replication = 2 does not work yet", key="replication", expected=1, got=self.replication)
         waits = self.on_worker_loss == "respawn" or (self.on_worker_loss == "shrink" and self.min_workers > 1)
         if waits and self.death_timeout + self.respawn_timeout > self.call_timeout:
             rule = "death_timeout + respawn_timeout <= call_timeout"

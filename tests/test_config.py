@@ -264,6 +264,11 @@ def test_workers_can_not_be_fewer_than_are_started() -> None:
     assert load_config(environ={}, on_worker_loss="shrink", respawn_timeout=51.0).min_workers == 1
 
 
+def test_a_copy_needs_another_server() -> None:
+    text = problem(role=Role.SCHEDULER, num_servers=1, replication=2)
+    assert text.startswith("replication = 2 needs at least 2 servers, got 1")
+
+
 def test_short_and_long_form_that_contradict_each_other_are_refused() -> None:
     text = problem({"AIOKV_SCHEDULER": "node:1", "AIOKV_SCHEDULER_PORT": "2"})
     assert "AIOKV_SCHEDULER" in text

@@ -32,8 +32,8 @@ class ClusterPlan:
     """How many members the cluster has, and the settings that all of them share.
 
     Seconds for `heartbeat`, `death_timeout`, `respawn_timeout` and `reconnect_grace`, bytes for `chunk_bytes` and
-    `split_bytes`.
-    `on_worker_loss` is as in a view; with "shrink" the workers never become fewer than `min_workers`.
+    `split_bytes`. `on_worker_loss` and `replication` are as in a view; with "shrink" the workers never become fewer
+    than `min_workers`.
     """
 
     num_workers: int
@@ -47,6 +47,7 @@ class ClusterPlan:
     checkpoints: CheckpointPlan = field(default_factory=CheckpointPlan)
     min_workers: int = 1
     reconnect_grace: float = 0.0
+    replication: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -363,6 +364,7 @@ class Membership:
             self._plan.checkpoints.folder,
             self._plan.checkpoints.run,
             self._plan.checkpoints.resume,
+            self._plan.replication,
         )
         self._roster = Roster(view)
         self._view = view

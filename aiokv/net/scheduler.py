@@ -56,6 +56,7 @@ class Scheduler(Node):
             respawn_timeout=config.respawn_timeout,
             min_workers=config.min_workers,
             reconnect_grace=min(config.reconnect_grace, config.death_timeout),
+            replication=config.replication,
             checkpoints=checkpoints,
         )
         self._start(Membership(plan))

@@ -89,6 +89,8 @@ class Register(Message):
 
     One that has its place already names its `number`, rank or index, and the `epoch` of the newest view that it knows:
     its connection has ended, or the scheduler was started again.
+
+    Unless `standby` is -1 the node is to hold a copy of the server with that index, as `HostStandby` said.
     """
 
     role: Role
@@ -99,6 +101,7 @@ class Register(Message):
     timeout: float
     number: int = -1
     epoch: int = 0
+    standby: int = -1
 
 
 class WorkerEntry(Message):
@@ -116,8 +119,26 @@ class WorkerEntry(Message):
     reason: str = ""
 
 
+class StandbyEntry(Message):
+    """The node that holds a copy of a server's parameters, and takes its place when it is lost.
+
+    `state` is "expected" (it has not registered yet, so its address is not known), "filling" (the server copies what it
+    has) or "ready". `process` is the name of the node whose process it is in.
+    """
+
+    name: str
+    process: str
+    incarnation: int = 0
+    host: str = ""
+    port: int = 0
+    state: str = "expected"
+
+
 class ServerEntry(Message):
-    """One server of a view and the address under which workers reach it. `state` as in `WorkerEntry`."""
+    """One server of a view and the address under which workers reach it. `state` as in `WorkerEntry`.
+
+    `process` is the name of the node whose process it is in; empty: it is in its own.
+    """
 
     index: int
     name: str
@@ -126,6 +147,8 @@ class ServerEntry(Message):
     port: int
     state: str = "alive"
     reason: str = ""
+    standby: StandbyEntry | None = None
+    process: str = ""
 
 
 class View(Message):
@@ -135,6 +158,8 @@ class View(Message):
 
     Unless `checkpoint_every` is 0 there is a cluster checkpoint after every so many rounds; they are in the folder
     `checkpoints`, and `run` is in their names. `resume` is the folder of the one with which the servers begin.
+
+    `replication` is on how many servers every parameter is: with 2 each has a standby.
     """
 
     epoch: int
@@ -149,6 +174,7 @@ class View(Message):
     checkpoints: str = ""
     run: int = 0
     resume: str = ""
+    replication: int = 1
 
 
 class GetView(Message):
@@ -857,6 +883,34 @@ class Pushes(Message):
     clock: int
 
 
+# --- standbys, between the scheduler and the servers; see `core.standbys` ---
+
+
+class HostStandby(Message):
+    """From the scheduler: start a node with this name in your process, which registers as the standby of an index."""
+
+    index: int
+    name: str
+
+
+class StandbyReady(Message):
+    """To the scheduler: the standby with this name has all that this server has, and every answer waits for it."""
+
+    index: int
+    name: str
+
+
+class DropStandby(Message):
+    """To the scheduler: the standby with this name can't be reached. A view without it says that it counts no more."""
+
+    index: int
+    name: str
+
+
+class LeaveServer(Message):
+    """This process of servers wants to end. Answered `Done` when others serve all that it had."""
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -925,6 +979,10 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     104: CheckpointDropped,
     106: GetWaiting,
     107: Waiting,
+    110: HostStandby,
+    111: StandbyReady,
+    112: DropStandby,
+    113: LeaveServer,
 }
 """Frame type number -> the class of its control message."""
 

@@ -36,6 +36,7 @@ from aiokv.wire.messages import (
     CommandResult,
     Delete,
     Done,
+    DropStandby,
     Error,
     Finish,
     Freed,
@@ -50,10 +51,12 @@ from aiokv.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    HostStandby,
     Init,
     InitBundle,
     InitRows,
     Leave,
+    LeaveServer,
     MemberState,
     Message,
     Met,
@@ -78,6 +81,8 @@ from aiokv.wire.messages import (
     Settled,
     Share,
     Shared,
+    StandbyEntry,
+    StandbyReady,
     State,
     Stop,
     Sums,
@@ -170,17 +175,20 @@ GOLDEN = [
         "91  ce 00100000",
     ),
     Golden(
-        Register(Role.WORKER, "w0", 1, "10.0.0.2", 7777, 30.0, 5, 3),
+        Register(Role.WORKER, "w0", 1, "10.0.0.2", 7777, 30.0, 5, 3, 2),
         1,
         0,
-        "41494f4b 01 10 0000  0100000000000000  0000000000000000 23000000  00000000",
-        "98  a6 776f726b6572  a2 7730  01  a8 31302e302e302e32  cd 1e61  cb 403e000000000000  05  03",
+        "41494f4b 01 10 0000  0100000000000000  0000000000000000 24000000  00000000",
+        "99  a6 776f726b6572  a2 7730  01  a8 31302e302e302e32  cd 1e61  cb 403e000000000000  05  03  02",
     ),
     Golden(
         View(
             epoch=3,
             workers=(WorkerEntry(0, "w0", 1), WorkerEntry(1, "w1", 2, "lost", "no heartbeat")),
-            servers=(ServerEntry(0, "s0", 1, "10.0.0.3", 9000),),
+            servers=(
+                ServerEntry(0, "s0", 1, "10.0.0.3", 9000),
+                ServerEntry(1, "s", 2, "h", 9, standby=StandbyEntry("t/1", "t", 4, "i", 8, "ready"), process="u"),
+            ),
             heartbeat=0.5,
             chunk_bytes=524288,
             split_bytes=1048576,
@@ -190,16 +198,18 @@ GOLDEN = [
             checkpoints="/ck",
             run=2,
             resume="/ck/r",
+            replication=2,
         ),
         258,
         0,
-        "41494f4b 01 11 0000  0201000000000000  0000000000000000 72000000  00000000",
-        "9c  03"
+        "41494f4b 01 11 0000  0201000000000000  0000000000000000 97000000  00000000",
+        "9d  03"
         "  92  95 00 a2 7730 01 a5 616c697665 a0"
         "      95 01 a2 7731 02 a4 6c6f7374 ac 6e6f20686561727462656174"
-        "  91  97 00 a2 7330 01 a8 31302e302e302e33 cd 2328 a5 616c697665 a0"
+        "  92  99 00 a2 7330 01 a8 31302e302e302e33 cd 2328 a5 616c697665 a0 c0 a0"
+        "      99 01 a1 73 02 a1 68 09 a5 616c697665 a0  96 a3 742f31 a1 74 04 a1 69 08 a5 7265616479  a1 75"
         "  cb 3fe0000000000000  ce 00080000  ce 00100000  cb 4024000000000000"
-        "  a7 7265737061776e  64 a3 2f636b 02 a5 2f636b2f72",
+        "  a7 7265737061776e  64 a3 2f636b 02 a5 2f636b2f72 02",
     ),
     Golden(
         Heartbeat(),
@@ -611,6 +621,34 @@ GOLDEN = [
         "41494f4b 01 6b 0000  0b00000000000000  0000000000000000 4d000000  00000000",
         "93  03  91 97 aa 72616e6b203120286229 a5 6b65792037 a8 6e6f206e6f726d73 cb 3fe0000000000000 91 00 07 02"
         "  91 98 a6 736572766572 ff a1 73 a4 6c6f7374 a4 676f6e65 a1 68 09 cb 4000000000000000",
+    ),
+    Golden(
+        HostStandby(1, "t/1"),
+        0,
+        0,
+        "41494f4b 01 6e 0000  0000000000000000  0000000000000000 06000000  00000000",
+        "92  01  a3 742f31",
+    ),
+    Golden(
+        StandbyReady(1, "t/1"),
+        0,
+        0,
+        "41494f4b 01 6f 0000  0000000000000000  0000000000000000 06000000  00000000",
+        "92  01  a3 742f31",
+    ),
+    Golden(
+        DropStandby(1, "t/1"),
+        0,
+        0,
+        "41494f4b 01 70 0000  0000000000000000  0000000000000000 06000000  00000000",
+        "92  01  a3 742f31",
+    ),
+    Golden(
+        LeaveServer(),
+        4,
+        0,
+        "41494f4b 01 71 0000  0400000000000000  0000000000000000 01000000  00000000",
+        "90",
     ),
 ]
 
