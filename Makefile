@@ -11,6 +11,7 @@ SANS_IO := aiokv/wire/*,aiokv/core/*,aiokv/policy/*
 PYTEST_FLAGS ?= $(if $(CI),--randomly-seed=1)
 # On all CPUs, though no more than 8: each process imports PyTorch and compiles kernels of its own.
 PYTEST_PROCESSES ?= --numprocesses=logical --maxprocesses=8 --dist=worksteal
+CHAOS_MINUTES ?= 2
 
 # An activated environment, or a user's pip settings, must not lead the installation elsewhere.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET PIP_USER
@@ -47,7 +48,7 @@ $(STAMP): pyproject.toml
 	@echo "$(CURDIR)" > $(STAMP)
 
 .PHONY: test
-test: lint types imports docs unit ## lint, types, imports, docs, tests and coverage: all that CI runs
+test: lint types imports docs unit chaos ## lint, types, imports, docs, tests, coverage and chaos: all that CI runs
 
 .PHONY: lint
 lint: $(STAMP) ## check style, format and spelling
@@ -67,6 +68,10 @@ imports: $(STAMP) ## check who imports whom
 unit: $(STAMP) ## run the tests on all CPUs, and check what they cover
 	$(PY) -m pytest --cov $(PYTEST_PROCESSES) $(PYTEST_FLAGS)
 	$(PY) -m coverage report --include='$(SANS_IO)' --fail-under=100
+
+.PHONY: chaos
+chaos: $(STAMP) ## harm a real cluster for CHAOS_MINUTES, and compare the bits that it ends with
+	$(BIN)/aiokv chaos --minutes $(CHAOS_MINUTES) --workers 4 --servers 3 --kill worker,server,scheduler --seed 1
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## look for bytes that break the wire, for ten minutes

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
 PIECE = 64 * 1024
 """Most bytes that are passed on at a time."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What a connection may still carry before it is cut."""
+
+    bytes: float
 
 
 class Proxy:
@@ -21,15 +31,20 @@ class Proxy:
             print(proxy.port)
 
     Who connects while there is no target, or one that does not answer, is sent away.
+
+    Args:
+        cut_after: after how many bytes, of both directions together, the first, second ... connection is cut; those for
+            which there is no number live on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cut_after: Iterable[int] = ()) -> None:
         self.host = "127.0.0.1"
         self.port = 0
         self.target: tuple[str, int] | None = None
         """Where connections that come from now on lead to."""
         self.cuts = 0
         """How many connections were cut."""
+        self._cut_after = iter(cut_after)
         self._open = asyncio.Event()
         self._open.set()
         self._passing: dict[asyncio.Task[None], None] = {}
@@ -84,20 +99,25 @@ class Proxy:
         if self.target is None:
             return
         far_reader, far_writer = await asyncio.open_connection(*self.target, limit=PIECE)
+        left = Allowance(next(self._cut_after, math.inf))
         ways = [
-            asyncio.create_task(self._pass_on(reader, far_writer)),
-            asyncio.create_task(self._pass_on(far_reader, writer)),
+            asyncio.create_task(self._pass_on(reader, far_writer, left)),
+            asyncio.create_task(self._pass_on(far_reader, writer, left)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            self.cuts += left.bytes <= 0
         finally:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             far_writer.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(PIECE):
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: Allowance) -> None:
+        while left.bytes > 0 and (data := await reader.read(PIECE)):
             await self._open.wait()
+            if len(data) > left.bytes:
+                data = data[: int(max(0, left.bytes))]
+            left.bytes -= len(data)
             writer.write(data)
             await writer.drain()

@@ -73,3 +73,23 @@ async def test_connection_without_a_target_is_ended() -> None:
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
         writer.close()
+
+
+async def test_connections_are_cut_after_the_bytes_that_were_asked_for_in_their_order(echo: tuple[str, int]) -> None:
+    """Each byte counts on its way there and on its way back."""
+    async with Proxy(cut_after=[7, 0]) as proxy:
+        proxy.target = echo
+        came = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            writer.write(b"12345")
+            try:
+                came.append(await reader.readexactly(5))
+            except asyncio.IncompleteReadError as error:
+                came.append(error.partial)
+            except ConnectionError:
+                came.append(b"")
+            writer.close()
+        assert came[1:] == [b"", b"12345"]
+        assert came[0] in {b"12", b""}
+        assert proxy.cuts == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 
 import aiokv
+from aiokv.chaos.proxy import Proxy
 from aiokv.commands import registry as commands
 from aiokv.core.joiner import Joiner
 from aiokv.net.tcp import Link
-from tests.net.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,14 +34,15 @@ async def flaky_cluster(
 ) -> AsyncIterator[tuple[Cluster, list[Proxy]]]:
     """Run a cluster whose workers reach the servers through proxies that cut connections."""
     async with contextlib.AsyncExitStack() as stack:
-        made = [Proxy(seed=seed + number, cuts=cuts, most=most) for number in range(settings.get("servers", 1))]
+        draw = random.Random(seed)
+        made = [Proxy([draw.randrange(most) for _ in range(cuts)]) for _ in range(settings.get("servers", 1))]
         for proxy in made:
             await stack.enter_async_context(proxy)
         left = list(made)
 
         def join(**fields: Any) -> Joiner:
             proxy = left.pop()
-            proxy.target, fields["advertised"] = fields["advertised"], proxy.address
+            proxy.target, fields["advertised"] = fields["advertised"], (proxy.host, proxy.port)
             return Joiner(**fields)
 
         monkeypatch.setattr("aiokv.net.server.Joiner", join)

@@ -1,0 +1,31 @@
+"""A real cluster whose processes are killed while it trains ends with the bits of one that nobody harms."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from aiokv.chaos.job import SHAPES
+from aiokv.chaos.plan import FaultPlan, Kind
+from aiokv.chaos.run import ChaosPlan, run
+
+PLAN = ChaosPlan(
+    seconds=6.0,
+    workers=2,
+    servers=2,
+    faults=FaultPlan(kill=("worker", "server", "scheduler"), disturb=(Kind.CUT,), every=0.05, longest=0.3, seed=24),
+)
+"""The first faults of this seed kill a worker, the scheduler and a server, each as soon as the job has gone on after
+the one before; the first comes at once, so something is killed on a slow machine, too."""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP and no SIGKILL")
+def test_weights_are_bit_equal_and_nothing_is_lost_after_processes_were_killed() -> None:
+    report = asyncio.run(run(PLAN))
+    assert report.problems == []
+    assert report.bit_equal
+    assert report.lost == 0
+    assert report.kills >= 1
+    assert report.applied == report.steps * len(SHAPES) * PLAN.workers > 0
