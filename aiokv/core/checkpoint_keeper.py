@@ -124,9 +124,13 @@ class Keeper:
             self._ask_at = now + self._plan.seconds
         return effects + self._go_on()
 
-    def interrupted(self) -> list[Effect]:
-        """Take note that what a server has said may have got lost, with its connection."""
-        return self._drop(list(self._open), "the connection to a server has ended")
+    def interrupted(self, reason: str = "the connection to a server has ended") -> list[Effect]:
+        """Take note that what a server has said, or was asked, may have got lost, with its connection or with itself."""
+        effects = self._drop(list(self._open), reason)
+        if self._asked > self._complete and self._asked not in self._dropped:
+            self._dropped[self._asked], self._silent = None, {}
+            effects += [Send(peer, 0, m.CheckpointDropped(self._asked)) for peer in self._servers]
+        return effects
 
     # --- every so many seconds ---
 

@@ -10,8 +10,10 @@ from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
+from aiokv.core.members import Member
 from aiokv.core.rebuilding import Rebuilding, Registration
 from aiokv.core.roster import EXPECTED, Roster, natural_order
+from aiokv.core.standbys import Standbys
 from aiokv.core.stimuli import ManifestWritten, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
     AiokvError,
@@ -20,7 +22,7 @@ from aiokv.errors import (
     MembershipError,
     StaleEpochError,
 )
-from aiokv.types import Incarnation, Peer, Role
+from aiokv.types import Peer, Role
 from aiokv.wire import messages as m
 
 MAX_ANSWERED = 64
@@ -50,37 +52,6 @@ class ClusterPlan:
     replication: int = 1
 
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """A node that has registered. `state` is as in a view."""
-
-    peer: Peer
-    request: int
-    role: Role
-    name: str
-    incarnation: Incarnation
-    host: str
-    port: int
-    heard: float
-    state: str = "alive"
-    reason: str = ""
-    number: int = -1
-    """Rank of a worker, index of a server; given when the cluster is complete."""
-    connected: bool = True
-    answered: dict[int, Send | Refuse] = field(default_factory=dict)
-    """The last answers to what it has asked, which may have got lost with its connection."""
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the node is there, as far as is known."""
-        return self.state in {"alive", "finished"}
-
-    @property
-    def is_expected(self) -> bool:
-        """Whether the node is connected, or another process may take its place."""
-        return self.is_here or self.state == "away"
-
-
 class Membership:
     """The state machine of the scheduler. `handle` is the only door that changes it."""
 
@@ -88,7 +59,7 @@ class Membership:
         self._plan = plan
         self._members: dict[str, Member] = {}
         self._here: dict[Role, dict[str, Member]] = {Role.WORKER: {}, Role.SERVER: {}}
-        """The members of each role."""
+        """The members of each role that count: all workers, and the servers that serve."""
         self._by_peer: dict[Peer, Member] = {}
         self._epoch = 0
         self._joining: Deadlines[Peer] = Deadlines()
@@ -99,6 +70,8 @@ class Membership:
         """Names of members whose connection has ended, and which may make another one."""
         self._barriers = Barriers()
         self._keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
+        servers = self._here[Role.SERVER]
+        self._standbys = Standbys(plan.replication, plan.death_timeout, self._members, servers, self._drop)
         self._roster = Roster()
         self._view: m.View | None = None
         self._rebuilding: Rebuilding | None = None
@@ -126,6 +99,7 @@ class Membership:
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
         joined = earliest(self._joining.next(), self._silent.next(), self._away.next(), self._parted.next())
+        joined = earliest(joined, self._standbys.deadline())
         if self._rebuilding is not None:
             joined = earliest(joined, self._rebuilding.until)
         return earliest(joined, self._barriers.deadline(), self._keeper.deadline(), self._end_by)
@@ -165,6 +139,8 @@ class Membership:
                     return self._leave(peer, request, now)
                 case m.View() | m.CheckpointPart() | m.CheckpointClock():
                     return self._said(peer, message, now)
+                case m.StandbyReady() | m.DropStandby():
+                    return self._told_of_standby(peer, message, now)
                 case _:
                     reason = f"unexpected {type(message).__name__}"
                     return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
@@ -179,7 +155,10 @@ class Membership:
             member = self._by_peer[peer]
             calls.append(m.WaitingCall(member.name, "join", f"missing {missing}", seconds=max(0.0, now - member.heard)))
         members = tuple(
-            m.MemberState(w.role, w.number, w.name, w.state, w.reason, w.host, w.port, max(0.0, now - w.heard))
+            m.MemberState(
+                *(w.role, w.number, w.name, self._standbys.state_of(w), w.reason, w.host, w.port),
+                seconds=max(0.0, now - w.heard),
+            )
             for w in self._members.values()
         )
         return m.Waiting(self._epoch, tuple(calls), members)
@@ -191,28 +170,48 @@ class Membership:
 
     def _remove(self, member: Member) -> None:
         """Let the member's place be free again: the cluster has never been complete."""
-        del self._members[member.name], self._here[member.role][member.name]
+        del self._members[member.name]
+        self._here[member.role].pop(member.name, None)
 
     def _register(self, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
         check_timeout(message.timeout)
         wanted = {Role.WORKER: self._plan.num_workers, Role.SERVER: self._plan.num_servers}.get(message.role)
         if wanted is None or peer in self._by_peer:
             raise MembershipError(f"{message.name!r} can't register as a {message.role} on this connection")
-        if not self._epoch and (message.epoch or self._rebuilding is not None):
+        if not self._epoch and (message.epoch or message.standby >= 0 or self._rebuilding is not None):
             return self._come_back(Registration(peer, request, message, now), now)
+        effects = self._make_room(message, now)
         known = self._members.get(message.name)
         if known is not None:
-            return self._return(known, peer, request, message, now)
-        if len(self._here[message.role]) >= wanted:
+            return effects + self._return(known, peer, request, message, now)
+        is_more = len(self._here[message.role]) >= wanted
+        if is_more and (message.role is Role.WORKER or not self._standbys.takes_spares):
             text = f"all {wanted} places for a {message.role} are taken; {message.name!r} is one too many"
             raise ClusterFullError(text, expected=wanted)
+        if is_more:
+            self._standbys.check(message)
         member = Member(peer, request, message.role, message.name, message.incarnation, message.host, message.port, now)
-        self._members[message.name] = self._here[member.role][message.name] = self._by_peer[peer] = member
+        self._members[message.name] = self._by_peer[peer] = member
+        if self._epoch:
+            self._silent.add(peer, now + self._plan.death_timeout)
+            return effects + self._standbys.joined(member) + self._publish(now)
+        if not is_more:
+            self._here[member.role][message.name] = member
         self._joining.add(peer, now + message.timeout)
         self._silent.add(peer, now + message.timeout + self._plan.death_timeout)
         if self.missing:
             return [Log("info", f"{message.role} {message.name} is here; waiting for {self.missing}")]
         return self._form(now)
+
+    def _make_room(self, message: m.Register, now: float) -> list[Effect]:
+        """Do without a server whose name a later process has, so that this one can be of use."""
+        known = self._members.get(message.name)
+        if known is None or not self._epoch or message.epoch or message.incarnation <= known.incarnation:
+            return []
+        if message.role is not Role.SERVER or not self._standbys.can_do_without(known):
+            return []
+        effects: list[Effect] = [Disconnect(known.peer, "a later process has its name")] if known.connected else []
+        return effects + self._lose(known, "a later process has its name", now)
 
     def _return(self, member: Member, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
         """Let a member go on over another connection, or another process take its place."""
@@ -245,9 +244,10 @@ class Membership:
         self._silent.add(peer, now + self._plan.death_timeout)
         how = "is back" if is_same else "is back, as another process"
         effects.append(Log("warning", f"{label} {how}"))
-        if member.role is Role.SERVER:
+        if member.name in self._here[Role.SERVER]:
             effects += self._keeper.interrupted()
-        if publishes:
+        effects += self._standbys.remind(member)
+        if publishes or self._standbys.is_wanting:
             return effects + self._publish(now)
         assert self._view is not None, "the cluster is complete"
         return [*effects, Send(peer, 0, self._view), *self._tell_keeper(now)]
@@ -303,10 +303,16 @@ class Membership:
             self._restore(rebuilding, Role.WORKER, worker.rank, worker, ("", 0), now)
         for server in view.servers:
             self._restore(rebuilding, Role.SERVER, server.index, server, (server.host, server.port), now)
+            self._standbys.restore(server, now)
+            standby = server.standby
+            if standby is not None and standby.state != "expected":
+                entry = m.ServerEntry(-1, standby.name, standby.incarnation, standby.host, standby.port)
+                self._restore(rebuilding, Role.SERVER, -1, entry, (standby.host, standby.port), now)
         self._epoch = view.epoch
         text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
         effects: list[Effect] = [Log("warning", text), *self._publish(now)]
-        for one in rebuilding.later:
+        others = [one for name, one in rebuilding.back.items() if name not in self._members]
+        for one in [*others, *rebuilding.later]:
             effects += self._received(one.peer, one.request, one.message, now)
         return effects
 
@@ -322,7 +328,9 @@ class Membership:
         one = rebuilding.back.get(entry.name)
         is_back = one is not None and one.message.incarnation == entry.incarnation
         member = Member(-1, 0, role, entry.name, entry.incarnation, *address, now, entry.state, entry.reason, number)
-        self._members[entry.name] = self._here[role][entry.name] = member
+        self._members[entry.name] = member
+        if number >= 0:
+            self._here[role][entry.name] = member
         if one is not None and is_back and member.is_expected:
             member.peer, member.request = one.peer, one.request
             member.state = "finished" if member.state == "finished" else "alive"
@@ -349,12 +357,13 @@ class Membership:
 
     def _publish(self, now: float) -> list[Effect]:
         self._epoch += 1
+        hosted = self._standbys.host(self._epoch, now)
         workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
         servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
         view = m.View(
             self._epoch,
             tuple(m.WorkerEntry(w.number, w.name, w.incarnation, w.state, w.reason) for w in workers),
-            tuple(m.ServerEntry(s.number, s.name, s.incarnation, s.host, s.port, s.state, s.reason) for s in servers),
+            tuple(self._standbys.entry(server) for server in servers),
             self._plan.heartbeat,
             self._plan.chunk_bytes,
             self._plan.split_bytes,
@@ -369,9 +378,9 @@ class Membership:
         self._roster = Roster(view)
         self._view = view
         # Servers first: a worker that is quick to call should find that they know it.
-        here = [one for one in servers + workers if one.is_here]
+        here = [one for one in (*servers, *self._standbys.others(), *workers) if one.is_here]
         effects: list[Effect] = [Send(one.peer, 0, view) for one in here if one.connected]
-        return effects + self._tell_keeper(now)
+        return effects + hosted + self._tell_keeper(now)
 
     def _tell_keeper(self, now: float) -> list[Effect]:
         """Tell who keeps checkpoints over which connections the members are reached."""
@@ -390,7 +399,19 @@ class Membership:
             return self._keeper.answered(peer, message)
         if member.role is Role.WORKER:
             return self._keeper.passed(member.number, message)
+        if member.number < 0:
+            # Only who serves an index has a part.
+            return []
         return self._keeper.wrote(member.number, message) + self._end_if_over(now)
+
+    def _told_of_standby(self, peer: Peer, message: m.StandbyReady | m.DropStandby, now: float) -> list[Effect]:
+        member = self._by_peer.get(peer)
+        if member is None or member.name not in self._here[Role.SERVER] or not self._epoch:
+            raise MembershipError("only a server of the complete cluster has a standby")
+        if isinstance(message, m.StandbyReady):
+            return self._publish(now) if self._standbys.ready(member, message) else []
+        effects = self._standbys.dropped(member, message, now)
+        return effects + self._publish(now) if effects else []
 
     # --- leaving and getting lost ---
 
@@ -471,6 +492,9 @@ class Membership:
         return "lost"
 
     def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
+        if member.role is Role.SERVER and self._epoch and not self._over:
+            effects = self._standbys.lose(member, reason) + self._keeper.interrupted("a server is lost")
+            return effects + self._publish(now) + self._release() + self._end_if_over(now)
         state = self._state_without(member)
         if state == "away":
             if self._plan.on_worker_loss == "shrink":
@@ -480,7 +504,7 @@ class Membership:
         if self._over:
             # The servers were told to stop.
             return []
-        effects: list[Effect] = [Log("error", f"{member.role} {member.name} is {member.state}: {reason}")]
+        effects = [Log("error", f"{member.role} {member.name} is {member.state}: {reason}")]
         if not self._epoch:
             self._remove(member)
             return effects
@@ -502,7 +526,7 @@ class Membership:
         reason = "all workers have left" + (f"; gone before: {', '.join(evicted)}" if evicted else "")
         if lost:
             reason = f"no worker is left; lost: {', '.join(lost)}"
-        servers = [server for server in self._of(Role.SERVER) if server.state == "alive"]
+        servers = [one for one in (*self._of(Role.SERVER), *self._standbys.others()) if one.state == "alive"]
         return [*(Send(server.peer, 0, m.Stop(reason)) for server in servers), Stop(reason, failed=bool(lost))]
 
     # --- time ---
@@ -514,6 +538,9 @@ class Membership:
         for peer in self._joining.due(now):
             effects += self._give_up_join(self._by_peer[peer], missing, now)
         for peer in self._silent.due(now):
+            if peer not in self._by_peer:
+                # It was lost with another node of its process.
+                continue
             member = self._by_peer[peer]
             silence = now - member.heard
             text = f"no heartbeat for {silence:.1f} s"
@@ -527,8 +554,11 @@ class Membership:
         if self._rebuilding is not None and now >= self._rebuilding.until:
             effects += self._rebuild(self._rebuilding, now)
         for name in self._parted.due(now):
-            member = self._members[name]
-            effects += self._lose(member, f"{member.reason}, and it has not come back", now)
+            if name in self._members and self._members[name].is_here:
+                member = self._members[name]
+                effects += self._lose(member, f"{member.reason}, and it has not come back", now)
+        ended, changed = self._standbys.tick(now)
+        effects += ended + self._publish(now) if changed and not self._over else ended
         effects += self._remember(self._barriers.expire(self._roster, now)) + self._keeper.tick(now)
         return effects if self._end_by is None else effects + self._end_if_over(now)
 
@@ -551,8 +581,11 @@ class Membership:
         parted = {one.name for one in self._members.values() if one.is_here and not one.connected}
         assert self._parted.holds(parted)
         assert self._away.holds({member.name for member in self._members.values() if member.state == "away"})
-        assert sum(map(len, self._here.values())) == len(self._members)
-        assert all(self._here[member.role][name] is member for name, member in self._members.items())
+        assert sum(map(len, self._here.values())) + len(self._standbys.others()) == len(self._members)
+        for role, here in self._here.items():
+            assert all(self._members[name] is member and member.role is role for name, member in here.items())
+        if not self._over:
+            self._standbys.validate()
         self._barriers.validate()
         assert len(self._of(Role.WORKER)) <= self._plan.num_workers
         assert len(self._of(Role.SERVER)) <= self._plan.num_servers

@@ -45,4 +45,6 @@ class Rebuilding(Record, eq=False):
             return False
         here = [entry.name for entry in self.view.workers if entry.state in {"alive", "finished"}]
         here += [entry.name for entry in self.view.servers if entry.state == "alive"]
+        standbys = [entry.standby for entry in self.view.servers if entry.standby is not None]
+        here += [standby.name for standby in standbys if standby.state != "expected"]
         return all(name in self.back for name in here)

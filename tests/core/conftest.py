@@ -657,6 +657,8 @@ class Scheduler:
         incarnation: int = 1,
         again: bool = False,
         epoch: int = 0,
+        number: int = 0,
+        standby: int = -1,
     ) -> Asked:
         """Let a node ask for its place; its role is the beginning of its name unless given.
 
@@ -665,7 +667,8 @@ class Scheduler:
         role = role or Role(name.partition("-")[0])
         if again:
             del self.peers[name]
-        return self.ask(name, m.Register(role, name, incarnation, "127.0.0.1", 9000, timeout, 0, epoch))
+        address = ("127.0.0.1", 9000)
+        return self.ask(name, m.Register(role, name, incarnation, *address, timeout, number, epoch, standby))
 
     def form(self, *names: str) -> None:
         """Let nodes register, in this order."""

@@ -1,0 +1,41 @@
+"""What the scheduler knows of a node that has registered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiokv.core.effects import Refuse, Send
+    from aiokv.types import Incarnation, Peer, Role
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A node that has registered. `state` is as in a view."""
+
+    peer: Peer
+    request: int
+    role: Role
+    name: str
+    incarnation: Incarnation
+    host: str
+    port: int
+    heard: float
+    state: str = "alive"
+    reason: str = ""
+    number: int = -1
+    """Rank of a worker, index of a server; given when the cluster is complete. A server without one has no index."""
+    connected: bool = True
+    answered: dict[int, Send | Refuse] = field(default_factory=dict)
+    """The last answers to what it has asked, which may have got lost with its connection."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the node is there, as far as is known."""
+        return self.state in {"alive", "finished"}
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the node is connected, or another process may take its place."""
+        return self.is_here or self.state == "away"

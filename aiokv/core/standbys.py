@@ -1,0 +1,304 @@
+"""Where the standbys of servers are, and which of them takes a lost server's place: the scheduler's decisions.
+
+A standby is a node of its own in the process of another server, with which it comes and goes; so none is in the process
+of the server whose parameters it holds. As in a ring, the standby of a server is in the next process that is there. It
+takes the server's place only when it is ready, which the server itself has said: from then on nobody was answered
+before the standby had the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiokv.core.deadlines import Deadlines, earliest
+from aiokv.core.effects import Disconnect, Effect, Log, Send
+from aiokv.core.records import Record
+from aiokv.core.roster import natural_order
+from aiokv.errors import StaleEpochError
+from aiokv.types import Role
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokv.core.members import Member
+
+
+class Standby(Record, eq=False):
+    """The node that has, or is to have, a copy of a server's parameters. The fields are those of a `StandbyEntry`."""
+
+    name: str
+    process: str
+    state: str = "expected"
+
+
+class Standbys:
+    """The part of a `Membership` that deals with the nodes of servers: those that serve, standbys and spares.
+
+    Args:
+        replication: on how many servers every parameter is.
+        patience: seconds that a standby has to register, and that pass when one was no success.
+        members: all nodes of the cluster, by name.
+        servers: those that serve an index, lost ones among them, by name.
+        part: takes a node's connection out of all tables; is told what became of the node and why.
+    """
+
+    def __init__(
+        self,
+        replication: int,
+        patience: float,
+        members: dict[str, Member],
+        servers: dict[str, Member],
+        part: Callable[[Member, str, str], None],
+    ) -> None:
+        self._replication = replication
+        self._patience = patience
+        self._members = members
+        self._servers = servers
+        self._part = part
+        self._of: dict[int, Standby] = {}
+        self._processes: dict[str, str] = {}
+        """The name of the node in whose process a node is, by its name; those in their own are not here."""
+        self._expected: Deadlines[int] = Deadlines()
+        """Indices whose standby has not registered yet."""
+        self._resting: Deadlines[int] = Deadlines()
+        """Indices whose last standby was no success: they get none for a while, or this would go on without a pause."""
+        self._failed: dict[int, str] = {}
+        """In which process that was."""
+
+    @property
+    def takes_spares(self) -> bool:
+        """Whether a process of servers may join when all indices are served."""
+        return self._replication > 1
+
+    def deadline(self) -> float | None:
+        """Return the time at which `tick` wants to be called."""
+        return earliest(self._expected.next(), self._resting.next())
+
+    def process_of(self, name: str) -> str:
+        """Return the name of the node in whose process a node is."""
+        return self._processes.get(name, name)
+
+    def others(self) -> list[Member]:
+        """Return the nodes of servers that serve nothing: standbys and spares."""
+        return [one for one in self._members.values() if one.role is Role.SERVER and one.name not in self._servers]
+
+    # --- what others are told ---
+
+    def entry(self, server: Member) -> m.ServerEntry:
+        """Return what a view says of a server, and of its standby."""
+        facts = (server.number, server.name, server.incarnation, server.host, server.port, server.state, server.reason)
+        process = self._processes.get(server.name, "")
+        standby = self._of.get(server.number)
+        if standby is None:
+            return m.ServerEntry(*facts, process=process)
+        head, node = (standby.name, standby.process), self._members.get(standby.name)
+        address = (0, "", 0) if node is None else (node.incarnation, node.host, node.port)
+        return m.ServerEntry(*facts, m.StandbyEntry(*head, *address, standby.state), process)
+
+    def state_of(self, node: Member) -> str:
+        """Return what people are told of a node's state."""
+        if node.role is not Role.SERVER or node.name in self._servers:
+            return node.state
+        index = self._index_of(node.name)
+        return "spare" if index is None else f"standby of {index}, {self._of[index].state}"
+
+    # --- hosting ---
+
+    @property
+    def is_wanting(self) -> bool:
+        """Whether a server has no standby although there is a process for it."""
+        return bool(self._wanted())
+
+    def host(self, epoch: int, now: float) -> list[Effect]:
+        """Have standbys started for the servers that want one; their names are new in every epoch."""
+        effects: list[Effect] = []
+        for server, host in self._wanted():
+            standby = Standby(f"{host.name}/{server.number}.{epoch}", host.name)
+            self._of[server.number], self._processes[standby.name] = standby, host.name
+            self._expected.add(server.number, now + self._patience)
+            effects.append(Send(host.peer, 0, m.HostStandby(server.number, standby.name)))
+        return effects
+
+    def remind(self, host: Member) -> list[Effect]:
+        """Ask a node that has connected again for what may have got lost with its connection."""
+        mine = [(index, one) for index, one in self._of.items() if (one.process, one.state) == (host.name, "expected")]
+        return [Send(host.peer, 0, m.HostStandby(index, one.name)) for index, one in mine]
+
+    def _wanted(self) -> list[tuple[Member, Member]]:
+        """Return the servers that want a standby, each with the node in whose process it is to be."""
+        if self._replication == 1:
+            return []
+        servers = sorted(self._servers.values(), key=lambda server: server.number)
+        without = [one for one in servers if one.is_here and not {one.number} & (self._of.keys() | self._resting.keys())]
+        found = [(server, self._choose(server)) for server in without]
+        return [(server, host) for server, host in found if host is not None]
+
+    def _choose(self, server: Member) -> Member | None:
+        """Return who has the next process of the ring; one in which the last standby failed is the last choice."""
+        own, failed = self.process_of(server.name), self._failed.get(server.number)
+
+        def order(node: Member) -> tuple[bool, bool, list[tuple[int, int, str]]]:
+            place = natural_order(node.name)
+            return node.name == failed, place < natural_order(own), place
+
+        nodes = [one for one in self._members.values() if one.role is Role.SERVER and one.name not in self._processes]
+        hosts = [one for one in nodes if one.is_here and one.connected and one.name != own]
+        return min(hosts, key=order, default=None)
+
+    def can_do_without(self, node: Member) -> bool:
+        """Tell whether nothing is lost with a process that has a node of servers for itself."""
+        if node.role is not Role.SERVER or node.name in self._processes or not node.is_here:
+            return False
+        standby = self._of.get(node.number)
+        return node.name not in self._servers or (standby is not None and standby.state == "ready")
+
+    # --- a standby's life ---
+
+    def check(self, message: m.Register) -> None:
+        """Check that a node which is new here may be one that serves nothing.
+
+        Raises:
+            StaleEpochError: it is a standby that nobody wants any longer, or another node has taken its place.
+        """
+        if message.standby >= 0:
+            standby = self._of.get(message.standby)
+            if standby is None or standby.name != message.name:
+                raise StaleEpochError(f"{message.name} is no longer wanted as a standby of server {message.standby}")
+        elif message.epoch and message.number >= 0:
+            raise StaleEpochError(f"{message.name} was lost; another one is server {message.number} by now")
+
+    def joined(self, node: Member) -> list[Effect]:
+        """Take note that a standby has registered, or a spare."""
+        index = self._index_of(node.name)
+        if index is None:
+            return [Log("info", f"server {node.name} is here as a spare")]
+        self._expected.discard(index)
+        self._of[index].state = "filling"
+        return []
+
+    def ready(self, server: Member, message: m.StandbyReady) -> bool:
+        """Take note that a server has filled its standby; tell whether this is news."""
+        standby = self._standby_of(server, message)
+        if standby is None or standby.state != "filling":
+            return False
+        standby.state = "ready"
+        self._failed.pop(message.index, None)
+        return True
+
+    def dropped(self, server: Member, message: m.DropStandby, now: float) -> list[Effect]:
+        """Do without a standby that its server can't reach; return nothing if that is no news."""
+        standby = self._standby_of(server, message)
+        if standby is None:
+            return []
+        return self._fail(message.index, standby, f"server {message.index} can't reach it", now)
+
+    def _standby_of(self, server: Member, message: m.StandbyReady | m.DropStandby) -> Standby | None:
+        """Return the standby that a message is about; None: it is one of earlier times."""
+        standby = self._of.get(message.index)
+        is_it = standby is not None and (server.number, standby.name) == (message.index, message.name)
+        return standby if is_it else None
+
+    def _fail(self, index: int, standby: Standby, reason: str, now: float) -> list[Effect]:
+        self._resting.add(index, now + self._patience)
+        self._failed[index] = standby.process
+        text = f"server {index} has no standby for now; {standby.name}: {reason}"
+        facts = {"server": index, "standby": standby.name}
+        return [Log("warning", text, "standby_dropped", facts), *self._end(index, reason)]
+
+    def _end(self, index: int, reason: str) -> list[Effect]:
+        """Take out a standby, and let its node end."""
+        standby = self._of.pop(index)
+        self._expected.discard(index)
+        del self._processes[standby.name]
+        node = self._members.pop(standby.name, None)
+        if node is None:
+            return []
+        ends: list[Effect] = [Send(node.peer, 0, m.Stop(reason))] if node.connected else []
+        self._part(node, "left", reason)
+        return ends
+
+    def _index_of(self, name: str) -> int | None:
+        """Return the index whose standby a node is."""
+        return next((index for index, standby in self._of.items() if standby.name == name), None)
+
+    # --- getting lost ---
+
+    def lose(self, lost: Member, reason: str) -> list[Effect]:
+        """Do without a node, and without all others of its process; standbys that are ready take their places."""
+        nodes = [lost, *(one for one in self._members.values() if self._processes.get(one.name) == lost.name)]
+        effects: list[Effect] = []
+        for node in nodes:
+            why = reason if node is lost else f"the process of {lost.name} is gone: {reason}"
+            if node.connected and node is not lost:
+                effects.append(Disconnect(node.peer, why))
+            self._part(node, "lost", why)
+            effects.append(Log("error", f"{node.role} {node.name} is lost: {why}"))
+        for index, standby in list(self._of.items()):
+            # Others that take a place would be wanted again at once.
+            if lost.name in {standby.name, standby.process}:
+                del self._of[index], self._processes[standby.name]
+                self._expected.discard(index)
+        for node in nodes:
+            effects += self._do_without(node)
+        return effects
+
+    def _do_without(self, node: Member) -> list[Effect]:
+        index, standby = node.number, self._of.get(node.number)
+        if node.name not in self._servers:
+            del self._members[node.name]
+            return []
+        if standby is None or standby.state != "ready":
+            return [] if standby is None else self._end(index, f"server {index} is lost")
+        successor = self._members[standby.name]
+        successor.number = index
+        del self._of[index], self._members[node.name], self._servers[node.name]
+        self._processes.pop(node.name, None)
+        self._servers[successor.name] = successor
+        text = f"{successor.name} takes the place of {node.name} as server {index}"
+        facts = {"server": index, "node": successor.name, "before": node.name}
+        return [Log("warning", text, "server_replaced", facts)]
+
+    # --- time ---
+
+    def tick(self, now: float) -> tuple[list[Effect], bool]:
+        """Give up standbys that do not register; return also whether there is anything new for a view."""
+        effects: list[Effect] = []
+        late, rested = self._expected.due(now), self._resting.due(now)
+        for index in late:
+            effects += self._fail(index, self._of[index], f"has not registered within {self._patience:g} s", now)
+        return effects, bool(late or rested)
+
+    # --- a scheduler that was started again ---
+
+    def restore(self, entry: m.ServerEntry, now: float) -> None:
+        """Take over what a view says of a server's place and of its standby."""
+        if entry.process:
+            self._processes[entry.name] = entry.process
+        standby = entry.standby
+        if standby is None:
+            return
+        self._of[entry.index] = Standby(standby.name, standby.process, standby.state)
+        self._processes[standby.name] = standby.process
+        if standby.state == "expected":
+            self._expected.add(entry.index, now + self._patience)
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        numbers = [server.number for server in self._servers.values()]
+        assert numbers == [-1] * len(numbers) or sorted(numbers) == list(range(len(numbers)))
+        assert self._expected.holds({index for index, one in self._of.items() if one.state == "expected"})
+        by_index = {server.number: server for server in self._servers.values()}
+        for index, standby in self._of.items():
+            node = self._members.get(standby.name)
+            assert (node is None) == (standby.state == "expected")
+            assert by_index[index].is_here
+            assert standby.process != self.process_of(by_index[index].name)
+        named = {standby.name for standby in self._of.values()} | self._servers.keys()
+        assert self._processes.keys() <= named
