@@ -84,6 +84,8 @@ class World:
     """Is called after every update of a chunk."""
     validates: bool = False
     """Whether the state machines check themselves after every event, too."""
+    host: Callable[[Node, int, str], None] = lambda host, index, name: None
+    """Starts a standby in the process of a node."""
 
 
 _PUSHES: Final = (m.Push, m.PushBundle)
@@ -104,6 +106,10 @@ def _nbytes(payload: fx.Payload | None, states: States) -> int:
         case None | fx.EncodedParts() | fx.StoredDifference():
             # Nothing is compressed in a simulation.
             return 0
+
+
+Rare = fx.StartNode | fx.Snapshot | fx.DropSnapshots | fx.WriteSnapshots | fx.WriteManifest | fx.RemoveCheckpoints
+"""Effects on the disk or the machine."""
 
 
 class Node:
@@ -352,13 +358,13 @@ class Node:
             case fx.KeepResiduals() | fx.WriteResiduals():
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
             case _:
-                self._perform_on_disk(effect)
+                self._perform_rare(effect)
 
-    def _perform_on_disk(
-        self, effect: fx.Snapshot | fx.DropSnapshots | fx.WriteSnapshots | fx.WriteManifest | fx.RemoveCheckpoints
-    ) -> None:
+    def _perform_rare(self, effect: Rare) -> None:
         disk = self._world.disk
         match effect:
+            case fx.StartNode(index, name):
+                self._world.host(self, index, name)
             case fx.Snapshot():
                 disk.hold(self.name, effect)
             case fx.DropSnapshots(clock):

@@ -125,7 +125,7 @@ class Keeper:
         return effects + self._go_on()
 
     def interrupted(self, reason: str = "the connection to a server has ended") -> list[Effect]:
-        """Take note that what a server has said, or was asked, may have got lost, with its connection or with itself."""
+        """Take note that what a server has said, or was asked, may have got lost, with its connection or itself."""
         effects = self._drop(list(self._open), reason)
         if self._asked > self._complete and self._asked not in self._dropped:
             self._dropped[self._asked], self._silent = None, {}

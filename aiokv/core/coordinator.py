@@ -21,6 +21,7 @@ from aiokv.core.effects import (
     Log,
     Refuse,
     Send,
+    StartNode,
     Stop,
     freed,
 )
@@ -46,6 +47,7 @@ from aiokv.core.stimuli import (
     Decoded,
     Executed,
     Join,
+    NodeEnded,
     Normed,
     PartWritten,
     PeerLost,
@@ -141,6 +143,8 @@ class Coordinator:
         makers = (self._rounds, self._steps, self._deciding, self._answers, self._making, self._rules)
         self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide_all)
         self._whole = WholeCalls(self._neighbours, self._deadlines, self._enter, self._after_pushes)
+        self._hosted: dict[str, None] = {}
+        """Names of the standbys in this process."""
         self._alone_since: float | None = None
         """Since when neither the scheduler nor a worker is connected."""
         self._stopped = False
@@ -168,6 +172,10 @@ class Coordinator:
                 return self._decoded(stimulus, now)
             case Executed():
                 return [self._control.executed(stimulus)]
+            case NodeEnded(name):
+                del self._hosted[name]
+                self._look_around(now)
+                return []
             case Tick():
                 return self._tick(now)
             case Join(call, timeout):
@@ -244,6 +252,8 @@ class Coordinator:
             case m.Error(code, text, details) if request == REGISTER_REQUEST:
                 error = from_code(code, text, details)
                 return self._joiner.fail(error) if self._joiner.joining else self._stop(error.message, failed=True)
+            case m.HostStandby(index, name):
+                return self._host(index, name)
             case m.CheckpointAt(clock):
                 return self._checkpoints.asked(clock)
             case m.CheckpointRest(clock):
@@ -534,9 +544,16 @@ class Coordinator:
         text = f"{error}; {self._joiner.name} serves its workers until they leave, and looks for it"
         return [Log("warning", text), *self._checkpoints.scheduler_gone(), *reconnects]
 
+    def _host(self, index: int, name: str) -> list[Effect]:
+        """Start a standby in this process, unless that was asked for before."""
+        if name in self._hosted:
+            return []
+        self._hosted[name] = None
+        return [StartNode(index, name)]
+
     def _look_around(self, now: float) -> None:
-        """Take note since when nobody is there for whom this server could be of use."""
-        is_alone = self._joiner.joined and not self._joiner.connected and not self._ranks
+        """Take note since when nobody is there for whom this server, or another one of its process, could be of use."""
+        is_alone = self._joiner.joined and not self._joiner.connected and not self._ranks and not self._hosted
         self._alone_since = (self._alone_since if self._alone_since is not None else now) if is_alone else None
 
     @property

@@ -549,6 +549,13 @@ class Execute(Record):
     index: int
 
 
+class StartNode(Record):
+    """Start another node of servers in this process, with a name, as the standby of an index; ends in `NodeEnded`."""
+
+    index: int
+    name: str
+
+
 # --- effects of the scheduler on files ---
 
 
@@ -615,6 +622,7 @@ Effect = (
     | Free
     | Configure
     | Execute
+    | StartNode
 )
 
 

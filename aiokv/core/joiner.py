@@ -39,6 +39,7 @@ class Joiner:
         incarnation: number of this process's life under that name.
         scheduler: host and port of the scheduler.
         advertised: host and port under which others reach this node; ("", 0) for a worker.
+        standby: index of the server of whose parameters this node is to hold a copy; -1: of none.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class Joiner:
         incarnation: Incarnation,
         scheduler: tuple[str, int],
         advertised: tuple[str, int],
+        standby: int = -1,
     ) -> None:
         self.role = role
         self.name = name
         self.incarnation = incarnation
         self.scheduler = scheduler
         self.advertised = advertised
+        self.standby = standby
         self.view: View | None = None
         self.connected = False
         self.joined = False
@@ -108,10 +111,10 @@ class Joiner:
 
     @property
     def number(self) -> int:
-        """Rank of a worker, index of a server."""
+        """Rank of a worker, index of a server; -1 for a server that serves nothing, at least not yet."""
         assert self.view is not None, "it has its place"
         if self.role is Role.SERVER:
-            return next(entry.index for entry in self.view.servers if entry.name == self.name)
+            return next((entry.index for entry in self.view.servers if entry.name == self.name), -1)
         return next(entry.rank for entry in self.view.workers if entry.name == self.name)
 
     def on_connected(self, now: float) -> list[Effect]:
@@ -123,9 +126,10 @@ class Joiner:
         host, port = self.advertised
         head = (self.role, self.name, self.incarnation, host, port)
         if self.joining or self.view is None:
-            message = Register(*head, answer_time(max(0.0, self._join_by - now)))
+            left = answer_time(max(0.0, self._join_by - now))
+            message = Register(*head, left, standby=self.standby)
         else:
-            message = Register(*head, self.view.death_timeout, self.number, self.view.epoch)
+            message = Register(*head, self.view.death_timeout, self.number, self.view.epoch, self.standby)
         return [Send(SCHEDULER, REGISTER_REQUEST, message)]
 
     @property

@@ -28,6 +28,9 @@ from aiokv.wire import messages as m
 MAX_ANSWERED = 64
 """So many answers to a member are kept, in case that its connection ends before it has them."""
 
+Said = m.View | m.CheckpointPart | m.CheckpointClock | m.StandbyReady | m.DropStandby
+"""What nodes tell the scheduler without asking for anything."""
+
 
 @dataclass(slots=True, frozen=True)
 class ClusterPlan:
@@ -137,10 +140,8 @@ class Membership:
                     return self._finish(peer, request, now)
                 case m.Leave():
                     return self._leave(peer, request, now)
-                case m.View() | m.CheckpointPart() | m.CheckpointClock():
+                case m.View() | m.CheckpointPart() | m.CheckpointClock() | m.StandbyReady() | m.DropStandby():
                     return self._said(peer, message, now)
-                case m.StandbyReady() | m.DropStandby():
-                    return self._told_of_standby(peer, message, now)
                 case _:
                     reason = f"unexpected {type(message).__name__}"
                     return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
@@ -389,12 +390,14 @@ class Membership:
         servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
         return self._keeper.viewed(servers_here, workers_here, self._roster, now)
 
-    def _said(self, peer: Peer, message: m.View | m.CheckpointPart | m.CheckpointClock, now: float) -> list[Effect]:
+    def _said(self, peer: Peer, message: Said, now: float) -> list[Effect]:
         if isinstance(message, m.View):
             return self._told(peer, message, now)
         member = self._by_peer.get(peer)
         if member is None or not self._epoch:
             raise MembershipError("only a member of the complete cluster can do this")
+        if isinstance(message, m.StandbyReady | m.DropStandby):
+            return self._told_of_standby(member, message, now)
         if isinstance(message, m.CheckpointClock):
             return self._keeper.answered(peer, message)
         if member.role is Role.WORKER:
@@ -404,13 +407,12 @@ class Membership:
             return []
         return self._keeper.wrote(member.number, message) + self._end_if_over(now)
 
-    def _told_of_standby(self, peer: Peer, message: m.StandbyReady | m.DropStandby, now: float) -> list[Effect]:
-        member = self._by_peer.get(peer)
-        if member is None or member.name not in self._here[Role.SERVER] or not self._epoch:
-            raise MembershipError("only a server of the complete cluster has a standby")
+    def _told_of_standby(self, server: Member, message: m.StandbyReady | m.DropStandby, now: float) -> list[Effect]:
+        if server.name not in self._here[Role.SERVER]:
+            raise MembershipError("only a server that serves has a standby")
         if isinstance(message, m.StandbyReady):
-            return self._publish(now) if self._standbys.ready(member, message) else []
-        effects = self._standbys.dropped(member, message, now)
+            return self._publish(now) if self._standbys.ready(server, message) else []
+        effects = self._standbys.dropped(server, message, now)
         return effects + self._publish(now) if effects else []
 
     # --- leaving and getting lost ---

@@ -92,9 +92,15 @@ class Standbys:
         standby = self._of.get(server.number)
         if standby is None:
             return m.ServerEntry(*facts, process=process)
-        head, node = (standby.name, standby.process), self._members.get(standby.name)
-        address = (0, "", 0) if node is None else (node.incarnation, node.host, node.port)
-        return m.ServerEntry(*facts, m.StandbyEntry(*head, *address, standby.state), process)
+        entry, node = m.StandbyEntry(standby.name, standby.process), self._members.get(standby.name)
+        if node is not None:
+            entry.incarnation, entry.host, entry.port, entry.state = (
+                node.incarnation,
+                node.host,
+                node.port,
+                standby.state,
+            )
+        return m.ServerEntry(*facts, entry, process)
 
     def state_of(self, node: Member) -> str:
         """Return what people are told of a node's state."""
@@ -130,7 +136,9 @@ class Standbys:
         if self._replication == 1:
             return []
         servers = sorted(self._servers.values(), key=lambda server: server.number)
-        without = [one for one in servers if one.is_here and not {one.number} & (self._of.keys() | self._resting.keys())]
+        without = [
+            one for one in servers if one.is_here and not {one.number} & (self._of.keys() | self._resting.keys())
+        ]
         found = [(server, self._choose(server)) for server in without]
         return [(server, host) for server, host in found if host is not None]
 

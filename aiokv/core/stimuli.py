@@ -107,6 +107,12 @@ class Executed(Record):
     outcome: dict[str, Any] | AiokvError
 
 
+class NodeEnded(Record):
+    """The node that a `StartNode` effect asked for is no more, or could not be started."""
+
+    name: str
+
+
 class Restored(Record):
     """What a `Restore` effect asked for is done; with an `error` all is as it was."""
 
@@ -434,6 +440,7 @@ Stimulus = (
     | SnapshotsLoaded
     | ManifestWritten
     | Executed
+    | NodeEnded
     | Decoded
     | Join
     | AwaitRound

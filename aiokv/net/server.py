@@ -8,6 +8,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from aiokv import device_storing, plugins
 from aiokv.arrays import bytes_of
@@ -26,6 +27,7 @@ from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.node import Node, local_host_towards
+from aiokv.net.siblings import Siblings
 from aiokv.optim import PRECISIONS, Assign, Optimizer
 from aiokv.store.device import DeviceStore
 from aiokv.store.host_work import do_on_host
@@ -59,6 +61,7 @@ class Server(Node):
     Args:
         config: all settings; from the environment when not given.
         log: where stimuli and effects are recorded, if they are.
+        standby: index of the server of whose parameters this one is to hold a copy; -1: of none.
         settings: fields of `Config`, or `scheduler` as `host:port`; they win over the environment.
 
     Raises:
@@ -67,12 +70,17 @@ class Server(Node):
 
     _slow = frozenset({ef.ApplyRows, ef.JoinRows, ef.StoredRows})
 
-    def __init__(self, config: Config | None = None, *, log: Log | None = None, **settings: Any) -> None:
+    def __init__(
+        self, config: Config | None = None, *, log: Log | None = None, standby: int = -1, **settings: Any
+    ) -> None:
         super().__init__(config or load_config(role=Role.SERVER, **settings), log)
         plugins.load(self.config.plugins)
         self.name = make_name(self.config, Role.SERVER)
         self.advertised = ("", 0)
         """Host and port under which the others reach this server, once it is started."""
+        self.siblings = Siblings(self.name, lambda name: self.feed(st.NodeEnded(name)))
+        """Other servers' standbys, in this process."""
+        self._standby = standby
         self._store = _make_store(self.config)
         self._holdings = Holdings(self._store, self.config.max_held_bytes, self.config.max_held_bytes_each)
         self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed)
@@ -98,6 +106,7 @@ class Server(Node):
             incarnation=make_incarnation(),
             scheduler=scheduler,
             advertised=(config.advertised_host(self.host, local), config.advertise_port or self.port),
+            standby=self._standby,
         )
         self.advertised = joiner.advertised
         self._start(Coordinator(joiner))
@@ -263,6 +272,7 @@ class Server(Node):
 
     async def close(self) -> None:
         """Stop listening and close all connections. See `Node.close`."""
+        await self.siblings.close()
         if self._warming is not None:
             # A thread can't be stopped; it takes a second or two at most.
             await asyncio.gather(self._warming, return_exceptions=True)
@@ -297,6 +307,9 @@ class Server(Node):
             case ef.Prepare(codec):
                 self._perform_stored(effect)
                 self._prepare(codec)
+            case ef.StartNode(index, name):
+                own = {"name": name, "bind_port": 0, "advertise_port": 0}
+                self.siblings.start(name, Server(structs.replace(self.config, **own), standby=index))
             case _ if isinstance(effect, OnCheckpoint):
                 self._checkpoints.perform(effect)
             case ef.Stop():

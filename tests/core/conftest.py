@@ -621,7 +621,7 @@ class Scheduler:
         names = {peer: name for name, peer in self.peers.items()}
         for effect in effects:
             match effect:
-                case ef.Send(peer, _, m.View() as view):
+                case ef.Send(peer, _, m.View() as view) if peer in names:
                     self.views[names[peer]].append(view)
                 case ef.Send(peer, request) | ef.Refuse(peer, request) if (peer, request) in self.asked:
                     self.asked[peer, request].take(effect)

@@ -10,6 +10,7 @@ import pytest
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.checkpoint_keeper import CheckpointPlan
+from aiokv.types import Role
 from aiokv.wire import messages as m
 
 Make = Callable[..., Any]
@@ -311,3 +312,25 @@ def test_who_is_lost_is_not_waited_for(timed: Any) -> None:
     answer(timed, 1, 0, "worker-0", "server-0", "server-1")
     timed.ask("worker-1", m.Leave())
     assert not timed.machine._keeper._silent
+
+
+def test_what_was_asked_over_a_lost_connection_is_asked_again(make_scheduler: Make) -> None:
+    """The server that has come back may not have heard of it, and then the others would wait for ever."""
+    timed = formed(make_scheduler, every=0, seconds=1.0)
+    timed.tick(1.0)
+    timed.beat(*NODES)
+    again = timed.register("server-1", again=True, epoch=1)
+    assert again.answer is None
+    assert pass_clock(timed, 1) == [], "of this one there will be none"
+    timed.beat(*NODES)
+    assert asked(timed, timed.tick(2.0)) == [2]
+
+
+def test_a_standby_has_no_part_of_a_checkpoint(make_scheduler: Make) -> None:
+    rig = make_scheduler(2, 2, checkpoints=CheckpointPlan("/ck", 2, 10, keep=2), replication=2)
+    rig.form(*NODES)
+    standby = rig.views["worker-0"][-1].servers[0].standby.name
+    rig.register(standby, Role.SERVER, number=-1, standby=0)
+    pass_clock(rig, 10)
+    assert tell(rig, standby, m.CheckpointPart(10, file("part-0"))) == []
+    assert only(write(rig, 10), ef.WriteManifest)

@@ -408,6 +408,25 @@ def test_server_whose_scheduler_or_worker_comes_back_does_not_stop(server: Serve
     assert not server.seen(ef.Stop)
 
 
+def test_standby_is_started_once_when_the_scheduler_says_so(server: Server) -> None:
+    for _ in range(2):
+        server.handle(st.Received(SCHEDULER, 0, m.HostStandby(1, "server-0/1.4")))
+    assert server.seen(ef.StartNode) == [ef.StartNode(1, "server-0/1.4")]
+
+
+def test_server_with_standbys_in_its_process_stays(server: Server) -> None:
+    """They would end with it, and may be of use."""
+    server.handle(st.Received(SCHEDULER, 0, m.HostStandby(1, "server-0/1.4")))
+    server.handle(st.PeerLost(SCHEDULER, "reset"))
+    for rank in range(3):
+        server.lose_peer(rank)
+    server.tick(50.0)
+    assert not server.seen(ef.Stop)
+    server.handle(st.NodeEnded("server-0/1.4"))
+    server.tick(70.0)
+    assert server.seen(ef.Stop)
+
+
 def test_server_looks_for_its_scheduler_and_says_who_it_was(server: Server, like: type[Like]) -> None:
     server.handle(st.PeerLost(SCHEDULER, "connection reset"))
     failed = [server.handle(st.ConnectFailed(SCHEDULER, "connection refused")) for _ in range(8)]

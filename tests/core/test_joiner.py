@@ -33,6 +33,21 @@ def test_registration_carries_the_time_that_is_left(joiner: Joiner) -> None:
     assert send == ef.Send(SCHEDULER, 1, m.Register(Role.WORKER, "worker-0", 7, "", 0, 9.5))
 
 
+def test_a_standby_says_of_what_it_is_to_have_a_copy() -> None:
+    standby = Joiner(
+        role=Role.SERVER, name="s/1.4", incarnation=7, scheduler=("host", 9091), advertised=("h", 5), standby=1
+    )
+    standby.join(1, 20.0, now=100.0)
+    (send,) = standby.on_connected(now=100.0)
+    assert send == ef.Send(SCHEDULER, 1, m.Register(Role.SERVER, "s/1.4", 7, "h", 5, 19.5, standby=1))
+    view = m.View(4, (), (m.ServerEntry(1, "t", 1, "h", 4),), 1.0, 64, 64, 10.0)
+    assert standby.on_view(view, now=100.0)
+    standby.complete()
+    standby.on_lost()
+    (send,) = standby.on_connected(now=101.0)
+    assert send == ef.Send(SCHEDULER, 1, m.Register(Role.SERVER, "s/1.4", 7, "h", 5, 10.0, -1, 4, 1))
+
+
 def test_attempts_go_on_and_the_log_stays_short(joiner: Joiner) -> None:
     joiner.join(1, 60.0, now=0.0)
     logged = []

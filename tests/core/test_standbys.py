@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -65,7 +65,7 @@ def start(scheduler: Scheduler, *indices: int) -> list[str]:
     return names
 
 
-def register(scheduler: Scheduler, name: str, index: int = -1, **facts: int) -> Asked:
+def register(scheduler: Scheduler, name: str, index: int = -1, **facts: Any) -> Asked:
     """Let a standby register, or a server that has no place yet."""
     return scheduler.register(name, Role.SERVER, standby=index, **{"number": -1, "incarnation": 5, **facts})
 
@@ -281,7 +281,8 @@ def test_a_process_can_host_again_when_it_is_back(make_scheduler: type[Scheduler
     scheduler.tick(1.0)
     assert standbys(scheduler)[0] is None
     scheduler.register("server-1", epoch=1, again=True)
-    assert (("server-1", 0) in hosted(scheduler)) and standbys(scheduler)[0] == ("server-1", "expected")
+    assert hosted(scheduler)[0] == ("server-1", 0)
+    assert standbys(scheduler)[0] == ("server-1", "expected")
 
 
 # --- spares ---

@@ -1,0 +1,61 @@
+"""Nodes of servers that run in the process and the loop of another one, and end with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiokv.errors import AiokvError
+from aiokv.net.driver import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from aiokv.net.node import Node
+
+
+class Siblings:
+    """The nodes that a node has started beside itself.
+
+    Args:
+        name: of the node itself, for messages.
+        ended: is called with the name of one that is no more.
+    """
+
+    def __init__(self, name: str, ended: Callable[[str], None]) -> None:
+        self._name = name
+        self._ended = ended
+        self._nodes: dict[str, Node] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __getitem__(self, name: str) -> Node:
+        """Return one of them by its name."""
+        return self._nodes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over their names."""
+        return iter(self._nodes)
+
+    def start(self, name: str, node: Node) -> None:
+        """Start a node; from then on it runs until its work is over, or until all are closed."""
+        self._nodes[name] = node
+        self._tasks[name] = asyncio.get_running_loop().create_task(self._run(name, node))
+
+    async def _run(self, name: str, node: Node) -> None:
+        try:
+            await node.start()
+            stop = await node.wait_stopped()
+            logger.info("%s, in the process of %s, ends: %s", name, self._name, stop.reason)
+        except AiokvError as error:
+            logger.warning("%s could not start %s: %s", self._name, name, error)
+        finally:
+            await node.close()
+            del self._nodes[name], self._tasks[name]
+        self._ended(name)
+
+    async def close(self) -> None:
+        """Close all of them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
