@@ -97,6 +97,8 @@ def _perform_on_slots(store: ParameterStore, effect: ef.Effect) -> None:
             store.prepare(codec, "reference")
         case ef.Split(slot, parts):
             store.split(slot, parts)
+        case ef.Widen(slot, dtype):
+            store.widen(slot, dtype)
         case ef.Free(slot):
             store.free(slot)
         case _:
@@ -189,6 +191,12 @@ def state_bytes(store: ParameterStore, payload: ef.StoredState) -> bytes:
     else:
         facts[ARRAYS] = msgspec.json.encode(store.described(key, start, payload.key)).decode()
     return pack(arrays, facts | {LEFT: str(left)})
+
+
+def copy_bytes(store: ParameterStore, payload: ef.StoredCopy) -> bytes:
+    """Return all that is kept of a chunk, as it goes to a standby."""
+    key, start = payload.key, payload.start
+    return pack(store.whole(key, start, payload.version), {STEPS: str(store.steps(key, start))})
 
 
 def _restore(store: ParameterStore, effect: ef.Restore) -> Restored:

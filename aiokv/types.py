@@ -38,6 +38,10 @@ def peer_of_server(index: int) -> Peer:
     return -2 - index
 
 
+STANDBY: Peer = -(2**30)
+"""A server's own link to the node that holds a copy of its part."""
+
+
 MAX_INT_KEY = 2**63 - 1
 
 ITEM_SIZES: dict[str, int] = {

@@ -97,7 +97,7 @@ def _nbytes(payload: fx.Payload | None, states: States) -> int:
     match payload:
         case fx.CallMemory():
             return payload.stop - payload.start
-        case fx.StoredChunk() | fx.CallTensors() | fx.StoredRows():
+        case fx.StoredChunk() | fx.CallTensors() | fx.StoredRows() | fx.StoredSum() | fx.StoredCopy():
             return payload.nbytes
         case fx.StoredChunks(chunks):
             return sum(chunk.nbytes for chunk in chunks)
@@ -304,7 +304,7 @@ class Node:
         if wanted is not None and (timer is None or wanted < timer):
             self._set_timer(now)
 
-    def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case for each effect, none of them decides
+    def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each effect, none of them decides
         match effect:
             # The frequent ones come first.
             case fx.Send():
@@ -357,6 +357,8 @@ class Node:
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
             case fx.KeepResiduals() | fx.WriteResiduals():
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
+            case fx.Hold() | fx.LetGo() | fx.Widen():
+                raise NotImplementedError(f"a simulation has no standbys: {effect!r}")
             case _:
                 self._perform_rare(effect)
 

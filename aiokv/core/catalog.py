@@ -22,6 +22,8 @@ from aiokv.types import Key, TensorSpec
 from aiokv.wire.messages import GetPushes, GetState, InitBundle, InitRows, Pull, PullRows, Push, PushRows, PutState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aiokv.core.creation import AnyInit
     from aiokv.optim import Optimizer
     from aiokv.types import Rank
@@ -50,7 +52,10 @@ class Catalog:
         """Every chunk, by key and first element; that of a bundle under its first key and `BUNDLE_START`."""
         self._keys: dict[Key, Entry] = {}
         self._bundles: dict[int, Bundle] = {}
-        self._next_bundle = 0
+        self.next_bundle = 0
+        """The number of the next bundle."""
+        self.revision = 0
+        """How often bundles were made or taken out."""
         self._numbers: dict[tuple[Key, ...], int] = {}
         self._bundle_of: dict[Key, Bundle] = {}
         self._kind: type | None = None
@@ -148,7 +153,8 @@ class Catalog:
         """Take a key out whose bundle has been divided; return its chunks here."""
         del self._keys[key]
         for keys in [keys for keys in self._numbers if key in keys]:
-            del self._bundles[self._numbers.pop(keys)]
+            self._bundles.pop(self._numbers.pop(keys), None)
+            self.revision += 1
         return [self.chunks.pop(place) for place in list(self.chunks) if place[0] == key]
 
     def __contains__(self, key: Key) -> bool:
@@ -337,11 +343,33 @@ class Catalog:
 
     def _enter(self, message: InitBundle, chunk: Chunk | None) -> Bundle:
         specs = tuple(spec for _, spec in specs_of(message))
-        bundle = Bundle(self._next_bundle, message.keys, specs, chunk)
-        self._next_bundle += 1
+        bundle = Bundle(self.next_bundle, message.keys, specs, chunk)
+        self.next_bundle += 1
+        self.revision += 1
         self._bundles[bundle.number] = bundle
         self._numbers[message.keys] = bundle.number
         return bundle
+
+    def numbered(self) -> tuple[tuple[int, tuple[Key, ...]], ...]:
+        """Return the number and the keys of each bundle."""
+        return tuple((number, keys) for keys, number in self._numbers.items())
+
+    def number(self, numbered: Iterable[tuple[int, tuple[Key, ...]]], following: int) -> None:
+        """Give bundles the numbers that they have elsewhere; some of their keys may not be here yet."""
+        here = {bundle.keys: bundle for bundle in self._bundles.values()}
+        self._numbers = {keys: number for number, keys in numbered}
+        self._bundles = {}
+        for keys, number in self._numbers.items():
+            if keys in here:
+                here[keys].number = number
+                self._bundles[number] = here[keys]
+        self.next_bundle = following
+
+    def complete_bundles(self) -> None:
+        """Enter the bundles that have a number, but were divided before they came here."""
+        for keys, number in self._numbers.items():
+            if number not in self._bundles and all(key in self._keys for key in keys):
+                self._bundles[number] = Bundle(number, keys, tuple(self._keys[key].spec for key in keys), None)
 
     def replace(self, bundle: Bundle, chunks: list[Chunk]) -> None:
         """Enter the chunks that a bundle was divided into, in its place."""

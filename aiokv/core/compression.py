@@ -11,7 +11,7 @@ from aiokv.core.effects import ForgetReplicas
 from aiokv.errors import CodecError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aiokv.core.effects import Effect
     from aiokv.core.roster import Roster
@@ -80,7 +80,7 @@ class Codecs:
     """
 
     def __init__(self) -> None:
-        self._changes: list[tuple[Compression, Rank]] = []
+        self._changes: list[tuple[Compression, Rank, SetCompression]] = []
         self._numbered: dict[int, Codec] = {}
 
     def set(self, message: SetCompression, rank: Rank, roster: Roster) -> list[Codec]:
@@ -94,8 +94,8 @@ class Codecs:
         if not 1 <= message.change <= min(len(self._changes) + 1, MAX_CHANGES):
             raise ProtocolError(f"change {message.change} of compression, but {len(self._changes)} were made so far")
         if message.change > len(self._changes):
-            self._changes.append((wanted, rank))
-        known, first = self._changes[message.change - 1]
+            self._changes.append((wanted, rank, message))
+        known, first, _ = self._changes[message.change - 1]
         if known != wanted:
             raise CodecError(
                 f"rank {roster.label(rank)} compresses {wanted}, but rank {roster.label(first)} compresses {known}: "
@@ -104,9 +104,34 @@ class Codecs:
                 expected=str(known),
                 got=str(wanted),
             )
+        return self._enter(wanted)
+
+    def _enter(self, wanted: Compression) -> list[Codec]:
         codecs = [codec for codec in (wanted.push, wanted.pull) if codec is not None]
         new = [codec for codec in codecs if codec.number not in self._numbered]
         self._numbered |= {codec.number: codec for codec in new}
+        return new
+
+    @property
+    def revision(self) -> int:
+        """How many changes were made."""
+        return len(self._changes)
+
+    def saved(self) -> tuple[tuple[Rank, SetCompression], ...]:
+        """Return all changes in their order, as they were asked for first, each with the rank that has."""
+        return tuple((rank, message) for _, rank, message in self._changes)
+
+    def resume(self, changes: Sequence[tuple[Rank, SetCompression]]) -> list[Codec]:
+        """Go on with changes of which those that are known here are the first ones; return the codecs that are new.
+
+        Raises:
+            CodecError: unknown codec, or wrong parameter.
+        """
+        new: list[Codec] = []
+        for rank, message in changes[len(self._changes) :]:
+            wanted = make_compression(message.name, message.params, message.pull_name, message.pull_params)
+            self._changes.append((wanted, rank, message))
+            new += self._enter(wanted)
         return new
 
     def find(self, number: int) -> Codec:

@@ -11,6 +11,7 @@ from aiokv.core.catalog import Catalog
 from aiokv.core.cluster_checkpoints import Checkpoints
 from aiokv.core.compression import Codecs, Decoding, check_length
 from aiokv.core.control import Asked, Control
+from aiokv.core.copying import Copying
 from aiokv.core.creation import Creation
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.decisions import Deciding, Question
@@ -38,6 +39,7 @@ from aiokv.core.rounds import Rounds
 from aiokv.core.rows import Tables
 from aiokv.core.rules import Rules
 from aiokv.core.saving import Saving, restored
+from aiokv.core.standby import COPIED, Standby
 from aiokv.core.steps import Steps
 from aiokv.core.stimuli import (
     Applied,
@@ -69,7 +71,7 @@ from aiokv.errors import (
     StaleEpochError,
     from_code,
 )
-from aiokv.types import SCHEDULER, Incarnation, Key, Peer, Rank, Role, TensorSpec
+from aiokv.types import SCHEDULER, STANDBY, Incarnation, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -99,6 +101,9 @@ BEHIND_PUSHES = (*READS, m.SetPolicy, m.Delete, *get_args(Asked))
 """Requests that mean what was pushed before them, or change what is made of it."""
 
 
+AnyAttach = m.Attach | m.AttachServer | m.AttachStandby
+
+
 class Coordinator:
     """The state machine of one server. `handle` is the only door that changes it.
 
@@ -117,7 +122,7 @@ class Coordinator:
         self._stale: dict[Peer, str] = {}
         """Connections of processes in whose place there is a later one, and what they are told."""
         self._once = Once()
-        self._attaching: dict[RequestName, m.Attach | m.AttachServer] = {}
+        self._attaching: dict[RequestName, AnyAttach] = {}
         self._catalog = Catalog()
         self._rules = Rules()
         self._deadlines: Deadlines[RequestName] = Deadlines()
@@ -145,6 +150,12 @@ class Coordinator:
         self._whole = WholeCalls(self._neighbours, self._deadlines, self._enter, self._after_pushes)
         self._hosted: dict[str, None] = {}
         """Names of the standbys in this process."""
+        self._twin: Copying | Standby | None = None
+        """What deals with this server's standby; or, of a standby, with what it is to have."""
+        self._serves = False
+        """Whether the newest view says so, and all is here."""
+        self._had_none = False
+        """Whether there was no standby, so that answers do not wait for one that is new."""
         self._alone_since: float | None = None
         """Since when neither the scheduler nor a worker is connected."""
         self._stopped = False
@@ -158,7 +169,21 @@ class Coordinator:
             effects += self._changes.go_on(now)
         if self._checkpoints.unmade:
             effects += self._checkpoints.go_on()
-        return self._once.watch(effects) if self._once.open else effects
+        if self._once.open:
+            effects = self._once.watch(effects)
+        return effects if self._twin is None else self._watched(effects, now)
+
+    def _watched(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Add what concerns the other node that has, or is to have, the same."""
+        twin = self._twin
+        if isinstance(twin, Copying):
+            return twin.watch(effects)
+        assert twin is not None, "there is one"
+        effects = twin.watch(effects, now)
+        view = self._joiner.view
+        if view is not None and twin.is_idle and (entry := self._joiner.entry_of(view)) is not None:
+            effects += self._take_over(view, entry, now)
+        return effects
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -194,6 +219,8 @@ class Coordinator:
                 return registers
             case ConnectFailed(peer, reason, error) if peer == SCHEDULER:
                 return self._joiner.on_connect_failed(reason, error, now)
+            case Connected(peer) | ConnectFailed(peer) if peer == STANDBY:
+                return self._standby_link(stimulus)
             case Connected(peer) if peer < SCHEDULER:
                 return self._neighbours.connected(peer, now)
             case ConnectFailed(peer, reason, error) if peer < SCHEDULER:
@@ -211,7 +238,8 @@ class Coordinator:
         if isinstance(stimulus, Applied):
             return self._exchanges.applied(self._catalog.chunks[stimulus.key, stimulus.start], stimulus, now)
         if isinstance(stimulus, Restored):
-            return [restored(stimulus)]
+            held = self._twin if stimulus.peer == STANDBY else None
+            return held.restored(stimulus) if isinstance(held, Standby) else [restored(stimulus)]
         if isinstance(stimulus, PartWritten):
             return self._checkpoints.written(stimulus)
         if isinstance(stimulus, CheckpointRead | SnapshotsLoaded):
@@ -224,6 +252,7 @@ class Coordinator:
         return earliest(
             *(self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline()),
             *(self._deciding.deadline(), self._alone_until),
+            self._twin.deadline() if isinstance(self._twin, Copying) else None,
         )
 
     # --- messages ---
@@ -336,6 +365,10 @@ class Coordinator:
         peer, message = received.peer, received.message
         if isinstance(message, m.GetWaiting):
             return [Send(peer, received.request, self._waiting(now))]
+        if isinstance(message, m.AttachStandby):
+            return self._attach(peer, received.request, message, now)
+        if isinstance(message, COPIED) and isinstance(self._twin, Standby):
+            return self._twin.received(received, now)
         reason = f"unexpected {type(message).__name__} from a worker"
         return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
 
@@ -367,25 +400,73 @@ class Coordinator:
         effects = self._joiner.complete()
         if view.on_worker_loss == "respawn":
             effects += self._fence(now)
-        effects += self._resuming.viewed(view, self._index)
-        self._checkpoints.viewed(view, self._index)
+        effects += self._take_place(view, now)
         effects += self._let_in(now)
         effects += self._creation.roster_changed(self._roster) + self._changes.viewed()
         effects += self._steps.decided(self._deciding.changed(self._roster, now), now)
         return effects + self._rounds.advance(self._catalog.chunks.values(), now)
 
+    def _take_place(self, view: m.View, now: float) -> list[Effect]:
+        """Serve a part of the keys, or hold a copy of one, as a view says."""
+        entry = self._joiner.entry_of(view)
+        if entry is None:
+            if self._serves:
+                self._twin, self._serves = None, False
+                return self._stop("another node serves its part of the keys by now", failed=False)
+            if self._twin is None and any(_holds(each, self._joiner.name) for each in view.servers):
+                known = (self._catalog, self._rules, self._codecs, self._answers, self._exchanges)
+                self._twin = Standby(self._joiner, *known, lambda reason: self._stop(reason, failed=True))
+            return []
+        if isinstance(self._twin, Standby):
+            # It takes over when all is done that has come.
+            peer, reason = self._twin.peer, "its standby has taken its place"
+            return [] if peer is None else [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
+        self._serves = True
+        effects = self._resuming.viewed(view, entry.index)
+        self._checkpoints.viewed(view, entry.index)
+        return effects + self._look_for_standby(entry, now)
+
+    def _look_for_standby(self, entry: m.ServerEntry, now: float) -> list[Effect]:
+        """Have a standby filled, if the view has one."""
+        if not isinstance(self._twin, Copying):
+            if entry.standby is None:
+                self._had_none = True
+                return []
+            known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming)
+            self._twin = Copying(*known, alone=self._had_none)
+            self._rounds.on_begin = self._twin.renew
+        effects = self._twin.viewed(entry, now)
+        if entry.standby is None:
+            self._twin, self._rounds.on_begin, self._had_none = None, None, True
+        return effects
+
+    def _take_over(self, view: m.View, entry: m.ServerEntry, now: float) -> list[Effect]:
+        """Serve what this node had a copy of."""
+        self._twin, self._serves, self._had_none = None, True, True
+        self._catalog.complete_bundles()
+        self._resuming.skip(view, entry.index)
+        self._checkpoints.viewed(view, entry.index)
+        self._checkpoints.resumed(self._rules.newest)
+        for chunk in self._catalog.chunks.values():
+            self._rounds.begin(chunk)
+        text = f"{self._joiner.name} serves the part of server {entry.index} from now on"
+        return [Log("warning", text, "failover"), *self._look_for_standby(entry, now), *self._let_in(now)]
+
     @property
-    def _index(self) -> int:
-        """The server's number in the view."""
-        view = self._joiner.view
-        assert view is not None, "there is none before"
-        return next(entry.index for entry in view.servers if entry.name == self._joiner.name)
+    def _is_filling(self) -> bool:
+        """Whether workers wait, because the values are not here yet, or those of a copy."""
+        return self._resuming.is_busy or isinstance(self._twin, Standby)
+
+    def _standby_link(self, stimulus: Connected | ConnectFailed) -> list[Effect]:
+        if not isinstance(self._twin, Copying):
+            return [Disconnect(STANDBY, "there is no standby")]
+        return self._twin.connected() if isinstance(stimulus, Connected) else self._twin.connect_failed(stimulus.reason)
 
     def _let_in(self, now: float) -> list[Effect]:
         """Answer those who have said who they are before that could be known, or before their values were there."""
         effects: list[Effect] = []
         for (peer, request), attach in list(self._attaching.items()):
-            if attach.epoch <= self._roster.epoch and not self._resuming.is_busy:
+            if attach.epoch <= self._roster.epoch and (isinstance(attach, m.AttachStandby) or not self._is_filling):
                 del self._attaching[peer, request]
                 self._deadlines.discard((peer, request))
                 effects += self._answer_attach(peer, request, attach, now)
@@ -408,17 +489,22 @@ class Coordinator:
         self._attaching.clear()
         return [*effects, *self._stop(f"the checkpoint can't be loaded: {error}", failed=True)]
 
-    def _attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float) -> list[Effect]:
+    def _attach(self, peer: Peer, request: int, message: AnyAttach, now: float) -> list[Effect]:
         if self._resuming.error is not None:
             return [Refuse(peer, request, self._resuming.error)]
-        if message.epoch > self._roster.epoch or self._resuming.is_busy:
+        if message.epoch > self._roster.epoch or (self._is_filling and not isinstance(message, m.AttachStandby)):
             # The other side has a view that has not reached this server yet, or the values are not here.
             self._attaching[peer, request] = message
             self._deadlines.add((peer, request), now + message.timeout)
             return []
         return self._answer_attach(peer, request, message, now)
 
-    def _answer_attach(self, peer: Peer, request: int, message: m.Attach | m.AttachServer, now: float) -> list[Effect]:
+    def _answer_attach(self, peer: Peer, request: int, message: AnyAttach, now: float) -> list[Effect]:
+        if isinstance(message, m.AttachStandby):
+            if isinstance(self._twin, Standby):
+                return self._twin.attach(peer, request, message)
+            text = f"{self._joiner.name} is nobody's standby"
+            return [Refuse(peer, request, StaleEpochError(text, server=message.index))]
         if isinstance(message, m.AttachServer):
             if self._neighbours.entry(message) is None:
                 text = f"{message.name} (server {message.index}) is not an alive server of epoch {self._roster.epoch}"
@@ -516,6 +602,8 @@ class Coordinator:
             return self._scheduler_gone(reason, now)
         if peer < SCHEDULER:
             return self._neighbour_gone(peer, reason, now)
+        if isinstance(self._twin, Standby):
+            self._twin.forget_peer(peer)
         rank = self._ranks.pop(peer, None)
         if rank is not None and self._peers[rank][0] == peer:
             del self._peers[rank]
@@ -553,7 +641,12 @@ class Coordinator:
 
     def _look_around(self, now: float) -> None:
         """Take note since when nobody is there for whom this server, or another one of its process, could be of use."""
-        is_alone = self._joiner.joined and not self._joiner.connected and not self._ranks and not self._hosted
+        view = self._joiner.view
+        # A standby is of use as long as its primary is.
+        serves = view is not None and any(entry.name in self._hosted for entry in view.servers)
+        holds = isinstance(self._twin, Standby) and self._twin.peer is not None
+        of_use = bool(self._ranks) or serves or holds
+        is_alone = self._joiner.joined and not self._joiner.connected and not of_use
         self._alone_since = (self._alone_since if self._alone_since is not None else now) if is_alone else None
 
     @property
@@ -579,6 +672,8 @@ class Coordinator:
     # --- other servers ---
 
     def _from_neighbour(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+        if peer == STANDBY:
+            return self._twin.received(request, message, now) if isinstance(self._twin, Copying) else []
         if peer not in self._neighbours:
             return []
         try:
@@ -594,6 +689,8 @@ class Coordinator:
         return self._go_on(self._norms.answered(about, message), now)
 
     def _neighbour_gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        if peer == STANDBY:
+            return self._twin.lost(reason, now) if isinstance(self._twin, Copying) else []
         effects: list[Effect] = []
         for about, error in self._neighbours.end(peer, reason):
             if isinstance(about, Question):
@@ -646,7 +743,7 @@ class Coordinator:
         else:
             effects = [Refuse(push.peer, push.request, decoded.error)]
         for stimulus in behind:
-            effects += self.handle(stimulus, now=now)
+            effects += self._handle(stimulus, now)
         return effects
 
     def _waiting(self, now: float) -> m.Waiting:
@@ -671,6 +768,8 @@ class Coordinator:
             return self._whole.wait(name)
         attach = self._attaching[name]
         what = f"{attach.name} at {self._joiner.name}"
+        if isinstance(self._twin, Standby):
+            return Wait(what, "it does not serve its part of the keys yet", attach.timeout)
         if self._resuming.is_busy:
             return Wait(what, "the checkpoint is not loaded yet", attach.timeout)
         return Wait(what, f"the view of epoch {attach.epoch} is not here yet", attach.timeout)
@@ -683,24 +782,33 @@ class Coordinator:
         for peer, reason in self._neighbours.due(now):
             effects += [Disconnect(peer, reason), *self._neighbour_gone(peer, reason, now)]
         effects += self._steps.decided(self._deciding.due(self._roster, now), now)
+        if isinstance(self._twin, Copying):
+            effects += self._twin.due(now)
         for name in self._deadlines.due(now):
-            if name in self._answers:
-                effects.append(self._rounds.expire(name, now))
-            elif name in self._creation:
-                effects.append(self._creation.expire(name, self._roster))
-            elif name in self._exchanges:
-                effects.append(self._exchanges.expire(name))
-            elif name in self._changes:
-                effects.append(self._changes.expire(name))
-            elif name in self._whole:
-                effects += self._decided_calls(self._whole.expire(name, now), now)
-            elif name in self._attaching:
-                attach = self._attaching.pop(name)
-                text = f"{self._joiner.name} has not loaded its part of the checkpoint in {attach.timeout:g} s"
-                if not self._resuming.is_busy:
-                    text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
-                effects.append(Refuse(*name, CallTimeoutError(text)))
+            effects += self._expire(name, now)
         return effects
+
+    def _expire(self, name: RequestName, now: float) -> list[Effect]:
+        """Refuse a request whose time has come."""
+        if name in self._answers:
+            return [self._rounds.expire(name, now)]
+        if name in self._creation:
+            return [self._creation.expire(name, self._roster)]
+        if name in self._exchanges:
+            return [self._exchanges.expire(name)]
+        if name in self._changes:
+            return [self._changes.expire(name)]
+        if name in self._whole:
+            return self._decided_calls(self._whole.expire(name, now), now)
+        attach = self._attaching.pop(name, None)
+        if attach is None:
+            return []
+        text = f"{self._joiner.name} did not begin to serve its part of the keys in {attach.timeout:g} s"
+        if self._resuming.is_busy:
+            text = f"{self._joiner.name} has not loaded its part of the checkpoint in {attach.timeout:g} s"
+        elif attach.epoch > self._roster.epoch:
+            text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
+        return [Refuse(*name, CallTimeoutError(text))]
 
     # --- for tests ---
 
@@ -715,5 +823,12 @@ class Coordinator:
         named = self._rounds.validate(self._catalog.chunks.values())
         self._norms.validate()
         self._whole.validate()
+        if isinstance(self._twin, Copying):
+            self._twin.validate()
         named.update(self._creation, self._exchanges, self._changes, self._whole, self._attaching)
         assert self._deadlines.holds(named)
+
+
+def _holds(entry: m.ServerEntry, name: str) -> bool:
+    """Tell whether a node is to have a copy of what a server has."""
+    return entry.standby is not None and entry.standby.name == name

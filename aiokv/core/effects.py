@@ -117,6 +117,22 @@ class StoredState(Record):
     names: tuple[str, ...] = ()
 
 
+class StoredSum(Record):
+    """What lies in a slot, in the precision that it has there; `nbytes` in the precision of its chunk."""
+
+    slot: Slot
+    nbytes: int
+
+
+class StoredCopy(Record):
+    """All that the store has of a chunk at `version`, whose value is `nbytes` long: that, and state of the rule."""
+
+    key: Key
+    start: int
+    version: Version
+    nbytes: int
+
+
 class CallBuffer(Record):
     """Memory of any length, which is made when an answer comes; number `number` of the user's call `call`."""
 
@@ -128,7 +144,16 @@ URGENT = 1 << 30
 """Priority of what is not the user's: no call's priority is as high."""
 
 Payload = (
-    CallMemory | CallTensors | EncodedParts | StoredChunk | StoredChunks | StoredDifference | StoredRows | StoredState
+    CallMemory
+    | CallTensors
+    | EncodedParts
+    | StoredChunk
+    | StoredChunks
+    | StoredCopy
+    | StoredDifference
+    | StoredRows
+    | StoredState
+    | StoredSum
 )
 
 # --- effects of every machine ---
@@ -528,6 +553,25 @@ class LoadSnapshots(Record):
     chunks: list[WantedChunk]
 
 
+class Hold(Record):
+    """Make an answer as it is to be now, but let it wait until `LetGo`."""
+
+    answer: Send | Refuse
+
+
+class LetGo(Record):
+    """Send the oldest answers that wait, so many of them."""
+
+    count: int
+
+
+class Widen(Record):
+    """The slot has a sum in float32, of a chunk whose elements are of the lower precision `dtype`."""
+
+    slot: Slot
+    dtype: str
+
+
 class Free(Record):
     """The slot's content is not needed."""
 
@@ -619,6 +663,9 @@ Effect = (
     | WriteManifest
     | RemoveCheckpoints
     | Forget
+    | Hold
+    | LetGo
+    | Widen
     | Free
     | Configure
     | Execute

@@ -125,7 +125,7 @@ class Exchanges:
         bundle = self._catalog.bundle_of(chunk.key)
         keys = (chunk.key,) if bundle is None else bundle.keys
         if bundle is not None:
-            effects += self._divide(bundle)
+            effects += self.divide(bundle)
         for received in held:
             effects += self._again(received, now)
         left = [other for other in self._catalog.chunks.values() if other.key in keys]
@@ -180,7 +180,7 @@ class Exchanges:
         if chunk.applying:
             chunk.held.append(received)
             return []
-        effects = self._divide(bundle)
+        effects = self.divide(bundle)
         chunk = self._catalog.lookup(message)
         return effects + self._carry_out(received, message, rank, [chunk], now)
 
@@ -201,7 +201,7 @@ class Exchanges:
             if other.chunk is not None and other.chunk.applying:
                 other.chunk.held.append(received)
                 return effects
-            effects += self._divide(other)
+            effects += self.divide(other)
         chunks = [self._catalog.chunks[key, 0] for key in bundle.keys]
         return effects + self._carry_out(received, message, rank, chunks, now)
 
@@ -243,11 +243,12 @@ class Exchanges:
         bundle = self._catalog.bundle_of(message.key)
         if bundle is not None:
             # Keys that come from elsewhere may have been updated a different number of times.
-            effects = self._divide(bundle)
+            effects = self.divide(bundle)
             chunk = self._catalog.lookup_state(message)
         return effects + self._saving.write(received, message, chunk, received.slot)
 
-    def _divide(self, bundle: Bundle) -> list[Effect]:
+    def divide(self, bundle: Bundle) -> list[Effect]:
+        """Make chunks of their own of the keys of a bundle whose chunk is not being updated."""
         whole = bundle.chunk
         assert whole is not None, "a bundle is divided once"
         self._answers.replicas.forget_chunk(whole.key, whole.start)
@@ -265,7 +266,7 @@ class Exchanges:
             if bundle.chunk is not None and bundle.chunk.applying:
                 bundle.chunk.held.append(received)
                 return effects, False
-            effects += self._divide(bundle)
+            effects += self.divide(bundle)
         return effects, True
 
     def _delete(self, received: Received, message: m.Delete) -> list[Effect]:
@@ -279,10 +280,15 @@ class Exchanges:
             return effects
         for key in here:
             error = KeyDeletedError(f"key {key!r} was deleted while the call was pending", key=key)
-            for chunk in self._catalog.remove(key):
-                effects += [*self._rounds.remove(chunk, error), Forget(chunk.key, chunk.start)]
-            effects += self._norms.remove(key)
+            effects += self.forget(key, error)
         return [*effects, Send(received.peer, received.request, m.Done())]
+
+    def forget(self, key: Key, error: AiokvError) -> list[Effect]:
+        """Let a key be no more that is in no bundle; who waits for it gets an error."""
+        effects: list[Effect] = []
+        for chunk in self._catalog.remove(key):
+            effects += [*self._rounds.remove(chunk, error), Forget(chunk.key, chunk.start)]
+        return effects + self._norms.remove(key)
 
     def expire(self, name: RequestName) -> Effect:
         """Refuse a pull whose key was not made in time."""

@@ -6,7 +6,7 @@ from aiokv.core.deadlines import earliest
 from aiokv.core.effects import Complete, Connect, Disconnect, Effect, Fail, Log, Send
 from aiokv.errors import AiokvError, JoinTimeoutError
 from aiokv.types import SCHEDULER, Incarnation, Role
-from aiokv.wire.messages import Heartbeat, Register, View
+from aiokv.wire.messages import Heartbeat, Register, ServerEntry, View
 
 REGISTER_REQUEST = 1
 """Request id of the one `Register`; other requests count from 2."""
@@ -108,6 +108,10 @@ class Joiner:
         """Begin to join; ends in `Complete(call)` or `Fail(call, error)`."""
         self._call, self._timeout, self._join_by = call, timeout, now + timeout
         return [Connect(SCHEDULER, *self.scheduler)]
+
+    def entry_of(self, view: View) -> ServerEntry | None:
+        """Return what a view says of this server, if it serves a part of the keys."""
+        return next((entry for entry in view.servers if entry.name == self.name), None)
 
     @property
     def number(self) -> int:

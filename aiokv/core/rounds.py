@@ -13,7 +13,7 @@ from aiokv.errors import AiokvError, MembershipError, PolicyError, ProtocolError
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from aiokv.core.answers import Answers
     from aiokv.core.making import Making
@@ -50,6 +50,8 @@ class Rounds:
         self._norms = norms
         self._tallies = tallies
         self._last_slot: Slot = 0
+        self.on_begin: Callable[[Chunk], None] | None = None
+        """Is told of every chunk that is new, or goes over to another policy."""
 
     @property
     def _roster(self) -> Roster:
@@ -61,7 +63,9 @@ class Rounds:
         return self._last_slot
 
     def begin(self, chunk: Chunk) -> None:
-        """Take note of a chunk that is here."""
+        """Take note of a chunk that is here, or that has another policy now."""
+        if self.on_begin is not None:
+            self.on_begin(chunk)
         if chunk.policy.decides:
             self._steps.begin(chunk)
 

@@ -48,6 +48,8 @@ class Rules:
         """What becomes of contributions."""
         self.newest = 0
         """The clock of the newest update."""
+        self.revision = 0
+        """How often something besides that has changed."""
 
     @property
     def is_set(self) -> bool:
@@ -68,6 +70,7 @@ class Rules:
         if not self.is_set:
             self._name, self._params, self.merging = name, dict(params), merging
             self._rules = [(0, rule)]
+            self.revision += 1
             return True
         first = self._rules[0][1]
         if (first, self.merging) != (rule, merging):
@@ -104,6 +107,7 @@ class Rules:
             rules.append((since, make_optimizer(name, params)))
         is_new = self.set(rule, name, saved, merging)
         self._params, self._rules, self._changes = params, rules, dict(changes)
+        self.revision += 1
         return is_new
 
     def changed(self, since: int, params: Mapping[str, Any]) -> Optimizer:
@@ -137,6 +141,7 @@ class Rules:
             self._changes[since] = dict(params)
             self._params |= params
             self._rules.append((since, rule))
+            self.revision += 1
 
     def for_update(self, clock: int) -> Optimizer:
         """Return the rule for an update that is about to be made."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from aiokv.optim import PRECISIONS, Assign, Optimizer
 from aiokv.store.device import DeviceStore
 from aiokv.store.host_work import do_on_host
 from aiokv.store.memory import ParameterStore
-from aiokv.storing import begin_rows, compute_rows, cost_of_rows, finish_rows, perform, span, state_bytes
+from aiokv.storing import begin_rows, compute_rows, copy_bytes, cost_of_rows, finish_rows, perform, span, state_bytes
 from aiokv.types import Peer, Role
 from aiokv.wire.messages import Push
 from aiokv.wire.receiver import Frame, Head, Landing
@@ -86,6 +87,8 @@ class Server(Node):
         self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed)
         self._cost = 0
         """What has been done with rows in this turn of the loop; see `aiokv.storing.cost_of_rows`."""
+        self._held: deque[Callable[[], None]] = deque()
+        """What sends answers that wait until the standby has what they say."""
         self._warming: asyncio.Task[None] | None = None
         self._commands: dict[asyncio.Task[None], None] = {}
         self._preparing: dict[asyncio.Task[None], None] = {}
@@ -163,6 +166,10 @@ class Server(Node):
             return self._store.difference(*named, payload.peer, payload.codec), None
         if isinstance(payload, ef.StoredState):
             return memoryview(state_bytes(self._store, payload)), None
+        if isinstance(payload, ef.StoredSum):
+            return self._store.lend(payload.slot)
+        if isinstance(payload, ef.StoredCopy):
+            return memoryview(copy_bytes(self._store, payload)), None
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"
         value = self._store.acquire(payload.key, payload.start, payload.version)
         return value.buffer.data, functools.partial(self._store.release, value)
@@ -312,6 +319,11 @@ class Server(Node):
                 self.siblings.start(name, Server(structs.replace(self.config, **own), standby=index))
             case _ if isinstance(effect, OnCheckpoint):
                 self._checkpoints.perform(effect)
+            case ef.Hold(answer):
+                self._hold(answer)
+            case ef.LetGo(count):
+                for _ in range(count):
+                    self._held.popleft()()
             case ef.Stop():
                 self._stop(effect)
             case ef.Complete():
@@ -320,6 +332,20 @@ class Server(Node):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:
                 self._perform_stored(effect)
+
+    def _hold(self, answer: ef.Send | ef.Refuse) -> None:
+        """Let an answer wait, with the value that it has now."""
+        if isinstance(answer, ef.Refuse):
+            self._held.append(functools.partial(super()._perform, answer))
+        elif answer.payload is None:
+            self._held.append(functools.partial(super()._send, answer))
+        else:
+            try:
+                memory, sent = self._memory(answer.payload)
+            except NotFiniteError as error:
+                self._hold(ef.Refuse(answer.peer, answer.request, error))
+                return
+            self._held.append(functools.partial(super()._send, answer, memory, sent))
 
     def _perform_stored(self, effect: ef.Effect) -> None:
         if isinstance(self._store, DeviceStore):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from aiokv.optim import PRECISIONS, Assign
 from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.pool import Pool
 from aiokv.store.replicas import Replicas
-from aiokv.store.states import IDS, checked_state, only, parts_of, piece_of, rows_of
+from aiokv.store.states import IDS, VALUE, checked_state, only, parts_of, piece_of, rows_of
 from aiokv.store.table import Table
 from aiokv.types import ROW_ID_BYTES, Piece
 
@@ -581,6 +582,27 @@ class ParameterStore:
         self._retire(stored.value)
         stored.value = Value(buffer, stored.value.version)
         stored.state, stored.steps = state, steps
+
+    def whole(self, key: Key, start: int, version: Version) -> dict[str, Array]:
+        """Return all that is kept of a chunk: its value, and what the rule keeps for it; not copies."""
+        stored = self._chunks[key, start]
+        assert stored.value.version == version, "a chunk is copied in the same breath in which it was decided"
+        return {VALUE: stored.value.buffer.view(stored.dtype)} | (stored.state or {})
+
+    def lend(self, slot: Slot) -> tuple[memoryview, Callable[[], None]]:
+        """Return a copy of what lies in a slot, in the precision that it has, and what gives its memory back."""
+        landed = self._slots[slot]
+        content = landed.buffer if landed.wide is None else landed.wide.view(np.uint8)
+        copy = self._pool.take(content.nbytes)
+        copy[:] = content
+        return copy.data, partial(self._pool.give, copy)
+
+    def widen(self, slot: Slot, dtype: str) -> None:
+        """Take what has landed in a slot for a sum in float32 of elements that have a lower precision."""
+        landed = self._slots[slot]
+        landed.wide = landed.buffer.view(np.float32).copy()
+        self._pool.give(landed.buffer)
+        landed.buffer = self._pool.take(landed.wide.size * np.dtype(dtype).itemsize)
 
     def content(self, slot: Slot) -> bytes:
         """Return what lies in a slot, and free it."""

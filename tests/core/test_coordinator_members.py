@@ -22,6 +22,7 @@ from aiokv.errors import (
 )
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
+from tests.core.conftest import views_entries
 
 if TYPE_CHECKING:
     from tests.core.conftest import Like, Server
@@ -414,16 +415,34 @@ def test_standby_is_started_once_when_the_scheduler_says_so(server: Server) -> N
     assert server.seen(ef.StartNode) == [ef.StartNode(1, "server-0/1.4")]
 
 
-def test_server_with_standbys_in_its_process_stays(server: Server) -> None:
-    """They would end with it, and may be of use."""
-    server.handle(st.Received(SCHEDULER, 0, m.HostStandby(1, "server-0/1.4")))
+def left_alone(server: Server) -> None:
+    """Let the scheduler and all workers be gone."""
     server.handle(st.PeerLost(SCHEDULER, "reset"))
     for rank in range(3):
         server.lose_peer(rank)
+
+
+def test_server_stays_while_one_of_its_process_serves(server: Server) -> None:
+    """It would end with it, and has workers."""
+    server.handle(st.Received(SCHEDULER, 0, m.HostStandby(1, "server-0/1.4")))
+    taken = [
+        m.ServerEntry(index, name, 1, "127.0.0.1", 9000) for index, name in enumerate(["server-0", "server-0/1.4"])
+    ]
+    view = m.View(server.epoch + 1, views_entries(server.names, {}), tuple(taken), 2.0, 2**19, 2**19, 10.0)
+    server.handle(st.Received(SCHEDULER, 0, view))
+    left_alone(server)
     server.tick(50.0)
     assert not server.seen(ef.Stop)
     server.handle(st.NodeEnded("server-0/1.4"))
     server.tick(70.0)
+    assert server.seen(ef.Stop)
+
+
+def test_server_does_not_stay_for_a_standby(server: Server) -> None:
+    """That ends when its primary does, and nobody would end first."""
+    server.handle(st.Received(SCHEDULER, 0, m.HostStandby(1, "server-0/1.4")))
+    left_alone(server)
+    server.tick(50.0)
     assert server.seen(ef.Stop)
 
 

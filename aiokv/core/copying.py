@@ -1,0 +1,409 @@
+"""How a server keeps a copy of what it has on its standby, and answers nobody before that is there.
+
+The server sends the sum of an update before it makes it; the standby does the same with it, so that both have the same
+bits. Whatever else happens to a chunk, all of it is sent again, when no update of it is under way. Messages have
+numbers, and the standby says up to which one it has them. When the link ends, what the standby does not have is sent
+as a whole over the next one: what it has of that meanwhile is older, but of what is newer nobody has had an answer.
+
+So an answer waits until the standby has all that was sent before it. Only when the scheduler has said that there is no
+standby, or that it is another one, may the server answer alone; the new one is then filled while rounds go on, and
+answers wait for it from when it has everything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.effects import (
+    Apply,
+    Connect,
+    Disconnect,
+    Divide,
+    Effect,
+    Forget,
+    Hold,
+    LetGo,
+    Log,
+    Refuse,
+    Restore,
+    Send,
+    Skip,
+    StoredCopy,
+    StoredSum,
+)
+from aiokv.core.joiner import retry_delay
+from aiokv.types import SCHEDULER, STANDBY
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from aiokv.core.catalog import Catalog
+    from aiokv.core.chunk import Chunk
+    from aiokv.core.compression import Codecs
+    from aiokv.core.joiner import Joiner
+    from aiokv.core.resuming import Resuming
+    from aiokv.core.rules import Rules
+    from aiokv.types import Key
+
+ATTACH_REQUEST = 1
+"""Request id of the one `AttachStandby` of a link."""
+
+MOST_COPIES = 8
+"""How many chunks may be on their way as a whole: a server does not send all that it has at once."""
+
+LOOKED_AT = 64
+"""How many chunks that are to be sent are looked at each time; some may be in the middle of an update."""
+
+Subject = tuple["Key", int]
+"""What is copied: a chunk, by key and first element, or one of the following."""
+
+GONE = -2
+"""In the place of a first element: the key is no more."""
+
+SETTINGS: Subject = ("", -3)
+"""All that is not in chunks."""
+
+
+class Copying:
+    """The part of a `Coordinator` that deals with its standby.
+
+    Args:
+        joiner: the server's place in the cluster.
+        catalog: its keys.
+        rules: its update rule.
+        codecs: how contributions and values may be compressed.
+        resuming: who loads a checkpoint first.
+        alone: whether answers may go on while the first standby is being filled: it is not the one with which the
+            server has begun.
+    """
+
+    def __init__(
+        self, joiner: Joiner, catalog: Catalog, rules: Rules, codecs: Codecs, resuming: Resuming, *, alone: bool
+    ) -> None:
+        self._joiner = joiner
+        self._catalog = catalog
+        self._rules = rules
+        self._codecs = codecs
+        self._resuming = resuming
+        self._entry: m.StandbyEntry | None = None
+        self._index = 0
+        self._alone = alone
+        self._waits = not alone
+        """Whether answers wait for the standby."""
+        self._dirty: dict[Subject, None] = {}
+        """What the standby does not have as it is, and gets as a whole."""
+        self._last = 0
+        """Number of the last message."""
+        self._acked = 0
+        """Up to which the standby has them."""
+        self._sent: deque[tuple[int, Subject, bool]] = deque()
+        """What the messages were about that it does not have yet, and whether they had all of a chunk."""
+        self._copies = 0
+        """How many of them had."""
+        self._held: deque[tuple[int | None, int]] = deque()
+        """For how many answers, in their order, which message is waited for; None: for what is not sent yet."""
+        self._known = -1
+        """How often the settings had changed when they were looked at last."""
+        self._linked = False
+        self._connecting = False
+        self._attempt = 0
+        self._reason = "no answer yet"
+        self._give_up_at: float | None = None
+        self._filled = 0
+        """The last message of the filling; 0: it is not all sent yet."""
+        self._told = False
+        """Whether the scheduler knows that the standby is ready."""
+
+    @property
+    def _timeout(self) -> float:
+        assert self._joiner.view is not None, "there is a standby in it"
+        return self._joiner.view.death_timeout
+
+    # --- the view ---
+
+    def viewed(self, entry: m.ServerEntry, now: float) -> list[Effect]:
+        """Take over what a newer view says of the standby."""
+        known, new = self._entry, entry.standby
+        self._entry, self._index = new, entry.index
+        effects: list[Effect] = []
+        if known is None or new is None or not _is_same(known, new):
+            effects = self._begin_anew(alone=self._alone if known is None else True)
+        if new is None:
+            return effects
+        if new.state == "ready":
+            self._told = self._waits = True
+        if new.port and not self._linked and not self._connecting and self._give_up_at is None:
+            self._give_up_at = now + self._timeout
+            effects += self._connect()
+        return effects
+
+    def _begin_anew(self, *, alone: bool) -> list[Effect]:
+        """Go on with a standby that has nothing yet, or without one."""
+        effects = self._unlink("it is not the standby any longer") if self._linked or self._connecting else []
+        self._sent.clear()
+        self._copies = self._attempt = self._filled = 0
+        self._dirty = {SETTINGS: None} | dict.fromkeys(self._catalog.chunks)
+        self._acked, self._give_up_at, self._told, self._waits = self._last, None, False, not alone
+        return effects + self._let_all_go() if alone else effects
+
+    def _let_all_go(self) -> list[Effect]:
+        count = sum(count for _, count in self._held)
+        self._held.clear()
+        return [LetGo(count)] if count else []
+
+    # --- what is to be told ---
+
+    def renew(self, chunk: Chunk) -> None:
+        """Take note that a chunk is new, or that more than an update has changed it."""
+        self._dirty[chunk.key, chunk.start] = None
+
+    def watch(self, effects: list[Effect]) -> list[Effect]:
+        """Add what the standby is to be told of effects, and hold back the answers that have to wait for that."""
+        wanted: list[Effect] = []
+        answers = 0
+        for effect in effects:
+            kind = type(effect)
+            if kind is Apply:
+                wanted += self._replicate(effect)  # type: ignore[arg-type]
+            elif kind is Send or kind is Refuse:
+                answers += _is_answer(effect)
+            elif kind in CHANGES:
+                self._note(effect)
+            wanted.append(effect)
+        known = self._rules.revision + self._codecs.revision + self._catalog.revision
+        if known != self._known:
+            self._known = known
+            self._dirty[SETTINGS] = None
+        if self._dirty and self._linked and not self._resuming.is_busy:
+            wanted += self._send_dirty()
+        if not self._told:
+            wanted += self._tell_ready()
+        if answers and self._waits and (self._dirty or self._acked < self._last or self._held):
+            self._held.append((None if self._dirty else self._last, answers))
+            return [Hold(effect) if _is_answer(effect) else effect for effect in wanted]  # type: ignore[arg-type]
+        return wanted
+
+    def _note(self, effect: Effect) -> None:
+        """Take note of what has become of a chunk besides updates."""
+        match effect:
+            case Divide(key, start, parts):
+                self._dirty.pop((key, start), None)
+                self._dirty.update(((part, 0), None) for part, _ in parts)
+            case Forget(key, start):
+                self._dirty.pop((key, start), None)
+                # Behind it in case that the key is made again.
+                self._dirty.pop((key, GONE), None)
+                self._dirty[key, GONE] = None
+            case Restore(_, _, key, start) | Skip(key, start):
+                self._dirty[key, start] = None
+
+    def _replicate(self, apply: Apply) -> list[Effect]:
+        """Send an update, unless the standby gets the chunk as it is then."""
+        subject = (apply.key, apply.start)
+        if subject in self._dirty:
+            return []
+        chunk = self._catalog.chunks[subject]
+        if not self._linked or not _has_floats(chunk):
+            # Of a sum of integers that does not fit nothing is seen in its bytes.
+            self._dirty[subject] = None
+            return []
+        update = chunk.updates[apply.version]
+        ordered = [update.contributions[place] for place in update.folded]
+        parts = tuple([(part.rank, part.sequence, part.read_version, part.clock) for part in ordered])
+        norms = tuple([tuple(phase) for phase in apply.norms])
+        # To compute norms, the sum was divided.
+        divisor = 1 if norms else apply.divisor
+        number = self._next(subject)
+        head = (number, apply.key, apply.start, apply.version, parts, apply.clock, divisor)
+        payload = None if apply.slot is None else StoredSum(apply.slot, chunk.nbytes)
+        return [Send(STANDBY, number, m.Replicate(*head, norms, apply.keep), payload)]
+
+    def _next(self, subject: Subject, *, whole: bool = False) -> int:
+        self._last += 1
+        self._copies += whole
+        self._sent.append((self._last, subject, whole))
+        return self._last
+
+    def _send_dirty(self) -> list[Effect]:
+        """Send what is to be sent as a whole, as far as it can be and may be."""
+        effects: list[Effect] = []
+        for subject in list(islice(self._dirty, LOOKED_AT)):
+            if self._copies >= MOST_COPIES:
+                break
+            key, start = subject
+            chunk = self._catalog.chunks.get(subject)
+            if chunk is not None and chunk.is_busy:
+                continue
+            del self._dirty[subject]
+            if subject == SETTINGS:
+                effects.append(self._settings())
+            elif start == GONE:
+                number = self._next(subject)
+                effects.append(Send(STANDBY, number, m.ForgetKey(number, key)))
+            elif chunk is not None:
+                effects.append(self._copy(chunk))
+        if not self._dirty:
+            self._held = deque((self._last if need is None else need, count) for need, count in self._held)
+            if not self._filled:
+                self._filled, self._waits = self._last, True
+        return effects
+
+    def _settings(self) -> Effect:
+        number, catalog = self._next(SETTINGS), self._catalog
+        head = (number, self._rules.saved(), self._codecs.saved(), catalog.numbered())
+        return Send(STANDBY, number, m.CopySettings(*head, catalog.next_bundle))
+
+    def _copy(self, chunk: Chunk) -> Effect:
+        number = self._next((chunk.key, chunk.start), whole=True)
+        bundle = self._catalog.bundle_of(chunk.key) if chunk.start == BUNDLE_START else None
+        keys, specs = ((chunk.key,), (chunk.spec,)) if bundle is None else (bundle.keys, bundle.specs)
+        entries = [entry for key in keys if (entry := self._catalog.entry(key)) is not None]
+        digests = tuple(entry.digest for entry in entries)
+        shapes = tuple(spec.shape for spec in specs)
+        counts = tuple(
+            m.RankCount(rank, count, chunk.before.get(rank, 0), chunk.clocks.get(rank, count))
+            for rank, count in sorted(chunk.reflected.items())
+        )
+        head = (number, keys, shapes, digests, chunk.spec.dtype, chunk.start, chunk.stop, entries[0].policy)
+        message = m.Copy(*head, chunk.group, chunk.version, chunk.since, counts)
+        return Send(STANDBY, number, message, StoredCopy(chunk.key, chunk.start, chunk.version, chunk.nbytes))
+
+    def _tell_ready(self) -> list[Effect]:
+        """Tell the scheduler when the standby has all that was there when answers began to wait for it."""
+        if not self._filled or self._acked < self._filled or self._entry is None:
+            return []
+        self._told = True
+        text = f"{self._joiner.name}: {self._entry.name} has a copy of all parameters of server {self._index}"
+        return [Log("info", text), Send(SCHEDULER, 0, m.StandbyReady(self._index, self._entry.name))]
+
+    # --- the link ---
+
+    def _connect(self) -> list[Effect]:
+        assert self._entry is not None, "it has an address"
+        self._connecting = True
+        delay = retry_delay(self._attempt) if self._attempt else 0.0
+        return [Connect(STANDBY, self._entry.host, self._entry.port, delay)]
+
+    def connected(self) -> list[Effect]:
+        """Say who this server is, over a link that is open now."""
+        view = self._joiner.view
+        if not self._connecting or view is None:
+            return [Disconnect(STANDBY, "nobody waits for this connection any longer")]
+        me = (self._index, self._joiner.name, self._joiner.incarnation)
+        return [Send(STANDBY, ATTACH_REQUEST, m.AttachStandby(*me, view.epoch, self._timeout))]
+
+    def connect_failed(self, reason: str) -> list[Effect]:
+        """Try again, later and later, until `due` gives up."""
+        self._connecting, self._reason = False, reason
+        if self._give_up_at is None:
+            return []
+        self._attempt += 1
+        return self._connect()
+
+    def received(self, request: int, message: m.Message, now: float) -> list[Effect]:
+        """Take in what the standby says."""
+        if not isinstance(message, m.Replicated):
+            reason = message.message if isinstance(message, m.Error) else f"unexpected {type(message).__name__}"
+            return [Disconnect(STANDBY, reason), *self.lost(reason, now)]
+        if request == ATTACH_REQUEST and not self._linked:
+            return self._attached(message.number)
+        return self._acknowledged(message.number)
+
+    def _attached(self, number: int) -> list[Effect]:
+        """Go on over a new link, behind what the standby has."""
+        self._linked, self._connecting, self._attempt, self._give_up_at = True, False, 0, None
+        effects = self._acknowledged(number)
+        lacking: dict[Subject, None] = {}
+        for _, subject, _ in self._sent:
+            # In the order of the last ones: a key may have been deleted and made again.
+            lacking.pop(subject, None)
+            lacking[subject] = None
+        self._dirty = {subject: None for subject in lacking if subject not in self._dirty} | self._dirty
+        self._sent.clear()
+        self._copies = 0
+        self._held = deque((None, count) for _, count in self._held)
+        if self._filled > number:
+            self._filled = 0
+        return effects
+
+    def _acknowledged(self, number: int) -> list[Effect]:
+        """Take note of what the standby has."""
+        self._acked = max(self._acked, number)
+        while self._sent and self._sent[0][0] <= number:
+            _, _, whole = self._sent.popleft()
+            self._copies -= whole
+        return self._let_go()
+
+    def _let_go(self) -> list[Effect]:
+        """Let those answers go for which all is there."""
+        free = 0
+        while self._held:
+            need, count = self._held[0]
+            if need is None or need > self._acked:
+                break
+            free += count
+            self._held.popleft()
+        return [LetGo(free)] if free else []
+
+    def lost(self, reason: str, now: float) -> list[Effect]:
+        """Make another link: this one has ended."""
+        self._linked, self._reason = False, reason
+        if self._give_up_at is None:
+            self._give_up_at = now + self._timeout
+        self._attempt += 1
+        return self._connect()
+
+    def _unlink(self, reason: str) -> list[Effect]:
+        self._linked = self._connecting = False
+        return [Disconnect(STANDBY, reason)]
+
+    def deadline(self) -> float | None:
+        """Return the time at which `due` wants to be called."""
+        return self._give_up_at
+
+    def due(self, now: float) -> list[Effect]:
+        """Tell the scheduler of a standby that can't be reached, until it says that it counts no more."""
+        if self._give_up_at is None or now < self._give_up_at:
+            return []
+        assert self._entry is not None, "there is a link to be made"
+        self._give_up_at = now + self._timeout
+        text = f"{self._joiner.name} has no link to its standby {self._entry.name}: {self._reason}"
+        return [Log("warning", text), Send(SCHEDULER, 0, m.DropStandby(self._index, self._entry.name))]
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        needs = [need for need, _ in self._held]
+        known = [need for need in needs if need is not None]
+        assert known == sorted(known)
+        assert needs[: len(known)] == known, "what is not sent yet comes last"
+        assert all(need > self._acked for need in known), "what all is there for has gone"
+        assert not self._held or self._waits
+        assert len(known) == len(needs) or self._dirty
+
+
+CHANGES = frozenset((Divide, Forget, Restore, Skip))
+"""Effects on a chunk besides updates."""
+
+
+def _is_same(one: m.StandbyEntry, other: m.StandbyEntry) -> bool:
+    """Tell whether two entries are of one process, which need not have registered by the first."""
+    return one.name == other.name and one.incarnation in (0, other.incarnation)
+
+
+def _is_answer(effect: Effect) -> bool:
+    """Tell whether an effect says something to a worker, or to another server, that it may build upon."""
+    if isinstance(effect, Send):
+        return effect.peer >= 0 and type(effect.message) is not m.Waiting
+    return isinstance(effect, Refuse)
+
+
+def _has_floats(chunk: Chunk) -> bool:
+    return "float" in chunk.spec.dtype

@@ -1,0 +1,490 @@
+"""A server and its standbys, with the real store, between workers and a scheduler that the rig plays.
+
+A link keeps the order of what is sent over it, like TCP. Which link delivers next, and when an update is made, is
+chosen at random, from a seed. Time stands still while anything is under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from msgspec import structs
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.coordinator import Coordinator
+from aiokv.core.joiner import Joiner
+from aiokv.kernels import get_backend
+from aiokv.store.memory import ParameterStore
+from aiokv.storing import copy_bytes, perform
+from aiokv.types import SCHEDULER, STANDBY, Key, Peer, Role
+from aiokv.wire import messages as m
+
+Array = npt.NDArray[Any]
+HOST = "127.0.0.1"
+LIMIT = 20_000
+
+SLOW = (ef.Apply, ef.Restore, ef.Norms)
+"""Effects that take time."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A server's machine and its memory; `links` has, by peer number, who is at the other end, and the number there."""
+
+    name: str
+    port: int
+    machine: Coordinator
+    store: ParameterStore
+    links: dict[Peer, tuple[Any, Peer]] = field(default_factory=dict)
+    held: deque[Callable[[], None]] = field(default_factory=deque)
+    numbers: Any = field(default_factory=itertools.count)
+    alive: bool = True
+    stops: list[ef.Stop] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request of a worker, and how it was answered."""
+
+    request: int
+    message: m.Message
+    payload: bytes
+    answer: m.Message | None = None
+    value: bytes = b""
+
+
+Script = Generator[list[Asked], None, None]
+
+
+class Worker:
+    """A worker that asks again what was not answered."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.name = f"worker-{rank}"
+        self.links: dict[Peer, tuple[Any, Peer]] = {}
+        self.alive = True
+        self.numbers = itertools.count(2)
+        self.pending: dict[int, Asked] = {}
+        self.attached = False
+        self.script: Script | None = None
+        self.waiting: list[Asked] = []
+        self.sequences: dict[Key, int] = {}
+        self.clock = 0
+
+    def ask(self, message: m.Message, payload: Array | None = None) -> Asked:
+        """Send a request."""
+        asked = Asked(next(self.numbers), message, b"" if payload is None else payload.tobytes())
+        self.pending[asked.request] = asked
+        if self.attached:
+            self.world.send(self, 0, st.Received(-9, asked.request, structs.replace(message)), asked.payload)
+        return asked
+
+    def init(self, key: Key, value: Array, policy: str = "bsp", **changes: Any) -> Asked:
+        """Initialise a key that is one chunk."""
+        fields: dict[str, Any] = {"shape": value.shape, "dtype": value.dtype.name, "start": 0, "stop": value.size}
+        fields |= {"policy": policy, "timeout": 60.0, "digest": b"d" if self.rank == 0 else b""} | changes
+        return self.ask(m.Init(key, **fields), None if self.rank else value)
+
+    def init_bundle(self, values: dict[Key, Array], policy: str = "bsp") -> Asked:
+        """Initialise keys as one chunk."""
+        arrays = list(values.values())
+        shapes = tuple(array.shape for array in arrays)
+        digests = tuple(b"d" for _ in arrays)
+        message = m.InitBundle(tuple(values), shapes, arrays[0].dtype.name, policy, 60.0, (), digests)
+        return self.ask(message, None if self.rank else np.concatenate([array.ravel() for array in arrays]))
+
+    def count(self, key: Key) -> int:
+        """Return the number of the next push of a key."""
+        self.sequences[key] = number = self.sequences.get(key, 0) + 1
+        self.clock = max(self.clock, number)
+        return number
+
+    def push(self, key: Key, value: Array, read: int = 0, **changes: Any) -> Asked:
+        """Push a key, and ask for the new value."""
+        number = self.count(key)
+        fields: dict[str, Any] = {"shape": value.shape, "dtype": value.dtype.name, "start": 0, "stop": value.size}
+        fields |= {"sequence": number, "read_version": read, "want_value": True, "timeout": 60.0, "clock": self.clock}
+        return self.ask(m.Push(key, **(fields | changes)), value)
+
+    def push_bundle(self, bundle: int, keys: list[Key], value: Array, read: int = 0) -> Asked:
+        """Push all keys of a bundle, and ask for the new values."""
+        number = max([self.count(key) for key in keys])
+        return self.ask(m.PushBundle(bundle, number, read, True, 60.0, 0, self.clock), value)
+
+    def pull(self, key: Key, shape: tuple[int, ...], dtype: str = "float32") -> Asked:
+        """Pull a key, with all that this worker has pushed."""
+        size = int(np.prod(shape))
+        return self.ask(m.Pull(key, shape, dtype, 0, size, self.sequences.get(key, 0), 60.0))
+
+    def advance(self) -> None:
+        """Let the script go on to its next wait."""
+        while self.script is not None and all(asked.answer is not None for asked in self.waiting):
+            try:
+                self.waiting = next(self.script)
+            except StopIteration:
+                self.script = None
+
+    # --- links ---
+
+    def connect(self, node: Node) -> None:
+        """Say who it is to a server, and ask again."""
+        self.world.close(self, 0)
+        self.attached = False
+        self.world.join(self, 0, node)
+        attach = m.Attach(self.rank, self.name, 1, self.world.epoch, 60.0)
+        self.world.send(self, 0, st.Received(-9, 1, attach), b"")
+
+    def take(self, stimulus: st.Stimulus, payload: bytes) -> None:
+        """Take in what a server says."""
+        if isinstance(stimulus, st.PeerLost):
+            self.attached = False
+            primary = self.world.primary
+            if primary.alive:
+                self.world.later(partial(self.connect, primary))
+            return
+        assert isinstance(stimulus, st.Received)
+        if stimulus.request == 1:
+            if isinstance(stimulus.message, m.Done):
+                self.attached = True
+                for asked in self.pending.values():
+                    again = st.Received(-9, asked.request, structs.replace(asked.message))
+                    self.world.send(self, 0, again, asked.payload)
+            return
+        asked = self.pending.pop(stimulus.request)
+        asked.answer, asked.value = stimulus.message, payload
+        self.advance()
+
+
+class World:
+    """A server, its standbys, and workers; whoever crashes stays so.
+
+    Args:
+        seed: of what comes first.
+        workers: how many there are.
+        settings: further fields of views.
+    """
+
+    def __init__(self, seed: int, *, workers: int = 2, **settings: Any) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.epoch = 0
+        self.settings = {"replication": 2} | settings
+        self.ready: dict[tuple[str, Peer], deque[Callable[[], None]]] = {}
+        self.nodes: dict[int, Node] = {}
+        self._lives = itertools.count(1)
+        self._order = itertools.count()
+        self.steps = 0
+        self.workers = [Worker(self, rank) for rank in range(workers)]
+        self.replaces = True
+        """Whether there is a process for another standby when one is lost."""
+        self.standby: Node | None = None
+        self.state = ""
+        self.primary = self.make("server-0")
+        self.hire()
+        self.publish()
+        for worker in self.workers:
+            worker.connect(self.primary)
+
+    # --- members ---
+
+    def make(self, name: str = "") -> Node:
+        """Start a node that joins."""
+        number = next(self._lives)
+        port = 9000 + number
+        name = name or f"standby/{number}"
+        joiner = Joiner(role=Role.SERVER, name=name, incarnation=number, scheduler=(HOST, 1), advertised=(HOST, port))
+        node = Node(name, port, Coordinator(joiner), ParameterStore(get_backend("reference")))
+        self.nodes[port] = node
+        self.feed(node, st.Join(0, 30.0), b"")
+        self.feed(node, st.Connected(SCHEDULER), b"")
+        return node
+
+    def hire(self) -> None:
+        """Let another node be the standby: it has not registered yet."""
+        self.standby, self.state = self.make(), "expected"
+        node = self.standby
+        self.later(partial(self.register, node))
+
+    def register(self, node: Node) -> None:
+        """Let the standby be known to all."""
+        if self.standby is node and self.state == "expected" and node.alive:
+            self.state = "filling"
+            self.publish()
+
+    def entry(self) -> m.ServerEntry:
+        """Return what the view says of the only server."""
+        standby = None
+        if self.standby is not None:
+            known = self.state != "expected"
+            address = (self.standby.machine._joiner.incarnation, HOST, self.standby.port) if known else (0, "", 0)
+            standby = m.StandbyEntry(self.standby.name, "p", *address, self.state)
+        me = self.primary
+        return m.ServerEntry(0, me.name, me.machine._joiner.incarnation, HOST, me.port, "alive", "", standby, "q")
+
+    def publish(self) -> None:
+        """Let the scheduler tell everybody the next view."""
+        self.epoch += 1
+        workers = tuple(m.WorkerEntry(worker.rank, worker.name, 1) for worker in self.workers)
+        view = m.View(self.epoch, workers, (self.entry(),), 1.0, 2**19, 2**19, 5.0, **self.settings)
+        for node in self.nodes.values():
+            if node.alive:
+                self.put(node, SCHEDULER, st.Received(SCHEDULER, 0, view), b"")
+
+    def lost(self, node: Node) -> None:
+        """Let the scheduler find that a node is lost."""
+        if node is self.standby:
+            self.standby = None
+            if self.replaces:
+                self.hire()
+            self.publish()
+        elif node is self.primary:
+            assert self.state == "ready", "nobody can take its place"
+            self.promote()
+
+    def promote(self) -> None:
+        """Let the standby take the place of the primary, and another one that of the standby."""
+        assert self.standby is not None, "there is one"
+        self.primary, self.standby = self.standby, None
+        if self.replaces:
+            self.hire()
+        self.publish()
+        for worker in self.workers:
+            self.later(partial(worker.connect, self.primary))
+
+    def told(self, node: Node, message: m.Message) -> None:
+        """Take in what a node tells the scheduler."""
+        match message:
+            case m.StandbyReady(0, name):
+                if node is self.primary and self.standby is not None and self.standby.name == name:
+                    self.state = "ready"
+                    self.publish()
+            case m.DropStandby(0, name):
+                if node is self.primary and self.standby is not None and self.standby.name == name:
+                    self.standby = None
+                    self.publish()
+
+    # --- what happens ---
+
+    def run(self, *scripts: Callable[[Worker], Script], until: Callable[[], bool] = lambda: False) -> None:
+        """Let workers run scripts, the last one all who are left, until they are over."""
+        for worker in self.workers:
+            worker.script = scripts[min(worker.rank, len(scripts) - 1)](worker)
+            worker.advance()
+        self.go_on(until)
+
+    def go_on(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Let things happen until all scripts are over."""
+        for _ in range(LIMIT):
+            if until() or not any(worker.script for worker in self.workers):
+                return
+            self.step()
+        pytest.fail("going round in circles")
+
+    def settle(self) -> None:
+        """Let happen all that is under way."""
+        for _ in range(LIMIT):
+            if not any(self.ready.values()):
+                return
+            self.step()
+
+    def step(self) -> None:
+        """Let one thing happen: a delivery, or time to pass."""
+        self.steps += 1
+        queues = [queue for queue in self.ready.values() if queue]
+        if queues:
+            self.random.choice(queues).popleft()()
+            return
+        due = {node.port: node.machine.deadline() for node in self.nodes.values() if node.alive}
+        times = [time for time in due.values() if time is not None]
+        self.now = max(self.now, min(times))
+        for node in list(self.nodes.values()):
+            time = due.get(node.port)
+            if node.alive and time is not None and time <= self.now:
+                self.feed(node, st.Tick(), b"")
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Let something happen at any time."""
+        self.ready[f"later-{next(self._order)}", 0] = deque([action])
+
+    def feed(self, node: Node, stimulus: st.Stimulus, payload: bytes) -> None:
+        """Give a stimulus to a server, and perform what it wants."""
+        if not node.alive:
+            return
+        if isinstance(stimulus, st.Received | st.PeerLost) and stimulus.peer != SCHEDULER:
+            if stimulus.peer not in node.links:
+                return
+            if isinstance(stimulus, st.PeerLost):
+                del node.links[stimulus.peer]
+        if isinstance(stimulus, st.Received) and payload:
+            stimulus.slot, view = node.store.land(len(payload))
+            view[:] = payload
+            stimulus.nbytes = len(payload)
+        effects = node.machine.handle(stimulus, now=self.now)
+        node.machine.validate()
+        for effect in effects:
+            self.perform(node, effect)
+
+    def perform(self, node: Node, effect: ef.Effect) -> None:
+        """Perform one effect of a server."""
+        match effect:
+            case ef.Send(peer, _, message) if peer == SCHEDULER:
+                self.later(partial(self.told, node, message))
+            case ef.Send() | ef.Refuse():
+                self.send_answer(node, effect)()
+            case ef.Hold(answer):
+                node.held.append(self.send_answer(node, answer))
+            case ef.LetGo(count):
+                for _ in range(count):
+                    node.held.popleft()()
+            case ef.Connect(peer, _, port):
+                if peer == STANDBY:
+                    self.later(partial(self.connect, node, self.nodes[port]))
+            case ef.Disconnect(peer):
+                self.close(node, peer)
+            case ef.Stop():
+                node.stops.append(effect)
+                self.crash(node)
+            case ef.Complete() | ef.Fail() | ef.Log():
+                pass
+            case ef.Apply() | ef.Restore() | ef.Norms():
+                # Each chunk's updates take their own time.
+                queue = self.ready.setdefault((f"{node.name} {effect.key}", effect.start), deque())
+                queue.append(partial(self.make_update, node, effect))
+            case _:
+                assert perform(node.store, effect) is None
+
+    def make_update(self, node: Node, effect: ef.Apply | ef.Restore | ef.Norms) -> None:
+        """Perform an effect that has taken its time."""
+        if node.alive:
+            done = perform(node.store, effect)
+            assert done is not None
+            self.feed(node, done, b"")
+
+    def send_answer(self, node: Node, effect: ef.Send | ef.Refuse) -> Callable[[], None]:
+        """Make a message with its payload as it is now; return what sends it."""
+        if isinstance(effect, ef.Refuse):
+            error = effect.error
+            message: m.Message = m.Error(error.code, error.message, error.details)
+            return partial(self.send, node, effect.peer, st.Received(-9, effect.request, message), b"")
+        payload = b"" if effect.payload is None else self.bytes_of(node.store, effect.payload)
+        return partial(self.send, node, effect.peer, st.Received(-9, effect.request, effect.message), payload)
+
+    def bytes_of(self, store: ParameterStore, payload: ef.Payload) -> bytes:
+        """Return what a payload refers to."""
+        match payload:
+            case ef.StoredChunk(key, start, version):
+                value = store.acquire(key, start, version)
+                content = value.buffer.tobytes()
+                store.release(value)
+                return content
+            case ef.StoredChunks(chunks):
+                return b"".join(self.bytes_of(store, chunk) for chunk in chunks)
+            case ef.StoredSum(slot):
+                view, release = store.lend(slot)
+                content = bytes(view)
+                release()
+                return content
+            case ef.StoredCopy():
+                return copy_bytes(store, payload)
+            case _:
+                raise AssertionError(payload)
+
+    # --- links ---
+
+    def connect(self, node: Node, other: Node) -> None:
+        """Open a server's link to its standby."""
+        if not node.alive:
+            return
+        if not other.alive:
+            self.put(node, STANDBY, st.ConnectFailed(STANDBY, "connection refused"), b"")
+            return
+        self.join(node, STANDBY, other)
+        self.put(node, STANDBY, st.Connected(STANDBY), b"")
+
+    def join(self, end: Any, peer: Peer, node: Node) -> None:
+        """Make a link to a server."""
+        there = next(node.numbers)
+        end.links[peer], node.links[there] = (node, there), (end, peer)
+
+    def put(self, end: Any, peer: Peer, stimulus: st.Stimulus, payload: bytes) -> None:
+        """Let a stimulus come to one end of a link."""
+        link = end.links.get(peer)
+
+        def deliver() -> None:
+            if peer != SCHEDULER and link is not None and end.links.get(peer) is not link:
+                return
+            if isinstance(end, Worker):
+                if isinstance(stimulus, st.PeerLost):
+                    del end.links[peer]
+                end.take(stimulus, payload)
+            else:
+                self.feed(end, stimulus, payload)
+
+        self.ready.setdefault((end.name, peer), deque()).append(deliver)
+
+    def send(self, end: Any, peer: Peer, stimulus: st.Received, payload: bytes) -> None:
+        """Put something on a link, if it is still there."""
+        other, there = end.links.get(peer, (None, 0))
+        # What is sent before an end is noticed is lost.
+        if other is not None and other.links.get(there) == (end, peer):
+            stimulus.peer = there
+            self.put(other, there, stimulus, payload)
+
+    def close(self, end: Any, peer: Peer) -> None:
+        """Close a link: the other side hears of it after all that was sent."""
+        other, there = end.links.pop(peer, (None, 0))
+        if other is not None and other.links.get(there) == (end, peer):
+            self.put(other, there, st.PeerLost(there, "closed"), b"")
+
+    def cut(self, end: Any, peer: Peer) -> None:
+        """Let a link end: each side gets only the beginning of what is under way."""
+        if peer not in end.links:
+            return
+        other, there = end.links[peer]
+        for one, number in ((end, peer), (other, there)):
+            queue = self.ready.setdefault((one.name, number), deque())
+            for _ in range(self.random.randint(0, len(queue))):
+                queue.pop()
+            self.put(one, number, st.PeerLost(number, "connection reset"), b"")
+
+    def crash(self, node: Node) -> None:
+        """Let a node end in the middle of what it sends; the scheduler finds that some time later."""
+        if not node.alive:
+            return
+        for peer in list(node.links):
+            other, there = node.links[peer]
+            queue = self.ready.get((other.name, there), deque())
+            for _ in range(self.random.randint(0, len(queue))):
+                queue.pop()
+            self.close(node, peer)
+        node.alive = False
+        self.later(partial(self.lost, node))
+
+    # --- what came of it ---
+
+    def value(self, key: Key, start: int = 0, dtype: str = "float32", node: Node | None = None) -> Array:
+        """Return what a node has of a chunk: the primary, if nobody else is named."""
+        node = node or self.primary
+        version = node.machine._catalog.chunks[key, start].version
+        value = node.store.acquire(key, start, version)
+        copy = value.buffer.view(dtype).copy()
+        node.store.release(value)
+        return copy
+
+
+@pytest.fixture(scope="session")
+def make_world() -> type[World]:
+    """A server with a standby, and workers."""
+    return World

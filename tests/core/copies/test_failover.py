@@ -1,0 +1,52 @@
+"""A server that is lost at any moment: its standby goes on with the same bits, and every push counts once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from tests.core.copies.conftest import Script, Worker, World
+
+
+def train(worker: Worker) -> Script:
+    """Push one key a few times, each time what follows from the value before."""
+    value = np.arange(6, dtype=np.float32)
+    yield [worker.init("w", value)]
+    first = worker.pull("w", (6,))
+    yield [first]
+    value = np.frombuffer(first.value, np.float32)
+    for step in range(4):
+        pushed = worker.push("w", np.float32(0.3) * value + np.float32(step - worker.rank), step)
+        yield [pushed]
+        value = np.frombuffer(pushed.value, np.float32)
+
+
+def undisturbed(make_world: type[World]) -> bytes:
+    """Return the value that comes of it when nobody is lost."""
+    world = make_world(0)
+    world.run(train)
+    return world.value("w").tobytes()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_standby_has_the_same_bits(make_world: type[World], seed: int) -> None:
+    world = make_world(seed)
+    world.run(train)
+    assert world.value("w").tobytes() == undisturbed(make_world)
+    world.settle()
+    assert world.state == "ready"
+    assert world.value("w", node=world.standby).tobytes() == world.value("w").tobytes()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lost_server(make_world: type[World], seed: int) -> None:
+    expected = undisturbed(make_world)
+    world = make_world(seed)
+    moment = world.random.randint(30, 150)
+    world.run(train, until=lambda: world.steps > moment and world.state == "ready")
+    world.crash(world.primary)
+    world.go_on()
+    assert world.value("w").tobytes() == expected
