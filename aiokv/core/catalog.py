@@ -343,8 +343,9 @@ class Catalog:
 
     def _enter(self, message: InitBundle, chunk: Chunk | None) -> Bundle:
         specs = tuple(spec for _, spec in specs_of(message))
-        bundle = Bundle(self.next_bundle, message.keys, specs, chunk)
-        self.next_bundle += 1
+        # Its number may be known from elsewhere.
+        bundle = Bundle(self._numbers.get(message.keys, self.next_bundle), message.keys, specs, chunk)
+        self.next_bundle = max(self.next_bundle, bundle.number + 1)
         self.revision += 1
         self._bundles[bundle.number] = bundle
         self._numbers[message.keys] = bundle.number
