@@ -39,7 +39,7 @@ def peer_of_server(index: int) -> Peer:
 
 
 STANDBY: Peer = -(2**30)
-"""A server's own link to the node that holds a copy of its part."""
+"""Below it are a server's own links to the node that holds a copy of its part, one after the other."""
 
 
 MAX_INT_KEY = 2**63 - 1

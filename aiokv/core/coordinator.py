@@ -219,7 +219,7 @@ class Coordinator:
                 return registers
             case ConnectFailed(peer, reason, error) if peer == SCHEDULER:
                 return self._joiner.on_connect_failed(reason, error, now)
-            case Connected(peer) | ConnectFailed(peer) if peer == STANDBY:
+            case Connected(peer) | ConnectFailed(peer) if peer < STANDBY:
                 return self._standby_link(stimulus)
             case Connected(peer) if peer < SCHEDULER:
                 return self._neighbours.connected(peer, now)
@@ -434,10 +434,10 @@ class Coordinator:
                 return []
             known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming)
             self._twin = Copying(*known, alone=self._had_none)
-            self._rounds.on_begin = self._twin.renew
+            self._changes.on_change = self._twin.renew
         effects = self._twin.viewed(entry, now)
         if entry.standby is None:
-            self._twin, self._rounds.on_begin, self._had_none = None, None, True
+            self._twin, self._changes.on_change, self._had_none = None, None, True
         return effects
 
     def _take_over(self, view: m.View, entry: m.ServerEntry, now: float) -> list[Effect]:
@@ -459,8 +459,10 @@ class Coordinator:
 
     def _standby_link(self, stimulus: Connected | ConnectFailed) -> list[Effect]:
         if not isinstance(self._twin, Copying):
-            return [Disconnect(STANDBY, "there is no standby")]
-        return self._twin.connected() if isinstance(stimulus, Connected) else self._twin.connect_failed(stimulus.reason)
+            return [Disconnect(stimulus.peer, "there is no standby")]
+        if isinstance(stimulus, Connected):
+            return self._twin.connected(stimulus.peer)
+        return self._twin.connect_failed(stimulus.peer, stimulus.reason)
 
     def _let_in(self, now: float) -> list[Effect]:
         """Answer those who have said who they are before that could be known, or before their values were there."""
@@ -672,8 +674,8 @@ class Coordinator:
     # --- other servers ---
 
     def _from_neighbour(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
-        if peer == STANDBY:
-            return self._twin.received(request, message, now) if isinstance(self._twin, Copying) else []
+        if peer < STANDBY:
+            return self._twin.received(peer, request, message, now) if isinstance(self._twin, Copying) else []
         if peer not in self._neighbours:
             return []
         try:
@@ -689,8 +691,8 @@ class Coordinator:
         return self._go_on(self._norms.answered(about, message), now)
 
     def _neighbour_gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
-        if peer == STANDBY:
-            return self._twin.lost(reason, now) if isinstance(self._twin, Copying) else []
+        if peer < STANDBY:
+            return self._twin.lost(peer, reason, now) if isinstance(self._twin, Copying) else []
         effects: list[Effect] = []
         for about, error in self._neighbours.end(peer, reason):
             if isinstance(about, Question):

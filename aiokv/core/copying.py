@@ -25,6 +25,7 @@ from aiokv.core.effects import (
     Effect,
     Forget,
     Hold,
+    Install,
     LetGo,
     Log,
     Refuse,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from aiokv.core.joiner import Joiner
     from aiokv.core.resuming import Resuming
     from aiokv.core.rules import Rules
-    from aiokv.types import Key
+    from aiokv.types import Key, Peer
 
 ATTACH_REQUEST = 1
 """Request id of the one `AttachStandby` of a link."""
@@ -106,6 +107,8 @@ class Copying:
         """For how many answers, in their order, which message is waited for; None: for what is not sent yet."""
         self._known = -1
         """How often the settings had changed when they were looked at last."""
+        self._peer = STANDBY
+        """The link, a new number for each: of an earlier one nothing counts any longer."""
         self._linked = False
         self._connecting = False
         self._attempt = 0
@@ -156,7 +159,7 @@ class Copying:
     # --- what is to be told ---
 
     def renew(self, chunk: Chunk) -> None:
-        """Take note that a chunk is new, or that more than an update has changed it."""
+        """Take note that something has changed a chunk of which nothing is seen in effects."""
         self._dirty[chunk.key, chunk.start] = None
 
     def watch(self, effects: list[Effect]) -> list[Effect]:
@@ -196,7 +199,7 @@ class Copying:
                 # Behind it in case that the key is made again.
                 self._dirty.pop((key, GONE), None)
                 self._dirty[key, GONE] = None
-            case Restore(_, _, key, start) | Skip(key, start):
+            case Restore(_, _, key, start) | Skip(key, start) | Install(key, start):
                 self._dirty[key, start] = None
 
     def _replicate(self, apply: Apply) -> list[Effect]:
@@ -218,7 +221,7 @@ class Copying:
         number = self._next(subject)
         head = (number, apply.key, apply.start, apply.version, parts, apply.clock, divisor)
         payload = None if apply.slot is None else StoredSum(apply.slot, chunk.nbytes)
-        return [Send(STANDBY, number, m.Replicate(*head, norms, apply.keep), payload)]
+        return [Send(self._peer, number, m.Replicate(*head, norms, apply.keep), payload)]
 
     def _next(self, subject: Subject, *, whole: bool = False) -> int:
         self._last += 1
@@ -241,7 +244,7 @@ class Copying:
                 effects.append(self._settings())
             elif start == GONE:
                 number = self._next(subject)
-                effects.append(Send(STANDBY, number, m.ForgetKey(number, key)))
+                effects.append(Send(self._peer, number, m.ForgetKey(number, key)))
             elif chunk is not None:
                 effects.append(self._copy(chunk))
         if not self._dirty:
@@ -253,7 +256,7 @@ class Copying:
     def _settings(self) -> Effect:
         number, catalog = self._next(SETTINGS), self._catalog
         head = (number, self._rules.saved(), self._codecs.saved(), catalog.numbered())
-        return Send(STANDBY, number, m.CopySettings(*head, catalog.next_bundle))
+        return Send(self._peer, number, m.CopySettings(*head, catalog.next_bundle))
 
     def _copy(self, chunk: Chunk) -> Effect:
         number = self._next((chunk.key, chunk.start), whole=True)
@@ -268,7 +271,7 @@ class Copying:
         )
         head = (number, keys, shapes, digests, chunk.spec.dtype, chunk.start, chunk.stop, entries[0].policy)
         message = m.Copy(*head, chunk.group, chunk.version, chunk.since, counts)
-        return Send(STANDBY, number, message, StoredCopy(chunk.key, chunk.start, chunk.version, chunk.nbytes))
+        return Send(self._peer, number, message, StoredCopy(chunk.key, chunk.start, chunk.version, chunk.nbytes))
 
     def _tell_ready(self) -> list[Effect]:
         """Tell the scheduler when the standby has all that was there when answers began to wait for it."""
@@ -283,30 +286,33 @@ class Copying:
     def _connect(self) -> list[Effect]:
         assert self._entry is not None, "it has an address"
         self._connecting = True
+        self._peer -= 1
         delay = retry_delay(self._attempt) if self._attempt else 0.0
-        return [Connect(STANDBY, self._entry.host, self._entry.port, delay)]
+        return [Connect(self._peer, self._entry.host, self._entry.port, delay)]
 
-    def connected(self) -> list[Effect]:
+    def connected(self, peer: Peer) -> list[Effect]:
         """Say who this server is, over a link that is open now."""
         view = self._joiner.view
-        if not self._connecting or view is None:
-            return [Disconnect(STANDBY, "nobody waits for this connection any longer")]
+        if peer != self._peer or not self._connecting or view is None:
+            return [Disconnect(peer, "nobody waits for this connection any longer")]
         me = (self._index, self._joiner.name, self._joiner.incarnation)
-        return [Send(STANDBY, ATTACH_REQUEST, m.AttachStandby(*me, view.epoch, self._timeout))]
+        return [Send(self._peer, ATTACH_REQUEST, m.AttachStandby(*me, view.epoch, self._timeout))]
 
-    def connect_failed(self, reason: str) -> list[Effect]:
+    def connect_failed(self, peer: Peer, reason: str) -> list[Effect]:
         """Try again, later and later, until `due` gives up."""
-        self._connecting, self._reason = False, reason
-        if self._give_up_at is None:
+        if peer != self._peer or not self._connecting:
             return []
+        self._reason = reason
         self._attempt += 1
         return self._connect()
 
-    def received(self, request: int, message: m.Message, now: float) -> list[Effect]:
+    def received(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
         """Take in what the standby says."""
+        if peer != self._peer:
+            return []
         if not isinstance(message, m.Replicated):
             reason = message.message if isinstance(message, m.Error) else f"unexpected {type(message).__name__}"
-            return [Disconnect(STANDBY, reason), *self.lost(reason, now)]
+            return [Disconnect(peer, reason), *self.lost(peer, reason, now)]
         if request == ATTACH_REQUEST and not self._linked:
             return self._attached(message.number)
         return self._acknowledged(message.number)
@@ -347,8 +353,10 @@ class Copying:
             self._held.popleft()
         return [LetGo(free)] if free else []
 
-    def lost(self, reason: str, now: float) -> list[Effect]:
-        """Make another link: this one has ended."""
+    def lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        """Make another link, if it is this one that has ended."""
+        if peer != self._peer or not (self._linked or self._connecting):
+            return []
         self._linked, self._reason = False, reason
         if self._give_up_at is None:
             self._give_up_at = now + self._timeout
@@ -357,7 +365,7 @@ class Copying:
 
     def _unlink(self, reason: str) -> list[Effect]:
         self._linked = self._connecting = False
-        return [Disconnect(STANDBY, reason)]
+        return [Disconnect(self._peer, reason)]
 
     def deadline(self) -> float | None:
         """Return the time at which `due` wants to be called."""
@@ -389,7 +397,7 @@ class Copying:
         assert len(known) == len(needs) or self._dirty
 
 
-CHANGES = frozenset((Divide, Forget, Restore, Skip))
+CHANGES = frozenset((Install, Divide, Forget, Restore, Skip))
 """Effects on a chunk besides updates."""
 
 

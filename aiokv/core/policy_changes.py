@@ -105,6 +105,8 @@ class PolicyChanges:
         self._calls: dict[RequestName, Asking] = {}
         self.ending: dict[Key, None] = {}
         """Keys of which only what was pushed is waited for."""
+        self.on_change: Callable[[Chunk], None] | None = None
+        """Is told of every chunk that has gone over."""
 
     def __contains__(self, name: RequestName) -> bool:
         return name in self._calls
@@ -254,6 +256,8 @@ class PolicyChanges:
             if chunk.rounds is not None:
                 chunk.rounds.decisions.catch_up(change.asked)
             effects += self._answers.release(chunk, now)
+            if self.on_change is not None:
+                self.on_change(chunk)
         for name in change.calls:
             call = self._calls[name]
             del call.keys[change.key]

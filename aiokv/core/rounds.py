@@ -13,7 +13,7 @@ from aiokv.errors import AiokvError, MembershipError, PolicyError, ProtocolError
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from aiokv.core.answers import Answers
     from aiokv.core.making import Making
@@ -50,8 +50,6 @@ class Rounds:
         self._norms = norms
         self._tallies = tallies
         self._last_slot: Slot = 0
-        self.on_begin: Callable[[Chunk], None] | None = None
-        """Is told of every chunk that is new, or goes over to another policy."""
 
     @property
     def _roster(self) -> Roster:
@@ -63,9 +61,7 @@ class Rounds:
         return self._last_slot
 
     def begin(self, chunk: Chunk) -> None:
-        """Take note of a chunk that is here, or that has another policy now."""
-        if self.on_begin is not None:
-            self.on_begin(chunk)
+        """Take note of a chunk that is here."""
         if chunk.policy.decides:
             self._steps.begin(chunk)
 

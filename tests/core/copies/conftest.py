@@ -277,20 +277,25 @@ class World:
 
     # --- what happens ---
 
-    def run(self, *scripts: Callable[[Worker], Script], until: Callable[[], bool] = lambda: False) -> None:
-        """Let workers run scripts, the last one all who are left, until they are over."""
+    def begin(self, *scripts: Callable[[Worker], Script]) -> None:
+        """Let workers begin with scripts, the last one all who are left."""
         for worker in self.workers:
             worker.script = scripts[min(worker.rank, len(scripts) - 1)](worker)
             worker.advance()
-        self.go_on(until)
 
-    def go_on(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until all scripts are over."""
-        for _ in range(LIMIT):
-            if until() or not any(worker.script for worker in self.workers):
+    def run(self, *scripts: Callable[[Worker], Script]) -> None:
+        """Let workers run scripts to their end."""
+        self.begin(*scripts)
+        self.go_on()
+
+    def go_on(self, steps: int = LIMIT) -> None:
+        """Let so many things happen, or less, until all scripts are over."""
+        for _ in range(steps):
+            if not any(worker.script for worker in self.workers):
                 return
             self.step()
-        pytest.fail("going round in circles")
+        if steps == LIMIT:
+            pytest.fail("going round in circles")
 
     def settle(self) -> None:
         """Let happen all that is under way."""
@@ -349,8 +354,8 @@ class World:
                 for _ in range(count):
                     node.held.popleft()()
             case ef.Connect(peer, _, port):
-                if peer == STANDBY:
-                    self.later(partial(self.connect, node, self.nodes[port]))
+                if peer < STANDBY:
+                    self.later(partial(self.connect, node, peer, self.nodes[port]))
             case ef.Disconnect(peer):
                 self.close(node, peer)
             case ef.Stop():
@@ -403,15 +408,15 @@ class World:
 
     # --- links ---
 
-    def connect(self, node: Node, other: Node) -> None:
+    def connect(self, node: Node, peer: Peer, other: Node) -> None:
         """Open a server's link to its standby."""
         if not node.alive:
             return
         if not other.alive:
-            self.put(node, STANDBY, st.ConnectFailed(STANDBY, "connection refused"), b"")
+            self.put(node, peer, st.ConnectFailed(peer, "connection refused"), b"")
             return
-        self.join(node, STANDBY, other)
-        self.put(node, STANDBY, st.Connected(STANDBY), b"")
+        self.join(node, peer, other)
+        self.put(node, peer, st.Connected(peer), b"")
 
     def join(self, end: Any, peer: Peer, node: Node) -> None:
         """Make a link to a server."""

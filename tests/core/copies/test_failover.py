@@ -45,8 +45,10 @@ def test_standby_has_the_same_bits(make_world: type[World], seed: int) -> None:
 def test_lost_server(make_world: type[World], seed: int) -> None:
     expected = undisturbed(make_world)
     world = make_world(seed)
-    moment = world.random.randint(30, 150)
-    world.run(train, until=lambda: world.steps > moment and world.state == "ready")
+    world.begin(train)
+    world.go_on(world.random.randint(30, 150))
+    while world.state != "ready":
+        world.step()
     world.crash(world.primary)
     world.go_on()
     assert world.value("w").tobytes() == expected
