@@ -76,6 +76,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.chunk import Chunk
+    from aiokv.core.neighbours import Failed
     from aiokv.core.parked import RequestName
 
 
@@ -314,10 +315,9 @@ class Coordinator:
                 return self._attach(peer, request, message, now)
             case m.Sums():
                 return self._go_on(self._norms.asked(peer, request, message), now)
-            case m.Arrived() | m.GetRounds() if self._norms.is_server(peer):
-                return self._steps.decided(self._deciding.asked(peer, request, message, self._roster, now), now)
-            case m.Gathered() if self._norms.is_server(peer):
-                index = self._norms.index_of(peer)
+            case m.Arrived() | m.GetRounds() if self._neighbours.caller(peer) is not None:
+                return self._steps.decided(self._deciding.asked((peer, request), message, self._roster, now), now)
+            case m.Gathered() if (index := self._neighbours.caller(peer)) is not None:
                 return self._decided_calls(self._whole.asked(peer, request, message, index, now), now)
             case _:
                 return self._from_worker(received, now)
@@ -369,8 +369,7 @@ class Coordinator:
             return self._attach(peer, received.request, message, now)
         if isinstance(message, COPIED) and isinstance(self._twin, Standby):
             return self._twin.received(received, now)
-        reason = f"unexpected {type(message).__name__} from a worker"
-        return [*freed(received.slot), Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
+        return [*freed(received.slot), *self._cut(peer, f"unexpected {type(message).__name__} from a worker", now)]
 
     def _asked(self, received: Received, message: Asked) -> list[Effect]:
         effects = self._control.asked(received, message, self._rank_of(received.peer), self._roster)
@@ -384,8 +383,9 @@ class Coordinator:
         if not self._joiner.on_view(view, now):
             return []
         effects = self._go_on(self._norms.viewed(view), now)
-        for gone, reason in self._neighbours.gone():
-            effects += [Disconnect(gone, reason), *self._neighbour_gone(gone, reason, now)]
+        effects += self._unanswered(*self._neighbours.viewed(now), now)
+        for stranger in self._neighbours.strangers():
+            effects += self._cut(stranger, "it is no server of the view any longer", now)
         return effects + self._decided_calls(self._whole.viewed(view, now), now)
 
     def _decided_calls(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -511,8 +511,10 @@ class Coordinator:
             if self._neighbours.entry(message) is None:
                 text = f"{message.name} (server {message.index}) is not an alive server of epoch {self._roster.epoch}"
                 return [Refuse(peer, request, MembershipError(text, server=message.index))]
-            self._norms.attach(peer, message.index)
-            return [Send(peer, request, m.Done())]
+            effects: list[Effect] = [Send(peer, request, m.Done())]
+            for older in self._neighbours.attach(peer, message):
+                effects += self._cut(older, "its server has connected again", now)
+            return effects
         error = self._refusal(message)
         if error is not None:
             return [Refuse(peer, request, error)]
@@ -520,12 +522,14 @@ class Coordinator:
         self._ranks[peer], self._peers[message.rank] = message.rank, (peer, message.incarnation)
         self._once.attached(message.rank, message.incarnation)
         self._alone_since = None
-        effects: list[Effect] = [Send(peer, request, m.Done())]
+        effects = [Send(peer, request, m.Done())]
         if older != peer:
-            # What is left of it may not have come to an end here; nothing that comes over it may count any more.
-            reason = "its worker has connected again"
-            effects += [Disconnect(older, reason), *self._peer_lost(older, reason, now)]
+            effects += self._cut(older, "its worker has connected again", now)
         return effects
+
+    def _cut(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        """Close a connection. It may not have come to its end here, but nothing that comes over it may count any more."""
+        return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
 
     def _refusal(self, message: m.Attach) -> AiokvError | None:
         """Return why a worker is not the one that the view knows, if it is not."""
@@ -617,7 +621,8 @@ class Coordinator:
         self._whole.forget_peer(peer)
         self._changes.forget_peer(peer)
         effects = self._exchanges.forget_peer(peer)
-        effects += self._go_on(self._norms.forget_peer(peer, reason), now)
+        self._norms.forget_peer(peer)
+        self._neighbours.forget_caller(peer)
         self._look_around(now)
         return effects
 
@@ -679,9 +684,9 @@ class Coordinator:
         if peer not in self._neighbours:
             return []
         try:
-            about, effects = self._neighbours.answered(peer, request, message)
+            about, effects = self._neighbours.answered(peer, request, message, now)
         except ProtocolError as error:
-            return [Disconnect(peer, error.message), *self._neighbour_gone(peer, error.message, now)]
+            return [Disconnect(peer, error.message), *self._neighbours.ended(peer, error.message, now)]
         if about is None:
             return effects
         if isinstance(about, Question):
@@ -693,8 +698,13 @@ class Coordinator:
     def _neighbour_gone(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         if peer < STANDBY:
             return self._twin.lost(peer, reason, now) if isinstance(self._twin, Copying) else []
-        effects: list[Effect] = []
-        for about, error in self._neighbours.end(peer, reason):
+        return self._neighbours.ended(peer, reason, now)
+
+    def _unanswered(
+        self, effects: list[Effect], failed: Failed[Chunk | Question | WholeCall], now: float
+    ) -> list[Effect]:
+        """Go on without answers that can't come."""
+        for about, error in failed:
             if isinstance(about, Question):
                 effects += self._steps.decided(self._deciding.refused(about, error), now)
             elif isinstance(about, WholeCall):
@@ -781,8 +791,7 @@ class Coordinator:
         if reason := self._joiner.silence(now):
             effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason, now)]
         effects += self._stop_when_alone(now)
-        for peer, reason in self._neighbours.due(now):
-            effects += [Disconnect(peer, reason), *self._neighbour_gone(peer, reason, now)]
+        effects += self._unanswered(*self._neighbours.due(now), now)
         effects += self._steps.decided(self._deciding.due(self._roster, now), now)
         if isinstance(self._twin, Copying):
             effects += self._twin.due(now)

@@ -95,7 +95,8 @@ class Decisions(Record, eq=False):
         accepted: the steps that will be in a round.
         holders: the chunks that have contributions of a step that is not decided.
         askers: the requests of other servers about such a step.
-        told: the last round that the server at the other end of a connection has heard of.
+        told: the last round that the server at the other end of a connection was told.
+        before_end: the last one that a server was told over its connection before, by its index; it may not have come.
         unasked: steps about which the deciding server could not be asked, and what they have read.
         leaving: by the keys that are to leave the group, the ranks that have asked for that; on the deciding server.
     """
@@ -114,6 +115,7 @@ class Decisions(Record, eq=False):
     holders: dict[Token, list[Chunk]] = field(default_factory=dict)
     askers: dict[Token, list[RequestName]] = field(default_factory=dict)
     told: dict[Peer, Round] = field(default_factory=dict)
+    before_end: dict[int | None, Round] = field(default_factory=dict)
     unasked: dict[Token, Round] = field(default_factory=dict)
     leaving: dict[tuple[Key, ...], dict[Rank, None]] = field(default_factory=dict)
 
@@ -245,8 +247,8 @@ class Deciding:
         message = m.GetRounds(*decisions.group, decisions.newest)
         return self._neighbours.ask(LEADER, message, Question(decisions, None, 0), now)
 
-    def asked(self, peer: Peer, request: int, message: m.Arrived | m.GetRounds, roster: Roster, now: float) -> Decided:
-        """Take in that another server has seen a step, or wants to know which rounds are closed.
+    def asked(self, name: RequestName, message: m.Arrived | m.GetRounds, roster: Roster, now: float) -> Decided:
+        """Take in that another server has seen a step, or wants to know which rounds are closed; maybe not at first.
 
         Raises:
             PolicyError, ProtocolError: there is no such policy, or this server does not decide.
@@ -254,19 +256,21 @@ class Deciding:
         decisions = self.of((message.policy, message.group))
         if decisions.decider is None:
             raise ProtocolError(f"server {self._neighbours.index} does not decide rounds; server {LEADER} does")
+        told = decisions.told.setdefault(name[0], message.known)
         if isinstance(message, m.GetRounds):
-            decisions.told.setdefault(peer, message.known)
-            return Decided([decisions.answer((peer, request), "")])
+            return Decided([decisions.answer(name, "")])
         token, read = Token(message.rank, message.clock), message.read
-        if read == message.known >= decisions.told.setdefault(peer, message.known):
+        if read == message.known >= max(told, decisions.before_end.get(self._neighbours.caller(name[0]), 0)):
             # It has the newest value there, and no step of a later round has been seen there; see `OpenRounds.read`.
             read = max(read, decisions.settled.get(token.rank, 0))
         verdict = decisions.verdicts.get(token)
         if verdict is not None:
-            return Decided([decisions.answer((peer, request), verdict)])
-        decisions.askers.setdefault(token, []).append((peer, request))
+            return Decided([decisions.answer(name, verdict)])
+        decisions.askers.setdefault(token, []).append(name)
         if token in decisions.accepted:
-            return Decided([Send(peer, request, m.Accepted())])
+            decided = Decided([Send(*name, m.Accepted())])
+            self._check_stuck(decisions, [token], roster, decided)
+            return decided
         return self._decide(decisions, token, read, roster, now)
 
     # --- deciding ---
@@ -356,6 +360,9 @@ class Deciding:
     def _told(self, decisions: Decisions, token: Token | None, message: m.Verdict) -> Decided:
         decided = Decided()
         for number, steps in message.rounds:
+            if number <= decisions.newest:
+                # It was told before, when this question was asked over a connection that has ended.
+                continue
             tokens = [Token(rank, clock) for rank, clock in steps]
             decisions.close(number, tokens)
             for one in tokens:
@@ -403,8 +410,10 @@ class Deciding:
     def forget_peer(self, peer: Peer) -> None:
         """Forget what a server has asked whose connection is over."""
         for decisions in self._groups.values():
-            if decisions.told.pop(peer, None) is None:
+            told = decisions.told.pop(peer, None)
+            if told is None:
                 continue
+            decisions.before_end[self._neighbours.caller(peer)] = told
             for token, askers in list(decisions.askers.items()):
                 askers[:] = [name for name in askers if name[0] != peer]
                 if not askers:

@@ -286,9 +286,10 @@ class Exchanges:
     def forget(self, key: Key, error: AiokvError) -> list[Effect]:
         """Let a key be no more that is in no bundle; who waits for it gets an error."""
         effects: list[Effect] = []
-        for chunk in self._catalog.remove(key):
+        chunks = self._catalog.remove(key)
+        for chunk in chunks:
             effects += [*self._rounds.remove(chunk, error), Forget(chunk.key, chunk.start)]
-        return effects + self._norms.remove(key)
+        return effects + self._norms.remove(key, chunks)
 
     def expire(self, name: RequestName) -> Effect:
         """Refuse a pull whose key was not made in time."""

@@ -4,6 +4,9 @@ Each chunk's server computes the sums of its own elements. The server of a key's
 it theirs, it adds them in the order of the chunks, so that the bits are always the same, and answers with the totals. A
 key whose only chunk is here needs nobody. When one chunk can't take part, the update is refused to all that have not
 made it: there is no silent wait.
+
+A server may send its sums again, because the answer got lost with its connection. It goes on only when it has that, so
+the home remembers the last totals of each key, and needs no others.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class Gathering:
-    """At a key's home: what is there for one phase of one update; `here` and `away` wait for the rest."""
+    """At a key's home: what is there for one phase of one update; `here` and `away` wait for the rest.
+
+    Who has sent its sums and has lost its connection since is in neither, and comes again.
+    """
 
     version: Version
     phase: int
@@ -74,10 +80,11 @@ class Norms:
         """The newest view; the owner puts it here."""
         self._catalog = catalog
         self._neighbours = neighbours
-        self._servers: dict[Peer, int] = {}
         self._open: dict[Key, Gathering] = {}
         self._failed: dict[Key, tuple[Version, AiokvError]] = {}
         """For each key the last update that failed, as late chunks have to hear."""
+        self._totals: dict[Key, tuple[Version, int, tuple[float, ...]]] = {}
+        """The last totals of each key, with their version and phase, as may have to be told again."""
         self._places: dict[Key, list[Place]] = {}
 
     # --- chunks of this server ---
@@ -130,18 +137,6 @@ class Norms:
 
     # --- other servers ---
 
-    def attach(self, peer: Peer, index: int) -> None:
-        """Take note which server is at the other end of a connection."""
-        self._servers[peer] = index
-
-    def index_of(self, peer: Peer) -> int:
-        """Return which server is at the other end of a connection to one."""
-        return self._servers[peer]
-
-    def is_server(self, peer: Peer) -> bool:
-        """Return True when a server is at the other end of a connection."""
-        return peer in self._servers
-
     def asked(self, peer: Peer, request: int, message: m.Sums) -> Outcome:
         """Take in the sums of another server's chunk.
 
@@ -150,17 +145,17 @@ class Norms:
             UnknownKeyError: no such key here.
         """
         places = self._places_of(message.key)
-        index = self._servers.get(peer)
+        index = self._neighbours.caller(peer)
         owners = [each.server for each in places if each.start == message.start]
         if index is None or owners != [index] or places[0].server != self._neighbours.index:
             raise ProtocolError(f"key {message.key!r}: no sums for the chunk at {message.start} from this connection")
         name = (peer, request)
         return self._add(message.key, message.version, message.phase, message.start, message.sums, name)
 
-    def forget_peer(self, peer: Peer, reason: str) -> Outcome:
-        """Fail what needs the server at the other end of a connection that is over."""
-        index = self._servers.pop(peer, None)
-        return Outcome() if index is None else self._fail_with(index, reason)
+    def forget_peer(self, peer: Peer) -> None:
+        """Tell nothing over a connection that is over; who has asked over it asks again."""
+        for gathering in self._open.values():
+            gathering.away[:] = [name for name in gathering.away if name[0] != peer]
 
     def viewed(self, view: m.View) -> Outcome:
         """Take over a newer view, and fail what needs a server that it calls lost."""
@@ -171,12 +166,16 @@ class Norms:
                 outcome.add(self._fail_with(entry.index, entry.reason))
         return outcome
 
-    def remove(self, key: Key) -> list[Effect]:
-        """Forget a key that was deleted; the other servers that wait for it are refused."""
+    def remove(self, key: Key, chunks: list[Chunk]) -> list[Effect]:
+        """Forget a key that was deleted, and its chunks; the other servers that wait for it are refused."""
+        for chunk in chunks:
+            # The key may be made again; what is asked about this one must not be taken for that.
+            self._neighbours.withdraw(chunk)
         self._places.pop(key, None)
         error = KeyDeletedError(f"key {key!r} was deleted while its update was made", key=key)
         effects = self._fail(key, error).effects
         self._failed.pop(key, None)
+        self._totals.pop(key, None)
         return effects
 
     # --- at home ---
@@ -197,6 +196,9 @@ class Norms:
         failed = self._failed.get(key)
         if failed is not None and version <= failed[0]:
             return self._refuse(asker, failed[1])
+        known = self._totals.get(key)
+        if known is not None and known[:2] == (version, phase):
+            return self._tell(asker, known[2])
         gathering = self._open.get(key)
         if gathering is not None and (gathering.version, gathering.phase) != (version, phase):
             # A server that is further has done without this update.
@@ -226,10 +228,17 @@ class Norms:
         totals = first
         for sums in others:
             totals = tuple(total + own for total, own in zip(totals, sums, strict=True))
-        return Outcome(
-            [Send(*name, m.Totals(totals)) for name in gathering.away],
-            [Ready(chunk, [totals]) for chunk in gathering.here],
-        )
+        self._totals[key] = gathering.version, gathering.phase, totals
+        outcome = Outcome()
+        askers: list[Chunk | RequestName] = [*gathering.away, *gathering.here]
+        for asker in askers:
+            outcome.add(self._tell(asker, totals))
+        return outcome
+
+    def _tell(self, asker: Chunk | RequestName, totals: tuple[float, ...]) -> Outcome:
+        if isinstance(asker, tuple):
+            return Outcome([Send(*asker, m.Totals(totals))])
+        return Outcome([], [Ready(asker, [totals])])
 
     def _fail_with(self, index: int, reason: str) -> Outcome:
         outcome = Outcome()
@@ -262,6 +271,6 @@ class Norms:
             AssertionError: an invariant is broken.
         """
         for key, gathering in self._open.items():
-            assert 0 < len(gathering.sums) == len(gathering.here) + len(gathering.away) < len(self._places_of(key))
+            assert len(gathering.here) + len(gathering.away) <= len(gathering.sums) < len(self._places_of(key))
             assert all(chunk.gathering and chunk.pending is not None for chunk in gathering.here)
-            assert all(peer in self._servers for peer, _ in gathering.away)
+            assert all(self._neighbours.caller(peer) is not None for peer, _ in gathering.away)

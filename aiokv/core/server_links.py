@@ -21,6 +21,12 @@ SHORT_LIFE = 1.0
 """Seconds; a connection that ends before is taken for another attempt that has failed."""
 
 
+def is_same_node(entry: m.ServerEntry, other: m.ServerEntry) -> bool:
+    """Tell whether two entries of an index are one process, and under one address."""
+    key = (entry.name, entry.incarnation, entry.host, entry.port)
+    return key == (other.name, other.incarnation, other.host, other.port)
+
+
 class Down(Record, eq=False):
     """A connection that is not there, since a time, or over which the server does not know the worker yet.
 

@@ -72,7 +72,8 @@ class Aside(Record, eq=False):
 class WholeCall(Record, eq=False):
     """What is here of a call of which is not known yet whether it counts.
 
-    `asked` is set once the deciding server was told that all of it is here, or with `gives_up`, that it will not be.
+    `asked` is set once the deciding server was told that all of it is here, or with `gives_up`, that it will not be;
+    `after` are the calls that had to be decided before it then.
     """
 
     name: CallName
@@ -81,6 +82,7 @@ class WholeCall(Record, eq=False):
     keys: dict[Key, None] = field(default_factory=dict)
     pushes: dict[Hashable, Aside] = field(default_factory=dict)
     asked: bool = False
+    after: tuple[int, ...] = ()
     gives_up: bool = False
     verdict: Verdict | None = None
 
@@ -193,7 +195,7 @@ class WholeCalls:
         Raises:
             ProtocolError: it says something else than others of its call.
             StaleEpochError: its worker is gone.
-        CallTimeoutError: its call was found not to count.
+            CallTimeoutError: its call was found not to count.
         """
         whole = message.whole
         assert whole is not None, "it belongs to a call"
@@ -238,7 +240,8 @@ class WholeCalls:
         effects: list[Effect] = []
         for call in tuple(self._open.get(rank, ())):
             if call.is_here and not call.asked:
-                effects += self._ask(call, [other.name[2] for other in self._before(call)], now)
+                call.after = tuple(other.name[2] for other in self._before(call))
+                effects += self._ask(call, now)
         for call in tuple(self._open.get(rank, ())):
             if call.verdict is not None and not self._before(call):
                 effects += self._end(call, now)
@@ -290,11 +293,11 @@ class WholeCalls:
 
     # --- asking the server that decides ---
 
-    def _ask(self, call: WholeCall, after: list[int], now: float) -> list[Effect]:
+    def _ask(self, call: WholeCall, now: float) -> list[Effect]:
         call.asked = True
         rank, incarnation, number = call.name
         servers = 0 if call.gives_up else call.servers
-        message = m.Gathered(rank, incarnation, number, servers, tuple(after))
+        message = m.Gathered(rank, incarnation, number, servers, call.after)
         if self._neighbours.index == LEADER or call.servers == 1:
             return self._gather(message, self._neighbours.index, None, now)
         error = self._neighbours.first_lost([LEADER])
@@ -313,8 +316,8 @@ class WholeCalls:
                 return self.refused(call, ProtocolError(f"unexpected {type(message).__name__}"), now)
 
     def link_lost(self, call: WholeCall, now: float) -> list[Effect]:
-        """Ask again over another connection."""
-        return [] if call.verdict is not None else self._ask(call, [], now)
+        """Ask again: as long as the deciding server is not lost it may have decided, and that counts."""
+        return [] if call.verdict is not None else self._ask(call, now)
 
     def refused(self, call: WholeCall, error: AiokvError, now: float) -> list[Effect]:
         """Take in that nobody can say whether a call counts; what it has pushed stays until its worker is gone."""
@@ -433,7 +436,7 @@ class WholeCalls:
         if call.gives_up:
             return []
         call.gives_up = True
-        return self._ask(call, [], now)
+        return self._ask(call, now)
 
     def wait(self, name: RequestName) -> Wait:
         """Return for what a request waits here."""

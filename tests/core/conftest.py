@@ -114,6 +114,10 @@ class Server:
         self.names = [f"worker-{rank}" for rank in range(workers)]
         self.states: dict[Rank, tuple[str, str]] = {}
         self.servers: dict[int, tuple[str, str]] = dict.fromkeys(range(servers), ("alive", ""))
+        self.nodes: dict[int, tuple[str, int, str, int]] = {
+            number: (f"server-{number}", 1, "127.0.0.1", 9000 + number) for number in range(servers)
+        }
+        """Name, incarnation, host and port of the server with an index."""
         self.settings = settings or {}
         """Further fields of views."""
         self.chunk_bytes = chunk_bytes
@@ -174,10 +178,7 @@ class Server:
     def publish(self, epoch: int | None = None) -> list[ef.Effect]:
         """Let the scheduler send the next view."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
-        servers = tuple(
-            m.ServerEntry(index, f"server-{index}", 1, "127.0.0.1", 9000 + index, *state)
-            for index, state in self.servers.items()
-        )
+        servers = tuple(m.ServerEntry(index, *self.nodes[index], *state) for index, state in self.servers.items())
         workers = views_entries(self.names, self.states)
         view = m.View(self.epoch, workers, servers, 2.0, self.chunk_bytes, self.chunk_bytes, 10.0, **self.settings)
         return self.handle(st.Received(SCHEDULER, 0, view))

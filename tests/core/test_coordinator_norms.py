@@ -49,9 +49,16 @@ def pair(make_server: type[Server]) -> Server:
     return server
 
 
-def push(server: Server, key: str) -> Asked:
+def push(server: Server, key: str, timeout: float = 5.0) -> Asked:
     start = 0 if key == OURS else 3
-    return server.push(0, key=key, shape=(6,), start=start, stop=start + 3)
+    return server.push(0, key=key, shape=(6,), start=start, stop=start + 3, timeout=timeout)
+
+
+def beat(server: Server, now: float) -> None:
+    """Let time pass, with a scheduler that is there."""
+    server.now = now
+    server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    server.tick(now)
 
 
 def norm(server: Server, *sums: float, error: AiokvError | None = None) -> list[ef.Effect]:
@@ -71,15 +78,15 @@ def asked(server: Server) -> list[ef.Send]:
     return [send for send in server.seen(ef.Send) if send.peer == LINK]
 
 
-def attach(server: Server, **changes: Any) -> Asked:
+def attach(server: Server, peer: int = THERE, **changes: Any) -> Asked:
     """Let server 1 say who it is."""
     fields: dict[str, Any] = {"index": 1, "name": "server-1", "incarnation": 1, "epoch": server.epoch, "timeout": 5.0}
-    return server.ask(0, m.AttachServer(**(fields | changes)), peer=THERE)
+    return server.ask(0, m.AttachServer(**(fields | changes)), peer=peer)
 
 
-def sums(server: Server, *own: float, key: str = OURS, start: int = 3, version: int = 1) -> Asked:
+def sums(server: Server, *own: float, key: str = OURS, start: int = 3, version: int = 1, peer: int = THERE) -> Asked:
     """Let server 1 send the sums of its chunk."""
-    return server.ask(0, m.Sums(key, start, version, 0, own), peer=THERE)
+    return server.ask(0, m.Sums(key, start, version, 0, own), peer=peer)
 
 
 def waiting(server: Server, key: str) -> Asked:
@@ -164,22 +171,117 @@ def test_connection_is_tried_again_later_and_later_and_then_given_up(pair: Serve
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_link_that_ends_fails_the_round_and_the_next_one_makes_another(pair: Server, linked: bool) -> None:
+def test_link_that_ends_is_made_again_and_the_same_is_asked_again(pair: Server, like: type[Like], linked: bool) -> None:
     pushed = push(pair, THEIRS)
     norm(pair, 1.0, 2.0)
     if linked:
         link(pair)
-    pair.handle(st.PeerLost(LINK, "connection reset"))
-    assert isinstance(pushed.error, ServerLostError)
-    assert "server 1 (server-1 at 127.0.0.1:9001) is lost: connection reset" in str(pushed.error)
-    assert pushed.error.details == {"server": 1, "address": "127.0.0.1:9001"}
-    assert pair.handle(st.Received(LINK, 2, m.Totals((1.0, 1.0)))) == []
-    assert pair.handle(st.PeerLost(LINK, "again")) == []
-    pushed = push(pair, THEIRS)
-    assert norm(pair, 1.0, 2.0) == [ef.Connect(LINK, "127.0.0.1", 9001)]
+    connect, *logs = pair.handle(st.PeerLost(LINK, "connection reset"))
+    assert connect == ef.Connect(LINK, "127.0.0.1", 9001, 0.05)
+    text = "server-0: the link to server 1 (server-1 at 127.0.0.1:9001) has ended: connection reset; it is made again"
+    assert logs == [ef.Log("warning", text)] * linked
+    assert pair.handle(st.Received(LINK, 2, m.Totals((9.0, 9.0)))) == [], "of the link before"
     link(pair)
+    assert asked(pair)[-1] == like(ef.Send, request=2, message=m.Sums(THEIRS, 3, 1, 0, (1.0, 2.0)))
+    assert pushed.pending
+    pair.handle(st.Received(LINK, 2, m.Totals((1.0, 1.0))))
+    assert pushed.answer == m.Done(1)
+
+
+def test_link_over_which_nothing_is_to_be_answered_is_made_again_when_it_is_needed(pair: Server) -> None:
+    waiting(pair, THEIRS)
     pair.handle(st.Received(LINK, asked(pair)[-1].request, m.Totals((1.0, 1.0))))
-    assert pushed.answer == m.Done(2)
+    assert pair.handle(st.PeerLost(LINK, "connection reset")) == []
+    push(pair, THEIRS)
+    assert norm(pair, 1.0, 2.0) == [ef.Connect(LINK, "127.0.0.1", 9001)]
+
+
+def test_links_that_end_soon_after_they_were_made_are_made_again_later_and_later(pair: Server) -> None:
+    waiting(pair, THEIRS)
+    delays = []
+    for now in (0.0, 0.5, 1.0, 10.0):
+        pair.now = now
+        connect = pair.handle(st.PeerLost(LINK, "connection reset"))[0]
+        assert isinstance(connect, ef.Connect)
+        delays.append(connect.delay)
+        link(pair)
+    assert delays == [0.05, 0.1, 0.2, 0.05]
+
+
+def test_question_waits_for_the_death_time_out_since_the_link_has_ended(pair: Server) -> None:
+    """Or since it was asked, if that was later; 10 s here."""
+    first = push(pair, THEIRS, timeout=100.0)
+    norm(pair, 1.0, 2.0)
+    link(pair)
+    # The other one is about another key.
+    other = next(key for key in "abcdefgh" if home_of(key, 2) == 1 and key != THEIRS)
+    pair.init(other, shape=(6,), start=3, stop=6)
+    beat(pair, 7.0)
+    pair.handle(st.PeerLost(LINK, "connection reset"))
+    beat(pair, 12.0)
+    second = push(pair, other, timeout=100.0)
+    norm(pair, 1.0, 2.0)
+    beat(pair, 16.9)
+    assert first.pending
+    assert pair.machine.deadline() == 17.0
+    beat(pair, 17.0)
+    assert isinstance(first.error, ServerLostError)
+    assert "no link to it: connection reset" in str(first.error)
+    assert first.error.details == {"server": 1, "address": "127.0.0.1:9001"}
+    beat(pair, 21.9)
+    assert second.pending
+    beat(pair, 22.0)
+    assert isinstance(second.error, ServerLostError)
+    assert pair.handle(st.PeerLost(LINK, "again")) == []
+
+
+def test_server_that_does_not_know_this_one_is_asked_again_later(pair: Server, like: type[Like]) -> None:
+    pushed = push(pair, THEIRS)
+    norm(pair, 1.0, 2.0)
+    pair.handle(st.Connected(LINK))
+    for answer in (m.Error(20, "who are you?", {}), m.Totals((1.0,))):
+        effects = pair.handle(st.Received(LINK, 1, answer))
+        assert effects == [like(ef.Disconnect, peer=LINK), like(ef.Connect, peer=LINK)]
+        assert pair.handle(st.Received(LINK, 1, m.Done())) == [], "of the connection before"
+        pair.handle(st.Connected(LINK))
+    assert len([one for one in asked(pair) if isinstance(one.message, m.Sums)]) == 0
+    link(pair)
+    assert isinstance(asked(pair)[-1].message, m.Sums)
+    assert pushed.pending
+
+
+def test_question_about_a_key_that_is_deleted_is_not_asked_again(pair: Server) -> None:
+    """The key may be made again, and its versions begin anew."""
+    waiting(pair, THEIRS)
+    assert pair.ask(0, m.Delete((THEIRS,), 5.0)).answer == m.Done()
+    pair.pushed.clear()
+    del pair.values[THEIRS, 3]
+    pair.init(THEIRS, shape=(6,), start=3, stop=6)
+    pushed = waiting(pair, THEIRS)
+    pair.handle(st.PeerLost(LINK, "connection reset"))
+    before = len(asked(pair))
+    link(pair)
+    assert [one.message for one in asked(pair)[before + 1 :]] == [m.Sums(THEIRS, 3, 1, 0, (1.0, 2.0))]
+    pair.handle(st.Received(LINK, asked(pair)[-1].request, m.Totals((1.0, 1.0))))
+    assert pushed.answer == m.Done(1)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_another_node_that_serves_the_index_is_asked_again(pair: Server, like: type[Like], linked: bool) -> None:
+    pushed = push(pair, THEIRS)
+    norm(pair, 1.0, 2.0)
+    if linked:
+        link(pair)
+    pair.nodes[1] = ("standby", 7, "10.0.0.5", 9101)
+    assert pair.publish() == [
+        like(ef.Disconnect, peer=LINK, reason="standby is server 1 now"),
+        ef.Connect(LINK, "10.0.0.5", 9101),
+    ]
+    pair.publish()
+    link(pair)
+    assert asked(pair)[-1] == like(ef.Send, request=2, message=m.Sums(THEIRS, 3, 1, 0, (1.0, 2.0)))
+    pair.handle(st.Received(LINK, 2, m.Totals((1.0, 1.0))))
+    assert pushed.answer == m.Done(1)
 
 
 def test_server_that_the_view_calls_lost_is_not_waited_for(pair: Server, like: type[Like]) -> None:
@@ -215,8 +317,9 @@ def test_home_that_refuses_refuses_the_update(
 @pytest.mark.parametrize("answer", [m.Totals((1.0,)), m.Error(20, "who are you?", {})])
 def test_answer_that_nobody_asked_for_closes_the_link(pair: Server, like: type[Like], answer: m.Message) -> None:
     pushed = waiting(pair, THEIRS)
-    assert like(ef.Disconnect, peer=LINK) in pair.handle(st.Received(LINK, 99, answer))
-    assert isinstance(pushed.error, ServerLostError)
+    effects = pair.handle(st.Received(LINK, 99, answer))
+    assert effects == [like(ef.Disconnect, peer=LINK), like(ef.Connect, peer=LINK), like(ef.Log)]
+    assert pushed.pending
 
 
 def test_home_hears_that_norms_could_not_be_computed(pair: Server) -> None:
@@ -270,34 +373,72 @@ def test_sums_of_a_chunk_that_is_not_the_servers_own_are_refused(pair: Server, k
     assert isinstance(sums(pair, 1.0, 1.0, key="unknown").answer, UnknownKeyError)
 
 
-@pytest.mark.parametrize("how", ["connection", "view", "view before"])
+@pytest.mark.parametrize("how", ["view", "view before"])
 def test_lost_server_fails_the_round_at_home(pair: Server, how: str) -> None:
     attach(pair)
     pushed = push(pair, OURS)
     if how != "view before":
         norm(pair, 1.0, 2.0)
         assert pushed.pending
-    if how == "connection":
-        pair.handle(st.PeerLost(THERE, "connection reset"))
-    else:
-        pair.servers[1] = ("lost", "no heartbeat")
-        pair.publish()
+    pair.servers[1] = ("lost", "no heartbeat")
+    pair.publish()
     if how == "view before":
         norm(pair, 1.0, 2.0)
     assert isinstance(pushed.error, ServerLostError)
     assert pushed.error.details["server"] == 1
 
 
-def test_chunk_that_is_late_hears_why_the_round_has_failed(pair: Server) -> None:
+@pytest.mark.parametrize("ends", ["before the totals", "after the totals"])
+def test_sums_that_come_again_over_another_connection_are_answered_as_the_first(pair: Server, ends: str) -> None:
+    """The answer may have got lost with the connection."""
+    attach(pair)
+    pushed = push(pair, OURS)
+    question = sums(pair, 1.0, 2.0)
+    assert question.pending
+    if ends == "before the totals":
+        pair.handle(st.PeerLost(THERE, "connection reset"))
+    norm(pair, 1.0, 2.0)
+    assert question.answer == (m.Totals((2.0, 4.0)) if ends == "after the totals" else None)
+    assert pushed.answer == m.Done(1)
+    attach(pair, peer=THERE + 1)
+    assert sums(pair, 1.0, 2.0, peer=THERE + 1).answer == m.Totals((2.0, 4.0))
+    pushed = push(pair, OURS)
+    assert sums(pair, 3.0, 3.0, version=2, peer=THERE + 1).pending
+    attach(pair, peer=THERE + 2)
+    assert sums(pair, 3.0, 3.0, version=2, peer=THERE + 2).pending
+    norm(pair, 1.0, 1.0)
+    assert pushed.answer == m.Done(2)
+    assert pair.seen(ef.Apply)[-1].norms == [[(4.0, 4.0)]]
+
+
+def test_connection_of_a_server_that_has_made_another_one_is_closed(pair: Server, like: type[Like]) -> None:
     attach(pair)
     question = sums(pair, 1.0, 2.0)
-    pair.handle(st.PeerLost(THERE, "connection reset"))
-    assert isinstance(question.error, ServerLostError)
+    assert attach(pair, peer=THERE + 1).answer == m.Done()
+    assert pair.effects[-1] == like(ef.Disconnect, peer=THERE)
+    push(pair, OURS)
+    norm(pair, 1.0, 2.0)
+    assert question.pending, "nobody is there"
+
+
+def test_connection_of_a_server_in_whose_place_there_is_another_is_closed(pair: Server, like: type[Like]) -> None:
+    attach(pair)
+    pair.nodes[1] = ("standby", 7, "10.0.0.5", 9101)
+    assert like(ef.Disconnect, peer=THERE) in pair.publish()
+    assert isinstance(sums(pair, 1.0, 2.0).answer, ProtocolError)
+    assert attach(pair, name="standby", incarnation=7, peer=THERE + 1).answer == m.Done()
+    assert sums(pair, 1.0, 2.0, peer=THERE + 1).pending
+
+
+def test_chunk_that_is_late_hears_why_the_round_has_failed(pair: Server) -> None:
+    attach(pair)
+    assert isinstance(sums(pair).error, UpdateRefusedError)
     pushed = push(pair, OURS)
     norm(pair, 1.0, 2.0)
-    assert isinstance(pushed.error, ServerLostError)
+    assert isinstance(pushed.error, UpdateRefusedError)
+    pair.handle(st.PeerLost(THERE, "connection reset"))
     attach(pair)
-    assert isinstance(sums(pair, 1.0, 2.0).answer, ServerLostError)
+    assert isinstance(sums(pair).answer, UpdateRefusedError), "also when it asks again"
     pushed = push(pair, OURS)
     norm(pair, 1.0, 2.0)
     assert sums(pair, 1.0, 2.0, version=2).answer == m.Totals((2.0, 4.0))
