@@ -79,9 +79,12 @@ class Steps:
         rounds = chunk.rounds
         before = None if rounds is None else rounds.held(waiter.rank, sequence)
         if rounds is None or before is None:
-            decided = [chunk.former, None if rounds is None else rounds.decisions]
-            verdicts = [one.verdicts.get(Token(waiter.rank, clock)) for one in decided if one is not None]
-            waiter.dropped = next((verdict for verdict in verdicts if isinstance(verdict, str)), "")
+            decided = None if rounds is None else rounds.decisions
+            if sequence <= chunk.before.get(waiter.rank, 0):
+                # Its step may be another key's under the policy that this one has left.
+                decided = chunk.former
+            verdict = None if decided is None else decided.verdicts.get(Token(waiter.rank, clock))
+            waiter.dropped = verdict if isinstance(verdict, str) else ""
             return self._answers.advance(waiter, now)
         if isinstance(before, Update):
             before.waiters[waiter] = None
