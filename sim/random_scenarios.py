@@ -91,7 +91,8 @@ def random_scenario(seed: int) -> Scenario:
     grace = random.Random(f"{seed}:grace").choice((0.0, 0.0, 1.0))
     made = msgspec.structs.replace(made, cluster=msgspec.structs.replace(made.cluster, reconnect_grace=grace))
     made = _shrinking(random.Random(f"{seed}:shrink"), _saving(seed, made))
-    return _respawning(random.Random(f"{seed}:respawn"), _tearing(seed, made))
+    made = _respawning(random.Random(f"{seed}:respawn"), _tearing(seed, made))
+    return _parting_servers(random.Random(f"{seed}:servers"), made)
 
 
 def _tearing(seed: int, scenario: Scenario) -> Scenario:
@@ -134,6 +135,18 @@ def _respawning(stream: random.Random, scenario: Scenario) -> Scenario:
         faults.append(f.Reset(node="workers", to="servers", at=at, times=2, every=STEP))
     cluster = msgspec.structs.replace(cluster, on_worker_loss="respawn", respawn_timeout=DEATH)
     return msgspec.structs.replace(scenario, cluster=cluster, fault=tuple(faults))
+
+
+def _parting_servers(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Let the connections between servers end, or be cut for a while, in some scenarios with several."""
+    if len(scenario.servers) == 1 or not _happens(stream, 0.4):
+        return scenario
+    at = round(stream.uniform(0.0, SPAN), 3)
+    faults: list[f.AnyFault] = [
+        f.Reset(node="servers", to="server-0", at=at, times=stream.choice((1, 2)), every=STEP / 3),
+        f.Link(node="servers", to="servers", cut=True, at=at, duration=round(stream.uniform(0.1, 1.0), 3)),
+    ]
+    return msgspec.structs.replace(scenario, fault=(*scenario.fault, stream.choice(faults)))
 
 
 def _changes(seed: int, scenario: Scenario) -> tuple[ChangeSection, ...]:

@@ -73,6 +73,30 @@ def test_what_was_under_way_over_a_connection_that_ends_counts_once(run_with: Ca
     assert sum(run.duplicates.values()) > 0
 
 
+@pytest.mark.parametrize("policy", ["k_sync:2", "backup:1", "k_batch_async:3", "round_robin"])
+def test_decided_rounds_go_on_when_the_connections_between_servers_end(
+    run_with: Callable[..., Run], policy: str
+) -> None:
+    run = run_with(Reset(node="server-1", to="server-0", at=1.0, times=40, every=0.27), policy=policy)
+    assert all(worker.error is None for worker in run.workers)
+    assert sum("server-1 is connected" in log.text or "it is made again" in log.text for log in run.logs) > 5
+    steps = {(worker.name, step) for worker in run.workers for step in range(1, STEPS + 1)}
+    in_rounds = {token for update in run.updates for token in update.tokens}
+    assert in_rounds | run.dropped.keys() == steps
+    assert not in_rounds & run.dropped.keys()
+
+
+def test_others_go_on_without_a_worker_although_the_connections_between_servers_end(
+    run_with: Callable[..., Run],
+) -> None:
+    resets = Reset(node="server-1", to="server-0", at=1.0, times=40, every=0.27)
+    run = run_with(Crash(node="worker-2", at=5.13), resets, on_worker_loss="shrink")
+    assert [worker.error for worker in run.workers[:2]] == [None, None]
+    counts, chunks = counted(run), len({(update.key, update.start) for update in run.updates})
+    assert {counts[f"worker-{rank}", step] for rank in range(2) for step in range(1, STEPS + 1)} == {chunks}
+    assert {count for (name, _), count in counts.items() if name == "worker-2"} == {chunks}, "in all chunks, or in none"
+
+
 def test_connection_that_ends_costs_little_time(run_with: Callable[..., Run]) -> None:
     plain, reset = run_with(), run_with(Reset(node="worker-1", to="server-0", at=5.0))
     assert reset.elapsed - plain.elapsed < 1.0
