@@ -37,7 +37,7 @@ class Proxy:
             which there is no number live on.
     """
 
-    def __init__(self, cut_after: Iterable[int] = ()) -> None:
+    def __init__(self, cut_after: Iterable[float] = ()) -> None:
         self.host = "127.0.0.1"
         self.port = 0
         self.target: tuple[str, int] | None = None
@@ -108,10 +108,11 @@ class Proxy:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             self.cuts += left.bytes <= 0
         finally:
+            # First, because who waits here may be cancelled once more.
+            far_writer.transport.abort()
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            far_writer.transport.abort()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: Allowance) -> None:
         while left.bytes > 0 and (data := await reader.read(PIECE)):

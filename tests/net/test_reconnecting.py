@@ -1,10 +1,11 @@
-"""Connections between workers and servers that end at any byte: all comes out as if nothing had happened."""
+"""Connections to servers that end at any byte: all comes out as if nothing had happened."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import threading
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,22 @@ STEPS = 6
 
 @contextlib.asynccontextmanager
 async def flaky_cluster(
-    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, *, seed: int, cuts: int, most: int = 400_000, **settings: Any
+    cluster: MakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    seed: int,
+    cuts: int,
+    most: int = 400_000,
+    spared: int = 0,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Cluster, list[Proxy]]]:
-    """Run a cluster whose workers reach the servers through proxies that cut connections."""
+    """Run a cluster whose servers are reached through proxies that cut connections, but the first ones are spared."""
     async with contextlib.AsyncExitStack() as stack:
         draw = random.Random(seed)
-        made = [Proxy([draw.randrange(most) for _ in range(cuts)]) for _ in range(settings.get("servers", 1))]
+        cut_after = [
+            [math.inf] * spared + [draw.randrange(most) for _ in range(cuts)] for _ in range(settings.get("servers", 1))
+        ]
+        made = [Proxy(each) for each in cut_after]
         for proxy in made:
             await stack.enter_async_context(proxy)
         left = list(made)
@@ -50,13 +61,13 @@ async def flaky_cluster(
             yield running, made
 
 
-async def train(running: Cluster) -> list[dict[str, Any]]:
+async def train(running: Cluster, rule: str = "adam") -> list[dict[str, Any]]:
     """Train a few steps that depend on what was read before; return what each worker reads at the end."""
 
     async def work(kv: aiokv.Client) -> dict[str, Any]:
         values = {key: np.ones(shape, np.float32) for key, shape in SHAPES.items()}
         await kv.init(values)
-        await kv.set_optimizer("adam", learning_rate=0.01)
+        await kv.set_optimizer(rule, learning_rate=0.01)
         for step in range(STEPS):
             gradients = {
                 key: (value * np.float32(0.3 + kv.rank) + np.float32(step)).astype(np.float32)
@@ -86,6 +97,48 @@ async def test_weights_are_those_of_an_undisturbed_run(
         assert_same(await train(running), expected)
         assert sum(proxy.cuts for proxy in proxies) >= 4
         assert sum(kv.reconnects for kv in running.workers) >= 4
+
+
+@contextlib.asynccontextmanager
+async def parting_servers(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Cluster]:
+    """Run two workers and three servers whose connections to each other end; those of workers live on."""
+    settings: dict[str, Any] = {"seed": 7, "cuts": 20, "most": 1_000, "spared": 2, "workers": 2, "servers": 3}
+    with caplog.at_level(logging.WARNING, logger="aiokv"):
+        async with flaky_cluster(cluster, monkeypatch, **settings) as (running, _):
+            yield running
+    assert sum("the link to server" in record.getMessage() for record in caplog.records) >= 3
+
+
+@pytest.mark.parametrize("rule", ["lars", "lamb", "lans"])
+async def test_norms_of_tensors_that_are_cut_are_those_of_an_undisturbed_run(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rule: str
+) -> None:
+    async with cluster(workers=2, servers=3) as running:
+        expected = await train(running, rule)
+    async with parting_servers(cluster, monkeypatch, caplog) as running:
+        assert_same(await train(running, rule), expected)
+
+
+async def test_each_step_is_in_one_round_of_all_keys_or_in_none(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(kv: aiokv.Client) -> tuple[int, list[Any]]:
+        values = {key: np.zeros(shape, np.float32) for key, shape in SHAPES.items()}
+        await kv.init(values, policy="k_sync:1")
+        await kv.set_optimizer("accumulate")
+        for _ in range(20):
+            await kv.pushpull({key: np.ones(shape, np.float32) for key, shape in SHAPES.items()}, out=values)
+        await kv.barrier()
+        return sum(kv.dropped.values()), await kv.pull(list(values))
+
+    async with parting_servers(cluster, monkeypatch, caplog) as running:
+        results = await running.each(work)
+    dropped = sum(number for number, _ in results)
+    for _, values in results:
+        for array in values:
+            np.testing.assert_array_equal(array, 40 - dropped / len(SHAPES))
 
 
 async def test_compressed_gradients_and_values_are_those_of_an_undisturbed_run(
