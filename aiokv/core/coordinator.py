@@ -528,7 +528,7 @@ class Coordinator:
         return effects
 
     def _cut(self, peer: Peer, reason: str, now: float) -> list[Effect]:
-        """Close a connection. It may not have come to its end here, but nothing that comes over it may count any more."""
+        """Close a connection. What still comes over it must not count."""
         return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
 
     def _refusal(self, message: m.Attach) -> AiokvError | None:

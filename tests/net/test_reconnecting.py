@@ -90,7 +90,7 @@ def assert_same(values: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
 async def test_weights_are_those_of_an_undisturbed_run(
     cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, shared_memory: str
 ) -> None:
-    settings = {"workers": 2, "servers": 2, "shared_memory": shared_memory}
+    settings: dict[str, Any] = {"workers": 2, "servers": 2, "shared_memory": shared_memory}
     async with cluster(**settings) as running:
         expected = await train(running)
     async with flaky_cluster(cluster, monkeypatch, seed=7, cuts=12, most=200_000, **settings) as (running, proxies):
@@ -150,7 +150,7 @@ async def test_compressed_gradients_and_values_are_those_of_an_undisturbed_run(
 
     async with cluster(workers=2) as running:
         expected = await run(running)
-    settings = {"workers": 2, "shared_memory": "off"}
+    settings: dict[str, Any] = {"workers": 2, "shared_memory": "off"}
     async with flaky_cluster(cluster, monkeypatch, seed=3, cuts=8, most=30_000, **settings) as (running, proxies):
         assert_same(await run(running), expected)
         assert proxies[0].cuts >= 3
