@@ -16,12 +16,16 @@ from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.streaming import Launch
 from aiokv.kernels.cuda.tensors import tensor_of
 from aiokv.kernels.plan import plan_norms, plan_update, prepare
-from aiokv.optim import LAMB, LARS, NAG, SGD, Adam, AdamW, LearningRule
+from aiokv.kernels.work import has_kernel
+from aiokv.optim import LAMB, LARS, NAG, PRECISIONS, SGD, Adam, AdamW, Assign, LearningRule, Optimizer
 
 Array = NDArray[Any]
 Bits = Callable[[Array], bytes]
 OnDevice = Callable[[Array], Any]
 Read = Callable[[Any, Array], Array]
+
+# Around the widths of vectors, warps and parts; prime, in several parts and blocks; and where no vector begins.
+LENGTHS = [(size, 0) for size in (0, 1, 31, 32, 33, 255, 257, 1009 if SIMULATED else 100_003)] + [(1, 1), (70, 1)]
 
 SIZES = [3, 257, 1, 64] if SIMULATED else [3, 257, 1, 64, 100_003]
 
@@ -40,6 +44,41 @@ def tensors(dtype: str) -> tuple[list[Array], list[Array]]:
         [rng.standard_normal(size).astype(dtype) for size in SIZES],
         [rng.standard_normal(size).astype(np.float32) for size in SIZES],
     )
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:tid=:RuntimeWarning")
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_one_launch_updates_tensors_of_all_lengths(
+    bits: Bits, on_device: OnDevice, read: Read, rule: Optimizer, dtype: str
+) -> None:
+    """Every third number is what bytes happen to mean: infinite, NaN, tiny."""
+    if isinstance(rule, Assign) or not has_kernel(rule):
+        return
+    reference_backend, precision = get_backend("reference"), np.dtype(PRECISIONS[dtype])
+    plan, prepared = plan_update(rule), prepare(rule, "update", precision)
+    spec = optimize.update_spec(plan, precision.name, dtype, dtype, None)
+    step = rule.step_for("w", count=1, num_update=1)
+    devices, numbers, expected = [], [], []
+    for size, offset in LENGTHS:
+        rng = np.random.default_rng([size, offset])
+        weight, total = (rng.standard_normal(size + offset).astype(dtype) for _ in range(2))
+        total[::3] = np.frombuffer(rng.bytes(total[::3].nbytes), dtype)
+        state = {name: np.zeros(size + offset, precision) for name in plan.state}
+        devices.append([on_device(array) for array in (weight, total, *state.values())])
+        kept = {name: array[offset:] for name, array in state.items()}
+        norms: list[tuple[float, ...]] = []
+        for phase in range(rule.norm_phases):
+            norms.append(reference_backend.norms(rule, phase, weight[offset:], total[offset:], kept, step, norms))
+        numbers.append(prepared.numbers(step, norms))
+        reference_backend.update(rule, weight[offset:], total[offset:], kept, step, norms=norms)
+        expected.append([total, *state.values()])
+    Launch(spec, [[array[offset:] for array in row] for row, (_, offset) in zip(devices, LENGTHS, strict=True)]).run(
+        numbers
+    )
+    for row, arrays in zip(devices, expected, strict=True):
+        found = [read(device, array) for device, array in zip(row[1:], arrays, strict=True)]
+        assert list(map(bits, found)) == list(map(bits, arrays))
 
 
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])

@@ -13,18 +13,21 @@ import pytest
 from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.kernels import get_backend
 
-MODULES = [
-    *[str(Path(__file__).with_name(f"test_kernel_{name}.py")) for name in ("arithmetic", "golden", "norms", "sums")],
-    *map(str, sorted(Path(__file__).parent.glob("test_device_*.py"))),
-]
+FOLDER = Path(__file__).parent
+
+# In processes that take about as long as each other.
+MODULES = {
+    "arithmetic": [FOLDER / f"test_kernel_{name}.py" for name in ("arithmetic", "golden", "norms", "sums")],
+    "devices": sorted(FOLDER.glob("test_device_*.py")),
+}
 
 
-def run_arithmetic_tests(*, simulated: bool) -> None:
-    """Run them in another process; fail with all its output."""
+def run_tests(modules: list[Path], *, simulated: bool) -> None:
+    """Run modules in another process; fail with all its output."""
     # Simulated threads are slow; traced by coverage they would take minutes, for lines that are compiled elsewhere.
     untraced = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "300", *MODULES],
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "300", *modules],
         env=untraced | {"KERNEL_TESTS_BACKENDS": "cuda", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -38,15 +41,17 @@ def run_arithmetic_tests(*, simulated: bool) -> None:
 
 
 @pytest.mark.timeout(630)
-def test_the_arithmetic_in_the_simulator() -> None:
-    run_arithmetic_tests(simulated=True)
+@pytest.mark.parametrize("modules", MODULES.values(), ids=MODULES)
+def test_the_arithmetic_in_the_simulator(modules: list[Path]) -> None:
+    run_tests(modules, simulated=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(630)
-def test_the_arithmetic_on_a_device() -> None:
+@pytest.mark.parametrize("modules", MODULES.values(), ids=MODULES)
+def test_the_arithmetic_on_a_device(modules: list[Path]) -> None:
     try:
         get_backend("cuda")
     except (ConfigError, MissingExtraError) as error:
         pytest.skip(str(error))
-    run_arithmetic_tests(simulated=False)
+    run_tests(modules, simulated=False)
