@@ -64,13 +64,15 @@ class Fold:
     """Add slots to another one, in their order; they are free then.
 
     `work` takes the sum and the sources, all in place. Where the sum has other `nbytes` than the target, it goes to
-    another buffer, which `work` takes first.
+    another buffer, which `work` takes first. With `joins` it may be done together with others that follow:
+    `work.joined(other)` does both, one after the other, or is None.
     """
 
     target: Slot
     sources: list[Slot]
     work: Any
     nbytes: int
+    joins: bool = False
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ No device is needed here: `handle` takes stimuli and returns effects, and events
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from aiokv.device import records as r
 from aiokv.device.flow import Flow
 from aiokv.device.outgoing import Outgoing, Value
-from aiokv.device.records import Kind, Stream
+from aiokv.device.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from aiokv.device.records import Address, Buffer, Effect, Event, Fresh
     from aiokv.errors import AiokvError
     from aiokv.types import Slot, Version
-
-
-@dataclass(slots=True)
-class _Slot:
-    buffer: Buffer
-    device: int
-    nbytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +63,7 @@ class Schedule:
         """Bytes of the values of the chunks on each device."""
         self._flow = Flow(limits)
         self._outgoing = Outgoing(self._flow)
-        self._slots: dict[Slot, _Slot] = {}
+        self._slots = Slots(self._flow)
         self._chunks: dict[Address, _Chunk] = {}
         self._updating: dict[Event, _Updating] = {}
 
@@ -84,7 +77,7 @@ class Schedule:
     @property
     def landed_bytes(self) -> int:
         """How many bytes they take."""
-        return sum(slot.nbytes for slot in self._slots.values())
+        return self._slots.landed_bytes
 
     @property
     def is_idle(self) -> bool:
@@ -97,12 +90,14 @@ class Schedule:
 
     def device_of(self, what: Slot | Address) -> int | None:
         """Return on which device a slot or a chunk is; None if it is on none."""
-        found = self._chunks.get(what) if isinstance(what, tuple) else self._slots.get(what)
+        if not isinstance(what, tuple):
+            return self._slots.device_of(what)
+        found = self._chunks.get(what)
         return None if found is None else found.device
 
     def nbytes_of(self, slot: Slot) -> int:
         """Return how many bytes are in a slot."""
-        return self._slots[slot].nbytes
+        return self._slots.nbytes_of(slot)
 
     def version_of(self, chunk: Address) -> Version:
         """Return the version of a chunk's value."""
@@ -144,16 +139,13 @@ class Schedule:
     def _change_slots(self, stimulus: r.Landed | r.Fold | r.Cut | r.Freed) -> None:
         match stimulus:
             case r.Landed(slot, nbytes, device):
-                self._flow.memory.check(device, nbytes)
-                host, buffer = self._flow.bring(slot, nbytes, device)
-                self._slots[slot] = _Slot(buffer, device, nbytes)
-                self._flow.drop(host)
-            case r.Fold(target, sources, work, nbytes):
-                self._fold(target, sources, work, nbytes)
+                self._slots.land(slot, nbytes, device)
+            case r.Fold(target, sources, work, nbytes, joins):
+                self._slots.fold(target, sources, work, nbytes, joins=joins)
             case r.Cut(slot, parts):
-                self._cut(slot, parts)
+                self._slots.cut(slot, parts)
             case r.Freed(slot):
-                self._flow.drop(self._slots.pop(slot).buffer)
+                self._slots.free(slot)
             case _:
                 assert_never(stimulus)
 
@@ -178,43 +170,6 @@ class Schedule:
                     self._outgoing.retire(self._chunks[chunk].earlier.pop(version))
             case _:
                 assert_never(stimulus)
-
-    # --- slots ---
-
-    def _near(self, slot: _Slot, device: int) -> None:
-        """Copy a slot to another device, if it is not there."""
-        if slot.device == device:
-            return
-        buffer = self._flow.take(device, slot.nbytes)
-        self._flow.copy(Stream(device, Kind.IN), buffer, slot.buffer, slot.nbytes)
-        self._flow.drop(slot.buffer)
-        slot.buffer, slot.device = buffer, device
-
-    def _fold(self, target: Slot, sources: list[Slot], work: Any, nbytes: int) -> None:
-        total, parts = self._slots[target], [self._slots[source] for source in sources]
-        device = total.device
-        grown = nbytes if nbytes != total.nbytes else 0
-        self._flow.memory.check(device, grown + sum(part.nbytes for part in parts if part.device != device))
-        for part in parts:
-            self._near(part, device)
-        buffers = [total.buffer, *(part.buffer for part in parts)]
-        if grown:
-            new = self._flow.take(device, nbytes)
-            self._flow.launch(device, work, [new, *buffers], new=[new])
-            self._flow.drop(total.buffer)
-            total.buffer, total.nbytes = new, nbytes
-        else:
-            self._flow.launch(device, work, buffers, changed=buffers[:1])
-        for source in sources:
-            self._flow.drop(self._slots.pop(source).buffer)
-
-    def _cut(self, slot: Slot, parts: list[tuple[Slot, int, int]]) -> None:
-        whole = self._slots[slot]
-        # What is cut leaves, so the limit is not looked at.
-        for part, first, nbytes in parts:
-            buffer = self._flow.copied(whole.device, whole.buffer, first, nbytes)
-            self._slots[part] = _Slot(buffer, whole.device, nbytes)
-        self._flow.drop(self._slots.pop(slot).buffer)
 
     # --- chunks ---
 
@@ -279,29 +234,28 @@ class Schedule:
 
     # --- updates ---
 
-    def _begin(self, chunk: _Chunk, slot: _Slot, fresh: Mapping[str, Fresh], more: int) -> None:
-        """Have sum and state where the chunk is, and room for `more` bytes."""
-        moved = slot.nbytes if slot.device != chunk.device else 0
+    def _begin(self, chunk: _Chunk, slot: Slot, fresh: Mapping[str, Fresh], more: int) -> None:
+        """Have room for a sum where the chunk is, for state and for `more` bytes; then make the state."""
+        moved = self._slots.nbytes_of(slot) if self._slots.device_of(slot) != chunk.device else 0
         self._flow.memory.check(chunk.device, moved + more + sum(each.nbytes for each in fresh.values()))
-        self._near(slot, chunk.device)
         self._begin_state(chunk, fresh)
 
     def _measure(self, stimulus: r.Measure) -> None:
-        chunk, slot = self._chunks[stimulus.chunk], self._slots[stimulus.slot]
-        self._begin(chunk, slot, stimulus.fresh, stimulus.nbytes)
+        chunk = self._chunks[stimulus.chunk]
+        self._begin(chunk, stimulus.slot, stimulus.fresh, stimulus.nbytes)
+        total = self._slots.at(stimulus.slot, chunk.device)
         results = self._flow.take(chunk.device, stimulus.nbytes)
-        buffers = [results, chunk.value.buffer, slot.buffer, *(chunk.state[name] for name in stimulus.names)]
+        buffers = [results, chunk.value.buffer, total, *(chunk.state[name] for name in stimulus.names)]
         self._flow.launch(chunk.device, stimulus.work, buffers, new=[results])
         self._outgoing.fetch(stimulus.ticket, {"": results}, chunk.device)
         self._flow.drop(results)
 
     def _update(self, stimulus: r.Update) -> None:
-        chunk, slot = self._chunks[stimulus.chunk], self._slots[stimulus.slot]
-        self._begin(chunk, slot, stimulus.fresh, stimulus.out)
-        del self._slots[stimulus.slot]
-        new = slot.buffer
+        chunk = self._chunks[stimulus.chunk]
+        self._begin(chunk, stimulus.slot, stimulus.fresh, stimulus.out)
+        new = self._slots.take(stimulus.slot, chunk.device)
         if stimulus.work is not None:
-            new = self._compute(stimulus, chunk, slot)
+            new = self._compute(stimulus, chunk, new)
         value = Value(stimulus.version, new)
         updating = _Updating(stimulus.chunk, chunk, value, stimulus.keeps, bool(stimulus.fresh))
         event = self._flow.writer(new)
@@ -313,19 +267,19 @@ class Schedule:
             # Somebody will most likely want this one, too.
             self._outgoing.copy(value, chunk.nbytes, chunk.device)
 
-    def _compute(self, stimulus: r.Update, chunk: _Chunk, slot: _Slot) -> Buffer:
+    def _compute(self, stimulus: r.Update, chunk: _Chunk, total: Buffer) -> Buffer:
         """Launch the work of an update; return where the new value is."""
         state = [chunk.state[name] for name in stimulus.names]
-        buffers = [chunk.value.buffer, slot.buffer, *state]
+        buffers = [chunk.value.buffer, total, *state]
         read = []
         if stimulus.read is not None:
             read.append(chunk.at(stimulus.read).buffer)
         if not stimulus.out:
-            self._flow.launch(chunk.device, stimulus.work, buffers + read, changed=[slot.buffer], spared=state)
-            return slot.buffer
+            self._flow.launch(chunk.device, stimulus.work, buffers + read, changed=[total], spared=state)
+            return total
         new = self._flow.take(chunk.device, stimulus.out)
         self._flow.launch(chunk.device, stimulus.work, [*buffers, new, *read], new=[new], spared=state)
-        self._flow.drop(slot.buffer)
+        self._flow.drop(total)
         return new
 
     def _publish(self, updating: _Updating, error: AiokvError | None) -> None:
@@ -350,6 +304,7 @@ class Schedule:
 
     def _completed(self, event: Event, error: AiokvError | None) -> None:
         self._flow.end(event, error)
+        self._slots.end(event)
         if event in self._updating:
             self._publish(self._updating.pop(event), error)
         self._outgoing.end(event, error)
@@ -363,7 +318,7 @@ class Schedule:
             AssertionError: an invariant is broken.
         """
         values = dict.fromkeys([*self._outgoing.values(), *(each.value for each in self._updating.values())])
-        held = [slot.buffer for slot in self._slots.values()] + self._outgoing.buffers()
+        held = self._slots.buffers() + self._outgoing.buffers()
         for chunk in self._chunks.values():
             values |= dict.fromkeys([chunk.value, *chunk.earlier.values()])
             held += chunk.state.values()

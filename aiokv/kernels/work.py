@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 
+MOST_ADDED = 8
+"""Arrays that one pass adds."""
+
+
 class Add(NamedTuple):
     """Add arrays in their order: out, then the sources. With `adds` to what is in out already, which comes first."""
 
     out: str
     sources: tuple[str, ...]
     adds: bool
+
+    def joined(self, other: Add) -> Add | None:
+        """Return what adds the arrays of another one, too, in one pass; None if they are too many for that."""
+        sources = self.sources + other.sources
+        return self._replace(sources=sources) if other.adds and self.adds + len(sources) <= MOST_ADDED else None
 
 
 class Scale(NamedTuple):

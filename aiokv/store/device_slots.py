@@ -209,7 +209,7 @@ class DeviceSlots(ParameterStore):
     def _alter(self, target: Slot, sources: list[Slot], work: Work, dtype: np.dtype[Any]) -> None:
         total = self._sums[target]
         nbytes = self._schedule.nbytes_of(target) // total.dtype.itemsize * dtype.itemsize
-        self._handle(r.Fold(target, sources, work, nbytes))
+        self._handle(r.Fold(target, sources, work, nbytes, joins=isinstance(work, Add)))
         total.dtype = dtype
         for source in sources:
             total.error = total.error or self._sums.pop(source).error

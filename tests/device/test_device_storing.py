@@ -14,7 +14,7 @@ from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied, Normed, Restored
 from aiokv.errors import AiokvError, DeviceMemoryError, NotFiniteError, OptimizerError
 from aiokv.kernels import get_backend
-from aiokv.kernels.work import Renew, runs_on_device
+from aiokv.kernels.work import Add, Renew, runs_on_device
 from aiokv.optim import DCASGD, LAMB, LARS, NAG, SGD, Adam, AdamW, Assign, GroupAdaGrad, Optimizer, OwnRule
 from aiokv.store.device import DeviceStore
 from aiokv.store.memory import ParameterStore
@@ -390,6 +390,21 @@ class Broken(OwnRule, frozen=True, kw_only=True, tag="broken"):
 
 def test_a_rule_of_a_users_own_is_computed_on_the_host() -> None:
     assert not runs_on_device(Renew(Broken(), (), (), (), "float32", "float32", False, (), False))
+
+
+@pytest.mark.parametrize(("dtype", "adds"), [("float32", True), ("float16", False)])
+def test_contributions_that_are_there_at_once_are_added_in_one_pass(dtype: str, adds: bool) -> None:
+    """Nine in two passes: eight, then what is left. The sum of float16 is in float32, in a buffer of its own."""
+    engine = LateEngine()
+    side = Side(DeviceStore(get_backend("reference"), engine), engine)
+    install(side, dtype)
+    slots = [side.land(numbers(n, dtype), ("w", 0)) for n in range(9)]
+    side.do(*[ef.Fold(slots[0], slot, dtype) for slot in slots[1:]])
+    side.do(ef.Apply("w", 0, 1, slots[0], [0], [0], 1, SGD(learning_rate=0.1), 1))
+    assert side.finish() == [Applied("w", 0, 1, None)]
+    first, rest = [work for work in engine.done if isinstance(work, Add)]
+    assert (first.adds, len(first.sources)) == (adds, 7 if adds else 8)
+    assert (rest.adds, len(rest.sources)) == (True, 1)
 
 
 def test_memory_is_used_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -16,9 +17,24 @@ from tests.device.fake_device import FakeDevices, Term
 SIZE = 8
 
 
-def added(*terms: Term) -> list[Term]:
-    total, *sources = terms
-    return [("sum", total, *sources), *sources]
+class Added:
+    """What an addition leaves in the sum and the sources, one after the other, and in another buffer if it grows."""
+
+    def __init__(self, count: int, *, grows: bool = False) -> None:
+        self.count, self.grows = count, grows
+
+    def __call__(self, *terms: Term) -> list[Term]:
+        arrays = terms[self.grows :]
+        assert len(arrays) == 1 + self.count
+        total, *sources = arrays
+        return [added(total, *sources), *(arrays if self.grows else sources)]
+
+    def joined(self, other: Added) -> Added | None:
+        return Added(self.count + other.count, grows=self.grows) if self.count + other.count <= 5 else None
+
+
+def added(*terms: Term) -> Term:
+    return functools.reduce(lambda total, source: ("sum", total, source), terms)
 
 
 def updated(weight: Term, total: Term, *state: Term) -> list[Term]:
@@ -114,19 +130,16 @@ class Devices(RuleBasedStateMachine):
             self.slots[slot] = ("pushed", slot)
 
     @precondition(lambda self: len(self.slots) > 1)
-    @rule(data=st.data(), grows=st.booleans())
-    def fold(self, data: st.DataObject, grows: bool) -> None:
+    @rule(data=st.data(), grows=st.booleans(), joins=st.booleans())
+    def fold(self, data: st.DataObject, grows: bool, joins: bool) -> None:
         target, *sources = data.draw(st.permutations(list(self.slots)))[:4]
-        if grows:
-            fold = r.Fold(target, sources, lambda _, *terms: [added(*terms)[0], *terms], 2 * SIZE)
-            grows = self.nbytes(target) != 2 * SIZE
-        if not grows:
-            fold = r.Fold(target, sources, added, self.nbytes(target))
-        if self.handle(fold):
-            self.slots[target] = added(self.slots[target], *(self.slots.pop(source) for source in sources))[0]
+        grows = grows and self.nbytes(target) != 2 * SIZE
+        nbytes = 2 * SIZE if grows else self.nbytes(target)
+        if self.handle(r.Fold(target, sources, Added(len(sources), grows=grows), nbytes, joins)):
+            self.slots[target] = added(self.slots[target], *(self.slots.pop(source) for source in sources))
 
     def nbytes(self, slot: int) -> int:
-        return self.schedule._slots[slot].nbytes
+        return self.schedule.nbytes_of(slot)
 
     @precondition(lambda self: self.slots)
     @rule(data=st.data())
@@ -295,11 +308,14 @@ class Devices(RuleBasedStateMachine):
         """All that is under way ends, and all memory is given back."""
         if not hasattr(self, "schedule"):
             return
-        while streams := self.devices.free_streams():
-            self.devices.execute(streams[0])
-        assert not any(self.devices.queues.values()), "a stream waits for ever"
-        for event in self.devices.unreported:
-            assert self.handle(r.Completed(event, self.devices.executed[event]))
+        while self.devices.free_streams() or self.devices.unreported:
+            while streams := self.devices.free_streams():
+                self.devices.execute(streams[0])
+            assert not any(self.devices.queues.values()), "a stream waits for ever"
+            # What was waited for lets other things begin.
+            reported, self.devices.unreported = self.devices.unreported, []
+            for event in reported:
+                assert self.handle(r.Completed(event, self.devices.executed[event]))
         assert not self.updating
         for ticket in list(self.devices.ready):
             self.take(ticket)

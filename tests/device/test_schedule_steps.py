@@ -10,6 +10,7 @@ from aiokv.device import records as r
 from aiokv.device.records import Kind, Stream
 from aiokv.device.schedule import Schedule
 from aiokv.errors import AiokvError, DeviceMemoryError
+from aiokv.kernels.work import Add
 
 W = ("w", 0)
 BYTES = 100
@@ -43,6 +44,75 @@ def test_contributions_are_copied_while_others_are_added() -> None:
         (Stream(0, Kind.COMPUTE), [landed[1].event]),
         (Stream(0, Kind.COMPUTE), [landed[2].event]),
     ]
+
+
+def landed(schedule: Schedule, *slots: int) -> list[r.Copy]:
+    return [copies(schedule.handle(r.Landed(slot, BYTES, 0)))[0] for slot in slots]
+
+
+def fold(schedule: Schedule, source: int) -> list[r.Copy | r.Launch]:
+    """Add to slot 1; return what was begun."""
+    return tasks(schedule.handle(r.Fold(1, [source], Add("float32", ("float32",), adds=True), BYTES, joins=True)))
+
+
+def add(*sources: str) -> Add:
+    return Add("float32", sources, adds=True)
+
+
+def test_contributions_that_come_while_others_are_copied_are_added_in_one_go() -> None:
+    """In the order in which they are to be added, whatever the order in which they are there."""
+    schedule = Schedule([10_000])
+    first, second, third = landed(schedule, 1, 2, 3)
+    assert [fold(schedule, source) for source in (2, 3)] == [[], []]
+    for copy in (third, first):
+        assert not tasks(schedule.handle(r.Completed(copy.event)))
+    (launch,) = tasks(schedule.handle(r.Completed(second.event)))
+    assert isinstance(launch, r.Launch)
+    assert launch.buffers == [first.target, second.target, third.target]
+    assert (launch.work, launch.waits) == (add("float32", "float32"), [])
+
+
+def test_who_wants_a_sum_lets_all_be_added_that_waits() -> None:
+    """By events of the device: the host waits for nothing."""
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    arrived = landed(schedule, 1, 2, 3)
+    assert [fold(schedule, source) for source in (2, 3)] == [[], []]
+    launch, renew = tasks(schedule.handle(r.Update(W, 1, 1, "renew")))
+    assert isinstance(launch, r.Launch)
+    assert isinstance(renew, r.Launch)
+    assert launch.buffers == [copy.target for copy in arrived]
+    assert launch.waits == [arrived[-1].event]
+    assert (renew.work, renew.waits) == ("renew", [])
+
+
+def test_eight_arrays_are_added_in_one_pass_and_more_in_another_one() -> None:
+    schedule = Schedule([10_000])
+    complete(schedule, install(schedule))
+    landed(schedule, *range(1, 12))
+    begun = [task for source in range(2, 12) for task in fold(schedule, source)]
+    begun += tasks(schedule.handle(r.Update(W, 1, 1, None)))
+    assert [task.work for task in begun if isinstance(task, r.Launch)] == [add(*["float32"] * n) for n in (7, 3)]
+
+
+def test_a_contribution_that_comes_late_is_added_when_it_comes() -> None:
+    schedule = Schedule([10_000])
+    for copy in landed(schedule, 1, 2):
+        schedule.handle(r.Completed(copy.event))
+    (launch,) = fold(schedule, 2)
+    assert isinstance(launch, r.Launch)
+    assert launch.work == add("float32")
+
+
+def test_what_waits_to_be_added_is_given_back_with_its_sum() -> None:
+    schedule = Schedule([10_000])
+    arrived = landed(schedule, 1, 2)
+    assert fold(schedule, 2) == []
+    schedule.handle(r.Freed(1))
+    for copy in arrived:
+        assert not tasks(schedule.handle(r.Completed(copy.event)))
+    schedule.validate()
+    assert schedule._flow.memory.used == [0]
 
 
 def test_a_version_is_published_when_its_event_is_there() -> None:

@@ -27,8 +27,8 @@ LOW = ["bfloat16", "float16"]
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
-# Around the widths of warps, blocks and vector registers, and one that fills none of them. Kernels of devices get all of
-# these in one launch (`test_device_updates.py`).
+# Around the widths of warps, blocks and vector registers, and one that fills none of them. Kernels of devices get all
+# of these in one launch (`test_device_updates.py`).
 SIZES = [33] if SIMULATED else [0, 1, 31, 32, 257, 2051]
 
 if SIMULATED:

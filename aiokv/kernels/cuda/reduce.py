@@ -12,12 +12,10 @@ from aiokv.kernels.checks import is_low
 from aiokv.kernels.cuda import launch
 from aiokv.kernels.cuda.streaming import Launch, Streaming, make_kernel
 from aiokv.kernels.cuda.tensors import tensor_of
+from aiokv.kernels.work import MOST_ADDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-MOST = 8
-"""Buffers that one pass adds."""
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -132,7 +130,7 @@ def _sum(outs: Sequence[Any], sources: Sequence[Sequence[Any]], stream: Any, *, 
     results, done = None, 0
     while done < len(dtypes):
         # What earlier passes have added is one of the buffers of this one.
-        end = min(len(dtypes), done + MOST - bool(done))
+        end = min(len(dtypes), done + MOST_ADDED - bool(done))
         spec = sum_spec(out, tuple(dtypes[done:end]), adds=bool(done), squares=squares and end == len(dtypes))
         results = Launch(spec, _columns(spec, found, rows, done, end), stream).run(stream=stream)
         done = end
