@@ -14,7 +14,7 @@ import aiokv
 from aiokv.store.device import DeviceStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
 Values = dict[str, NDArray[Any]]
 
@@ -33,11 +33,13 @@ SHAPES = {"a": (40, 3), "b": (70,), "c": (), "large": (9000,)}
 
 
 @contextlib.asynccontextmanager
-async def cluster(device: str, *, servers: int, policy: str) -> AsyncIterator[tuple[list[Any], list[Any]]]:
-    settings = {**SETTINGS, "chunk_bytes": 16384, "split_bytes": 16384}
+async def cluster(
+    device: str, *, servers: int, policy: str, count: int = 2, **others: Any
+) -> AsyncIterator[tuple[list[Any], list[Any]]]:
+    settings = {**SETTINGS, "chunk_bytes": 16384, "split_bytes": 16384, **others}
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(
-            aiokv.Scheduler(num_workers=2, num_servers=servers, bind_port=0, **settings)
+            aiokv.Scheduler(num_workers=count, num_servers=servers, bind_port=0, **settings)
         )
         nodes = [
             await stack.enter_async_context(
@@ -45,7 +47,7 @@ async def cluster(device: str, *, servers: int, policy: str) -> AsyncIterator[tu
             )
             for n in range(servers)
         ]
-        workers = [aiokv.connect(scheduler.address, name=f"w{n}", policy=policy, **settings) for n in range(2)]
+        workers = [aiokv.connect(scheduler.address, name=f"w{n}", policy=policy, **settings) for n in range(count)]
         await asyncio.gather(*(worker.start() for worker in workers))
         try:
             yield nodes, workers
@@ -179,3 +181,82 @@ async def test_who_is_gone_does_not_keep_a_value() -> None:
             await task
         await second.pushpull("w", np.ones(9000, np.float32), out=np.empty(9000, np.float32))
     assert not nodes[0].store._schedule._outgoing.values()
+
+
+# --- a worker is lost ---
+
+
+async def push_and_die(kv: Any, pushed: Iterable[Values], turns: int = 20) -> None:
+    """Make some calls, and vanish a few turns of the loop later, before they are answered."""
+    calls = [asyncio.create_task(kv.push(gradients)) for gradients in pushed]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await kv.abort()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+def numbers(rank: int) -> Values:
+    return {key: np.full(shape, 1000.0**rank, np.float32) for key, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("turns", [1, 4, 16])
+async def test_with_shrink_the_others_go_on_and_no_key_has_what_another_lacks(turns: int) -> None:
+    """Each number says whose pushes are in it."""
+    settings = {"on_worker_loss": "shrink", "death_timeout": 2.0, "reconnect_grace": 0.1, "count": 3}
+
+    async def begin(kv: Any) -> None:
+        await kv.init({key: np.zeros(shape, np.float32) for key, shape in SHAPES.items()})
+        assert values_in(await kv.pushpull(numbers(kv.rank))) == {1001001.0}
+
+    async def go_on(kv: Any) -> list[set[float]]:
+        await begin(kv)
+        return [values_in(await kv.pushpull(numbers(kv.rank))) for _ in range(3)]
+
+    async def die(kv: Any) -> None:
+        await begin(kv)
+        await push_and_die(kv, [numbers(2)], turns)
+
+    async with cluster("cuda", servers=2, policy="bsp", **settings) as (nodes, workers):
+        first, second, _ = await asyncio.gather(go_on(workers[0]), go_on(workers[1]), die(workers[2]))
+        assert all(isinstance(node.store, DeviceStore) for node in nodes)
+    assert first == second
+    assert first[0] in ({1001.0}, {1001001.0})
+    assert first[1:] == [{1001.0}] * 2
+
+
+def values_in(values: Iterable[Any]) -> set[float]:
+    return {float(number) for value in values for number in np.unique(value)}
+
+
+@pytest.mark.parametrize("pushed", [0, 2, 4])
+async def test_with_respawn_weights_are_those_of_an_undisturbed_run_on_the_host(pushed: int) -> None:
+    """The next process of the name reads the last complete round and makes its step once more."""
+    steps, death = 3, 1
+    settings = {"on_worker_loss": "respawn", "death_timeout": 2.0, "reconnect_grace": 0.1, "respawn_timeout": 30.0}
+
+    def slopes(values: Values, step: int, rank: int) -> Values:
+        return {key: np.asarray(value * np.float32(0.3 + rank) + step, np.float32) for key, value in values.items()}
+
+    async def train(kv: Any, until: int = steps) -> Values:
+        values = gradients(99, "float32")
+        await kv.init(values)
+        await kv.set_optimizer("adam", learning_rate=0.01)
+        begin = await kv.resume_step()
+        await kv.pull(list(values), out=list(values.values()))
+        for step in range(begin, until):
+            await kv.pushpull(slopes(values, step, kv.rank), out=values)
+        return values
+
+    async with cluster("cpu", servers=2, policy="bsp") as (_, workers):
+        expected, _ = await asyncio.gather(*(train(worker) for worker in workers))
+    async with cluster("cuda", servers=2, policy="bsp", **settings) as (_, workers):
+        survivor = asyncio.create_task(train(workers[0]))
+        values = await train(workers[1], death)
+        last = slopes(values, death, 1)
+        await push_and_die(workers[1], [{key: last[key]} for key in list(SHAPES)[:pushed]])
+        address = f"{workers[0].config.scheduler_host}:{workers[0].config.scheduler_port}"
+        workers[1] = aiokv.connect(address, name="w1", **{**SETTINGS, **settings})
+        await workers[1].start()
+        found = await asyncio.gather(survivor, train(workers[1]))
+    for mine in found:
+        assert {key: value.tobytes() for key, value in mine.items()} == {k: v.tobytes() for k, v in expected.items()}
