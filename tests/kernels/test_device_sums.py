@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -221,3 +223,19 @@ def test_what_does_not_fit_is_refused(on_device: OnDevice) -> None:
         reduce.sum_into([on_device(np.ones(6, np.float16))], [[six]])
     with pytest.raises(SpecMismatchError, match="got int32"):
         reduce.sum_into([on_device(np.ones(5, np.int32))], [[on_device(np.ones(5, np.int32))]])
+
+
+def test_threads_may_launch_at_the_same_time(on_device: OnDevice, read: Read) -> None:
+    """A worker and the server in its process do."""
+    ones, begin = np.ones(300, np.float32), threading.Barrier(2)
+
+    def add(many: int) -> Array:
+        target = on_device(ones)
+        begin.wait(timeout=60)
+        for _ in range(many):
+            reduce.accumulate_scaled([target], [on_device(ones)], 1.0)
+        return read(target, ones)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(add, (8, 9)))
+    assert [set(array.tolist()) for array in found] == [{9.0}, {10.0}]

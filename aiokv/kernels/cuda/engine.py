@@ -41,9 +41,6 @@ SHARE = 0.9
 
 UNLIMITED = 1 << 62
 
-ONE_AT_A_TIME = threading.Lock() if SIMULATED else contextlib.nullcontext()
-"""Numba's simulator runs one kernel at a time."""
-
 
 class Engine:
     """Devices that do what they are told. See `aiokv.kernels.work.Engine`.
@@ -260,8 +257,7 @@ class Engine:
 
     def _launch(self, device: int, work: Any, buffers: Sequence[int], stream: Any) -> None:
         if runs_on_device(work):
-            with ONE_AT_A_TIME:
-                self._works[device].launch(work, buffers, stream)
+            self._works[device].launch(work, buffers, stream)
             return
         stream.synchronize()
         arrays = [self._memory[buffer].copy_to_host() for buffer in buffers]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -183,6 +184,34 @@ async def test_who_is_gone_does_not_keep_a_value() -> None:
     assert not nodes[0].store._schedule._outgoing.values()
 
 
+async def test_workers_and_servers_of_one_process_share_its_devices() -> None:
+    """Each worker hosts a server, and sums lists of arrays while the servers add and update."""
+    from numba import cuda  # noqa: PLC0415 - in other processes nothing is simulated
+
+    settings = {**SETTINGS, "colocate": True, "chunk_bytes": 16384}
+
+    async def work(kv: Any) -> set[float]:
+        await kv.start()
+        await kv.set_optimizer("accumulate", rescale_grad=0.5)
+        out = {key: np.zeros(shape, np.float32) for key, shape in SHAPES.items()}
+        await kv.init(out)
+        for _ in range(4):
+            pushed = {key: [cuda.to_device(np.full(shape, 2, np.float32))] * 3 for key, shape in SHAPES.items()}
+            await kv.pushpull(pushed, out=out)
+        return values_in(out.values())
+
+    async with aiokv.Scheduler(num_workers=2, num_servers=2, bind_port=0, **settings) as scheduler:
+        host, port = scheduler.address.rsplit(":", 1)
+        config = aiokv.Config(scheduler_host=host, scheduler_port=int(port), device="cuda", **settings)
+        workers = [aiokv.connect(device="cuda", config=msgspec.structs.replace(config, name=f"w{n}")) for n in range(2)]
+        try:
+            found = await asyncio.gather(*(work(worker) for worker in workers))
+        finally:
+            await asyncio.gather(*(worker.close() for worker in workers))
+    # 0.5 * 2 * (2 + 2 + 2) in each of four steps.
+    assert found == [{24.0}] * 2
+
+
 # --- a worker is lost ---
 
 
@@ -202,7 +231,7 @@ def numbers(rank: int) -> Values:
 @pytest.mark.parametrize("turns", [1, 4, 16])
 async def test_with_shrink_the_others_go_on_and_no_key_has_what_another_lacks(turns: int) -> None:
     """Each number says whose pushes are in it."""
-    settings = {"on_worker_loss": "shrink", "death_timeout": 2.0, "reconnect_grace": 0.1, "count": 3}
+    settings: dict[str, Any] = {"on_worker_loss": "shrink", "death_timeout": 2.0, "reconnect_grace": 0.1, "count": 3}
 
     async def begin(kv: Any) -> None:
         await kv.init({key: np.zeros(shape, np.float32) for key, shape in SHAPES.items()})
@@ -232,7 +261,12 @@ def values_in(values: Iterable[Any]) -> set[float]:
 async def test_with_respawn_weights_are_those_of_an_undisturbed_run_on_the_host(pushed: int) -> None:
     """The next process of the name reads the last complete round and makes its step once more."""
     steps, death = 3, 1
-    settings = {"on_worker_loss": "respawn", "death_timeout": 2.0, "reconnect_grace": 0.1, "respawn_timeout": 30.0}
+    settings: dict[str, Any] = {
+        "on_worker_loss": "respawn",
+        "death_timeout": 2.0,
+        "reconnect_grace": 0.1,
+        "respawn_timeout": 30.0,
+    }
 
     def slopes(values: Values, step: int, rank: int) -> Values:
         return {key: np.asarray(value * np.float32(0.3 + rank) + step, np.float32) for key, value in values.items()}
