@@ -274,9 +274,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             text = f"replication = {self.replication} needs at least {self.replication} servers, got {self.num_servers}"
             raise ConfigError(text, key="num_servers", expected=self.replication, got=self.num_servers)
         if self.replication > 1 and self.device != "cpu":
-            text = (
-                f"replication = {self.replication} needs parameters in the host's memory, but device = {self.device!r}"
-            )
+            text = f"replication = {self.replication} needs values in the host's memory, but device = {self.device!r}"
             raise ConfigError(text, key="device", expected="cpu", got=self.device)
         if self.replication > 1:
             raise ConfigError("replication = 2 does not work yet", key="replication", expected=1, got=self.replication)
