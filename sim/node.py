@@ -97,7 +97,9 @@ def _nbytes(payload: fx.Payload | None, states: States) -> int:
     match payload:
         case fx.CallMemory():
             return payload.stop - payload.start
-        case fx.StoredChunk() | fx.CallTensors() | fx.StoredRows() | fx.StoredSum() | fx.StoredCopy():
+        case (
+            fx.StoredChunk() | fx.CallTensors() | fx.StoredRows() | fx.StoredSum() | fx.StoredSlots() | fx.StoredCopy()
+        ):
             return payload.nbytes
         case fx.StoredChunks(chunks):
             return sum(chunk.nbytes for chunk in chunks)

@@ -67,7 +67,8 @@ class Contribution(Record, eq=False):
     """One rank's part of an update. `slot` is None once it is folded, and for a chunk without elements.
 
     `read` is the version that the rank had read, where that matters (see `Chunk.reads`). `place` is where it stands in
-    the sum of its update: by the rank, or, in a round of several steps of one worker, by rank and clock.
+    the sum of its update: by the rank, or, in a round of several steps of one worker, by rank and clock. `nbytes` is
+    how long it was when it came.
     """
 
     rank: Rank
@@ -76,6 +77,7 @@ class Contribution(Record, eq=False):
     clock: int
     slot: Slot | None
     place: int
+    nbytes: int = 0
     read: Version | None = None
 
 

@@ -16,9 +16,12 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.effects import (
     Apply,
+    ApplyRows,
     Connect,
     Disconnect,
     Divide,
@@ -26,6 +29,7 @@ from aiokv.core.effects import (
     Forget,
     Hold,
     Install,
+    InstallRows,
     LetGo,
     Log,
     Refuse,
@@ -33,6 +37,7 @@ from aiokv.core.effects import (
     Send,
     Skip,
     StoredCopy,
+    StoredSlots,
     StoredSum,
 )
 from aiokv.core.joiner import retry_delay
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
     from aiokv.core.joiner import Joiner
     from aiokv.core.resuming import Resuming
     from aiokv.core.rules import Rules
+    from aiokv.optim import Optimizer
     from aiokv.types import Key, Peer
 
 ATTACH_REQUEST = 1
@@ -168,7 +174,7 @@ class Copying:
         answers = 0
         for effect in effects:
             kind = type(effect)
-            if kind is Apply:
+            if kind is Apply or kind is ApplyRows:
                 wanted += self._replicate(effect)  # type: ignore[arg-type]
             elif kind is Send or kind is Refuse:
                 answers += _is_answer(effect)
@@ -199,17 +205,17 @@ class Copying:
                 # Behind it in case that the key is made again.
                 self._dirty.pop((key, GONE), None)
                 self._dirty[key, GONE] = None
-            case Restore(_, _, key, start) | Skip(key, start) | Install(key, start):
+            case Restore(_, _, key, start) | Skip(key, start) | Install(key, start) | InstallRows(key, start):
                 self._dirty[key, start] = None
 
-    def _replicate(self, apply: Apply) -> list[Effect]:
+    def _replicate(self, effect: Apply | ApplyRows) -> list[Effect]:
         """Send an update, unless the standby gets the chunk as it is then."""
+        apply = effect.update if isinstance(effect, ApplyRows) else effect
         subject = (apply.key, apply.start)
         if subject in self._dirty:
             return []
         chunk = self._catalog.chunks[subject]
-        if not self._linked or not _has_floats(chunk):
-            # Of a sum of integers that does not fit nothing is seen in its bytes.
+        if not self._linked or not _can_follow(chunk, apply.rule):
             self._dirty[subject] = None
             return []
         update = chunk.updates[apply.version]
@@ -220,8 +226,14 @@ class Copying:
         divisor = 1 if norms else apply.divisor
         number = self._next(subject)
         head = (number, apply.key, apply.start, apply.version, parts, apply.clock, divisor)
-        payload = None if apply.slot is None else StoredSum(apply.slot, chunk.nbytes)
-        return [Send(self._peer, number, m.Replicate(*head, norms, apply.keep), payload)]
+        message, payload = m.Replicate(*head, norms, apply.keep), None
+        if isinstance(effect, ApplyRows):
+            message.lengths, message.factors = tuple(effect.nbytes), tuple(effect.factors)
+            if effect.slots:
+                return [Send(self._peer, number, message, StoredSlots(list(effect.slots), sum(effect.nbytes)))]
+        elif apply.slot is not None:
+            payload = StoredSum(apply.slot, chunk.nbytes)
+        return [Send(self._peer, number, message, payload)]
 
     def _next(self, subject: Subject, *, whole: bool = False) -> int:
         self._last += 1
@@ -271,6 +283,10 @@ class Copying:
         )
         head = (number, keys, shapes, digests, chunk.spec.dtype, chunk.start, chunk.stop, entries[0].policy)
         message = m.Copy(*head, chunk.group, chunk.version, chunk.since, counts)
+        rows = entries[0].rows
+        if rows is not None:
+            message.sparse, message.lazy = True, rows.lazy
+            message.initializer = msgspec.to_builtins(rows.initializer)
         return Send(self._peer, number, message, StoredCopy(chunk.key, chunk.start, chunk.version, chunk.nbytes))
 
     def _tell_ready(self) -> list[Effect]:
@@ -397,7 +413,7 @@ class Copying:
         assert len(known) == len(needs) or self._dirty
 
 
-CHANGES = frozenset((Install, Divide, Forget, Restore, Skip))
+CHANGES = frozenset((Install, InstallRows, Divide, Forget, Restore, Skip))
 """Effects on a chunk besides updates."""
 
 
@@ -413,5 +429,9 @@ def _is_answer(effect: Effect) -> bool:
     return isinstance(effect, Refuse)
 
 
-def _has_floats(chunk: Chunk) -> bool:
-    return "float" in chunk.spec.dtype
+def _can_follow(chunk: Chunk, rule: Optimizer) -> bool:
+    """Tell whether the sum of an update is enough to make it elsewhere.
+
+    Of a sum of integers that does not fit nothing is seen in its bytes, and some rules look at earlier values.
+    """
+    return "float" in chunk.spec.dtype and not rule.reads_weight

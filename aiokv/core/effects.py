@@ -124,6 +124,13 @@ class StoredSum(Record):
     nbytes: int
 
 
+class StoredSlots(Record):
+    """What lies in several slots, one after the other: `nbytes` together."""
+
+    slots: list[Slot]
+    nbytes: int
+
+
 class StoredCopy(Record):
     """All that the store has of a chunk at `version`, whose value is `nbytes` long: that, and state of the rule."""
 
@@ -152,6 +159,7 @@ Payload = (
     | StoredCopy
     | StoredDifference
     | StoredRows
+    | StoredSlots
     | StoredState
     | StoredSum
 )
@@ -436,12 +444,14 @@ class InstallRows(Record):
 class ApplyRows(Record):
     """As `update`, which has no slot, of a row-sparse chunk: sum the rows in `slots`, in this order, and free them.
 
-    Each slot's values are multiplied by one of `factors`, if there are any, before they are added.
+    Each slot's values are multiplied by one of `factors`, if there are any, before they are added. `nbytes` are the
+    lengths of the slots.
     """
 
     update: Apply
     slots: list[Slot]
     factors: list[float] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
 
 
 class JoinRows(Record):

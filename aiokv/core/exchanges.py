@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiokv.core.rows import Tables
     from aiokv.core.saving import Saving
     from aiokv.core.stimuli import Applied, Received
-    from aiokv.types import Key, Peer, Rank
+    from aiokv.types import Key, Peer, Rank, Slot
 
 
 Requested = (
@@ -246,6 +246,10 @@ class Exchanges:
             effects = self.divide(bundle)
             chunk = self._catalog.lookup_state(message)
         return effects + self._saving.write(received, message, chunk, received.slot)
+
+    def new_slot(self) -> Slot:
+        """Return a number for a slot that is made by cutting another."""
+        return self._rounds.new_slot()
 
     def divide(self, bundle: Bundle) -> list[Effect]:
         """Make chunks of their own of the keys of a bundle whose chunk is not being updated."""

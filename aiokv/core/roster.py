@@ -7,11 +7,12 @@ from bisect import bisect_left
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from aiokv.errors import MembershipError, WorkerLostError
+from aiokv.errors import MembershipError, PolicyError, WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiokv.policy import Policy
     from aiokv.types import Key, Rank, Version
     from aiokv.wire.messages import View, WorkerEntry
 
@@ -43,6 +44,8 @@ class Roster:
         self._entries = view.workers if view else ()
         self.respawns = view is not None and view.on_worker_loss == "respawn"
         """Whether a lost worker's place is kept for the next process of its name."""
+        self.is_replicated = view is not None and view.replication > 1
+        """Whether every parameter is on several servers."""
         self.world = len(self._entries)
         """How many workers the cluster was declared with."""
         self._groups: dict[tuple[Rank, ...], list[Rank]] = {}
@@ -97,6 +100,16 @@ class Roster:
                 raise MembershipError(f"a group with rank {rank}, but ranks are 0 to {self.world - 1}", ranks=[rank])
         ranks = tuple(sorted(set(group)))
         return () if len(ranks) == self.world else ranks
+
+    def check_policy(self, policy: Policy, what: str) -> None:
+        """Refuse a policy whose rounds are known to one server only, where that must not be lost.
+
+        Raises:
+            PolicyError: it is one.
+        """
+        if self.is_replicated and policy.decides:
+            text = f"{what}: policy {policy} decides rounds once for all keys, which does not work with replication = 2"
+            raise PolicyError(text, expected="a policy that each chunk can follow by itself", got=str(policy))
 
     def reason(self, rank: Rank) -> str:
         """Return why a worker of the view is not alive."""

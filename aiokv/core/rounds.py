@@ -102,7 +102,7 @@ class Rounds:
             effects += freeing
         for place, chunk in enumerate(chunks):
             head = message.sequence, message.read_version, message.clock
-            contribution = Contribution(rank, *head, slots[place], rank)
+            contribution = Contribution(rank, *head, slots[place], rank, received.nbytes)
             chunk.pushed[rank] = message.sequence
             if respawns:
                 chunk.clocks[rank] = message.clock

@@ -143,14 +143,16 @@ class RowChunk(Chunk, eq=False):
         """Return what multiplies and sums the contributions and makes the next version."""
         slots: list[Slot] = []
         factors: list[float] = []
+        nbytes: list[int] = []
         for place, behind in zip(update.folded, apply.staleness, strict=True):
             contribution = update.contributions[place]
             if contribution.slot is not None:
                 slots.append(contribution.slot)
                 contribution.slot = None
+                nbytes.append(contribution.nbytes)
                 if rate is not None:
                     factors.append(rate(behind))
-        return ApplyRows(apply, slots, factors)
+        return ApplyRows(apply, slots, factors, nbytes)
 
 
 # --- messages with rows ---

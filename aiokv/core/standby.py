@@ -14,20 +14,24 @@ from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.chunk import NONE, Chunk, Contribution, Update
 from aiokv.core.effects import (
     Apply,
+    ApplyRows,
     Configure,
     Disconnect,
     Effect,
     Install,
+    InstallRows,
     Prepare,
     Refuse,
     Restore,
     Retire,
     Send,
     Skip,
+    Split,
     Widen,
     freed,
 )
 from aiokv.core.merging import Merging
+from aiokv.core.rows import options_of
 from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, StaleEpochError
 from aiokv.optim import Assign, make_optimizer
 from aiokv.policy import get_policy
@@ -201,9 +205,18 @@ class Standby:
         head = (chunk.key, chunk.start, message.version, received.slot, ranks, behind, message.clock, rule)
         norms = [list(phase) for phase in message.norms]
         apply = Apply(*head, message.divisor, norms, None, message.keep)
+        if not chunk.is_dense:
+            return self._update_rows(received, message, apply)
         if received.slot is not None and received.nbytes != chunk.nbytes:
             return [Widen(received.slot, chunk.spec.dtype), apply]
         return [apply]
+
+    def _update_rows(self, received: Received, message: m.Replicate, apply: Apply) -> list[Effect]:
+        """Cut the contributions out of the payload, and sum them as the primary does."""
+        apply.slot = None
+        parts = [(self._exchanges.new_slot(), nbytes) for nbytes in message.lengths]
+        rows = ApplyRows(apply, [slot for slot, _ in parts], list(message.factors), list(message.lengths))
+        return [rows] if received.slot is None else [Split(received.slot, parts), rows]
 
     # --- whole chunks ---
 
@@ -242,6 +255,13 @@ class Standby:
         """Enter a new chunk, without values yet."""
         options = (message.policy, 0.0, message.group)
         nbytes = (message.stop - message.start) * ITEM_SIZES[message.dtype]
+        if message.sparse:
+            head = (message.keys[0], message.shapes[0], message.dtype, message.start, message.stop)
+            rows = m.InitRows(*head, 0, 0, 0, *options, message.digests[0], message.lazy, message.initializer)
+            made = options_of(rows)
+            table = self._catalog.create_table(rows, made)
+            place = (table.key, table.start, table.stop, table.spec)
+            return table, InstallRows(*place, made.initializer, made.lazy, None)
         if message.start == BUNDLE_START:
             init = m.InitBundle(message.keys, message.shapes, message.dtype, *options, message.digests)
             bundle = self._catalog.create_bundle(init, nbytes)

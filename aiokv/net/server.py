@@ -168,6 +168,8 @@ class Server(Node):
             return memoryview(state_bytes(self._store, payload)), None
         if isinstance(payload, ef.StoredSum):
             return self._store.lend(payload.slot)
+        if isinstance(payload, ef.StoredSlots):
+            return self._store.joined(payload.slots), None
         if isinstance(payload, ef.StoredCopy):
             return memoryview(copy_bytes(self._store, payload)), None
         assert isinstance(payload, ef.StoredChunk), "a server sends what it stores"

@@ -585,6 +585,10 @@ class ParameterStore:
 
     def whole(self, key: Key, start: int, version: Version) -> dict[str, Array]:
         """Return all that is kept of a chunk: its value, and what the rule keeps for it; not copies."""
+        if (key, start) in self._tables:
+            ids, arrays = self._tables[key, start].saved()
+            order = np.argsort(ids)
+            return {name: array[order] for name, array in ({IDS: ids} | arrays).items()}
         stored = self._chunks[key, start]
         assert stored.value.version == version, "a chunk is copied in the same breath in which it was decided"
         return {VALUE: stored.value.buffer.view(stored.dtype)} | (stored.state or {})
@@ -596,6 +600,10 @@ class ParameterStore:
         copy = self._pool.take(content.nbytes)
         copy[:] = content
         return copy.data, partial(self._pool.give, copy)
+
+    def joined(self, slots: list[Slot]) -> memoryview:
+        """Return what lies in slots, one after the other."""
+        return np.concatenate([self._slots[slot].buffer for slot in slots]).data
 
     def widen(self, slot: Slot, dtype: str) -> None:
         """Take what has landed in a slot for a sum in float32 of elements that have a lower precision."""

@@ -942,7 +942,8 @@ class Copy(Message):
     """All that a server has of a chunk. Payload: value and state of the rule, in the safetensors format.
 
     The chunk is elements [start, stop) of one key; of several `keys` it is all of each, and `start` is -1. With the
-    version `since` its policy began. `number` counts what is sent to a standby, here and in the messages below.
+    version `since` its policy began. `number` counts what is sent to a standby, here and in the messages below. Of a
+    `sparse` key, start and stop are rows, and what follows is as in `InitRows`.
     """
 
     number: int
@@ -957,13 +958,17 @@ class Copy(Message):
     version: int
     since: int
     counts: tuple[RankCount, ...]
+    sparse: bool = False
+    lazy: bool = True
+    initializer: dict[str, Any] = {}
 
 
 class Replicate(Message):
     """The update that makes `version` of a chunk. Payload: the sum of the contributions, as the server has it.
 
     `parts` are the contributions in the order of the sum: rank, sequence, version read, and clock. The sum is to be
-    divided by `divisor`; `clock`, `norms` and `keep` as in `core.effects.Apply`.
+    divided by `divisor`; `clock`, `norms` and `keep` as in `core.effects.Apply`. Of a row-sparse chunk the payload are
+    the contributions themselves, one after the other, which have these `lengths`, and `factors` as in `ApplyRows`.
     """
 
     number: int
@@ -975,6 +980,8 @@ class Replicate(Message):
     divisor: int
     norms: tuple[tuple[tuple[float, ...], ...], ...] = ()
     keep: bool = False
+    lengths: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
 
 
 class CopySettings(Message):

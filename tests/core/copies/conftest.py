@@ -25,16 +25,13 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.kernels import get_backend
 from aiokv.store.memory import ParameterStore
-from aiokv.storing import copy_bytes, perform
+from aiokv.storing import copy_bytes, perform, span
 from aiokv.types import SCHEDULER, STANDBY, Key, Peer, Role
 from aiokv.wire import messages as m
 
 Array = npt.NDArray[Any]
 HOST = "127.0.0.1"
 LIMIT = 20_000
-
-SLOW = (ef.Apply, ef.Restore, ef.Norms)
-"""Effects that take time."""
 
 
 @dataclass(eq=False)
@@ -64,6 +61,12 @@ class Asked:
 
 
 Script = Generator[list[Asked], None, None]
+
+
+def rows_of(rows: dict[int, float], width: int) -> Array:
+    """Return the payload of rows that are filled with numbers each."""
+    values = np.repeat(np.array(list(rows.values()), np.float32), width)
+    return np.concatenate([np.array(list(rows), np.int64).view(np.uint8), values.view(np.uint8)])
 
 
 class Worker:
@@ -122,6 +125,23 @@ class Worker:
         """Push all keys of a bundle, and ask for the new values."""
         number = max([self.count(key) for key in keys])
         return self.ask(m.PushBundle(bundle, number, read, True, 60.0, 0, self.clock), value)
+
+    def init_rows(self, key: Key, shape: tuple[int, int], rows: dict[int, float], policy: str = "bsp") -> Asked:
+        """Initialise a table with rows that are filled with numbers each."""
+        payload, count = None if self.rank else rows_of(rows, shape[1]), len(rows) * (not self.rank)
+        head = (key, shape, "float32", 0, shape[0], 0, count, count, policy)
+        return self.ask(m.InitRows(*head, 60.0, (), b"d", True, {}), payload)
+
+    def push_rows(self, key: Key, shape: tuple[int, int], rows: dict[int, float], read: int = 0) -> Asked:
+        """Push some rows."""
+        number, count = self.count(key), len(rows)
+        head = (key, shape, "float32", 0, shape[0], 0, count, count, number, read, 60.0, 0, self.clock)
+        return self.ask(m.PushRows(*head), rows_of(rows, shape[1]))
+
+    def pull_rows(self, key: Key, shape: tuple[int, int], rows: list[int]) -> Asked:
+        """Pull some rows, with all that this worker has pushed."""
+        ids = np.array(rows, np.int64).tobytes()
+        return self.ask(m.PullRows(key, shape, "float32", 0, shape[0], ids, self.sequences.get(key, 0), 60.0, 0))
 
     def pull(self, key: Key, shape: tuple[int, ...], dtype: str = "float32") -> Asked:
         """Pull a key, with all that this worker has pushed."""
@@ -332,10 +352,12 @@ class World:
                 return
             if isinstance(stimulus, st.PeerLost):
                 del node.links[stimulus.peer]
-        if isinstance(stimulus, st.Received) and payload:
-            stimulus.slot, view = node.store.land(len(payload))
-            view[:] = payload
-            stimulus.nbytes = len(payload)
+        if isinstance(stimulus, st.Received):
+            if payload:
+                stimulus.slot, view = node.store.land(len(payload))
+                view[:] = payload
+                stimulus.nbytes = len(payload)
+            stimulus.span = span(node.store, stimulus.message, stimulus.slot)
         effects = node.machine.handle(stimulus, now=self.now)
         node.machine.validate()
         for effect in effects:
@@ -363,14 +385,15 @@ class World:
                 self.crash(node)
             case ef.Complete() | ef.Fail() | ef.Log():
                 pass
-            case ef.Apply() | ef.Restore() | ef.Norms():
+            case ef.Apply() | ef.ApplyRows() | ef.Restore() | ef.Norms():
                 # Each chunk's updates take their own time.
-                queue = self.ready.setdefault((f"{node.name} {effect.key}", effect.start), deque())
+                about = effect.update if isinstance(effect, ef.ApplyRows) else effect
+                queue = self.ready.setdefault((f"{node.name} {about.key}", about.start), deque())
                 queue.append(partial(self.make_update, node, effect))
             case _:
                 assert perform(node.store, effect) is None
 
-    def make_update(self, node: Node, effect: ef.Apply | ef.Restore | ef.Norms) -> None:
+    def make_update(self, node: Node, effect: ef.Effect) -> None:
         """Perform an effect that has taken its time."""
         if node.alive:
             done = perform(node.store, effect)
@@ -396,11 +419,15 @@ class World:
                 return content
             case ef.StoredChunks(chunks):
                 return b"".join(self.bytes_of(store, chunk) for chunk in chunks)
+            case ef.StoredRows(key, start, version, rows):
+                return store.get_rows(key, start, version, rows).tobytes()
             case ef.StoredSum(slot):
                 view, release = store.lend(slot)
                 content = bytes(view)
                 release()
                 return content
+            case ef.StoredSlots(slots):
+                return bytes(store.joined(slots))
             case ef.StoredCopy():
                 return copy_bytes(store, payload)
             case _:
