@@ -145,6 +145,8 @@ class Node:
         self._inbox: deque[Stimulus] = deque()
         self._handling = False
         self._pipes: dict[Peer, Pipe] = {}
+        self._attempts: dict[Peer, object] = {}
+        """The newest attempt to connect under each number."""
         self._accepted = 0
         self._calls: dict[int, simpy.Event] = {}
         self._call = 0
@@ -338,8 +340,10 @@ class Node:
             case fx.Fail(call, error):
                 self._calls.pop(call).succeed(error)
             case fx.Connect(peer, host, port, delay):
-                self._env.after(delay, self._connect, peer, (host, port))
+                attempt = self._attempts[peer] = object()
+                self._env.after(delay, self._connect, peer, (host, port), attempt)
             case fx.Disconnect(peer, reason):
+                self._attempts.pop(peer, None)
                 self._disconnect(peer, reason)
             case fx.Log(level, text):
                 self._world.run.logs.append(LogRecord(self._env.now, self.name, level, text))
@@ -457,13 +461,16 @@ class Node:
 
     # --- connections ---
 
-    def _connect(self, peer: Peer, address: Address) -> None:
-        if self.alive:
-            self._world.network.connect(self, peer, address, lambda pipe: self._connected(peer, address, pipe))
+    def _connect(self, peer: Peer, address: Address, attempt: object) -> None:
+        if self.alive and self._attempts.get(peer) is attempt:
+            self._world.network.connect(self, peer, address, lambda pipe: self._connected(peer, address, pipe, attempt))
 
-    def _connected(self, peer: Peer, address: Address, pipe: Pipe | None) -> None:
+    def _connected(self, peer: Peer, address: Address, pipe: Pipe | None, attempt: object) -> None:
         if self._pauses and self.alive:
-            self._waiting.append(lambda: self._connected(peer, address, pipe))
+            self._waiting.append(lambda: self._connected(peer, address, pipe, attempt))
+        elif self._attempts.get(peer) is not attempt:
+            if pipe is not None:
+                pipe.close("it is wanted no longer")
         elif pipe is None:
             self.deliver(st.ConnectFailed(peer, f"nobody listens at {address[0]}:{address[1]}"))
         elif self.alive:

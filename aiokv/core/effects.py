@@ -168,7 +168,10 @@ Payload = (
 
 
 class Connect(Record):
-    """Open a connection to `host:port` after `delay` seconds; ends in `Connected` or `ConnectFailed`."""
+    """Open a connection to `host:port` after `delay` seconds; ends in `Connected` or `ConnectFailed`.
+
+    One that is being opened under the same number is given up, and nothing is heard of it.
+    """
 
     peer: Peer
     host: str
@@ -195,7 +198,7 @@ class Refuse(Record):
 
 
 class Disconnect(Record):
-    """Close a connection; no `PeerLost` follows."""
+    """Close a connection, or give up one that is being opened; nothing follows."""
 
     peer: Peer
     reason: str

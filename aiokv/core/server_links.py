@@ -2,14 +2,15 @@
 
 A connection may end without anybody's fault: a cable, a switch, a time-out of something in between. So it is made
 again, with longer and longer pauses, until the view calls the server lost. What is asked meanwhile waits, and is sent,
-with what was not answered, when the server knows the worker again.
+with what was not answered, when the server knows the worker again. The same happens when another node serves an index
+from a newer view on.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.core.effects import Connect, Effect, Log, Send
+from aiokv.core.effects import Connect, Disconnect, Effect, Log, Send
 from aiokv.core.joiner import retry_delay
 from aiokv.core.records import Record
 from aiokv.wire import messages as m
@@ -76,6 +77,19 @@ class ServerLinks:
         self.servers = {entry.index: entry for entry in view.servers}
         self.down = {peer: Down("", now) for peer in self.servers}
         return [self._connect(peer) for peer in self.servers]
+
+    def viewed(self, entry: m.ServerEntry, now: float) -> list[Effect]:
+        """Take over an entry of a newer view; go over to another process, or address, if that has its index now."""
+        peer = entry.index
+        before, self.servers[peer] = self.servers[peer], entry
+        if peer in self.lost or is_same_node(before, entry):
+            return []
+        reason = f"{entry.name} is server {peer} now"
+        self._up.pop(peer, None)
+        down = self.down.get(peer) or Down(reason, now)
+        self.down[peer] = Down(down.reason, down.since)
+        text = f"{self._name} goes over to {self.label(peer)}, in the place of {before.name}"
+        return [Disconnect(peer, reason), self._connect(peer), Log("warning", text)]
 
     def lose(self, peer: Peer, reason: str) -> None:
         """Take note that a server is gone for good."""

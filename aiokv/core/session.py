@@ -349,9 +349,11 @@ class Session:
                     return self._server_gone(entry.index, entry.reason)
             return connects
         for entry in view.servers:
-            self._links.servers[entry.index] = entry
             if entry.state == "lost" and entry.index not in self._links.lost:
+                self._links.servers[entry.index] = entry
                 effects += [Disconnect(entry.index, entry.reason), *self._server_gone(entry.index, entry.reason)]
+            else:
+                effects += self._links.viewed(entry, now)
         return effects
 
     def _attach(self, peer: Peer, now: float) -> list[Effect]:
@@ -639,6 +641,9 @@ class Session:
             return self._cut(peer, f"unexpected {type(message).__name__}")
         try:
             if self._links.down and peer in self._links.down:
+                if request != self._links.down[peer].request:
+                    # What is left of the connection before; it is asked again.
+                    return []
                 self._calls.take(peer, request)
                 return self._attach_answered(peer, message, now)
             effects = self._calls.answered(peer, request, message, nbytes)

@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiokv.config import format_address
@@ -40,6 +41,21 @@ CLOSE_SECONDS = 1.0
 _serial = itertools.count()
 
 Log = EventLog[st.Stimulus, ef.Effect]
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A connection that is being opened: what does it, and the link while its handshake is not done."""
+
+    task: asyncio.Task[None] | None = None
+    link: AnyLink | None = None
+
+    def give_up(self) -> None:
+        """Open it no longer."""
+        if self.task is not None:
+            self.task.cancel()
+        if self.link is not None:
+            self.link.abort()
 
 
 class Machine(Protocol):
@@ -108,6 +124,7 @@ class Driver:
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         self._connecting: dict[asyncio.Task[None], None] = {}
+        self._attempts: dict[Peer, Attempt] = {}
         self._closed = False
         self._checksum = load_checksum(config.checksum)
         self._initiator_context = tls.initiator_context(config)
@@ -227,10 +244,9 @@ class Driver:
                 answer = Error(error.code, error.message, error.details)
                 self._send(ef.Send(peer, request, answer, priority=ef.URGENT))
             case ef.Connect(peer, host, port, delay):
-                task = self._loop.create_task(self._connect(peer, host, port, delay))
-                self._connecting[task] = None
-                task.add_done_callback(self._connecting.pop)
+                self._begin_to_connect(peer, host, port, delay)
             case ef.Disconnect(peer, reason):
+                self._give_up(peer)
                 link = self._links.pop(peer, None)
                 if link is not None:
                     self.counters["disconnected"] += 1
@@ -286,13 +302,30 @@ class Driver:
             checksum=self._checksum,
         )
 
-    async def _connect(self, peer: Peer, host: str, port: int, delay: float) -> None:
+    def _begin_to_connect(self, peer: Peer, host: str, port: int, delay: float) -> None:
+        self._give_up(peer)
+        attempt = self._attempts[peer] = Attempt()
+        attempt.task = task = self._loop.create_task(self._connect(attempt, peer, host, port, delay))
+        self._connecting[task] = None
+        task.add_done_callback(self._connecting.pop)
+
+    def _give_up(self, peer: Peer) -> None:
+        """Open the connection under this number no longer, if it is being opened."""
+        attempt = self._attempts.pop(peer, None)
+        if attempt is not None:
+            attempt.give_up()
+
+    def _is_given_up(self, link: AnyLink) -> bool:
+        attempt = self._attempts.get(link.peer)
+        return link.initiator and (attempt is None or attempt.link is not link)
+
+    async def _connect(self, attempt: Attempt, peer: Peer, host: str, port: int, delay: float) -> None:
         await asyncio.sleep(delay)
         neighbour = self.neighbours.get((host, port))
         if neighbour is not None:
-            self._connect_in_memory(peer, neighbour)
+            self._connect_in_memory(attempt, peer, neighbour)
             return
-        link = self._make_link(peer, initiator=True)
+        attempt.link = link = self._make_link(peer, initiator=True)
         self._others[link] = None
         context = self._initiator_context
         secure: dict[str, Any] = {} if context is None else {"ssl": context, **tls.TIMES}
@@ -300,7 +333,7 @@ class Driver:
             async with asyncio.timeout(self.config.death_timeout):
                 await self._loop.create_connection(lambda: link, host, port, **secure)
         except OSError as error:
-            del self._others[link]
+            del self._others[link], self._attempts[peer]
             refusal = tls.refusal(error, format_address(host, port))
             self.feed(st.ConnectFailed(peer, _reason(error), refusal))
         except asyncio.CancelledError:
@@ -308,9 +341,9 @@ class Driver:
             link.abort()
             raise
 
-    def _connect_in_memory(self, peer: Peer, neighbour: Driver) -> None:
+    def _connect_in_memory(self, attempt: Attempt, peer: Peer, neighbour: Driver) -> None:
         """Connect to a node of this process. Both ends are trusted: there is nobody in between."""
-        here = MemoryLink(self, peer=peer, initiator=True)
+        attempt.link = here = MemoryLink(self, peer=peer, initiator=True)
         there = MemoryLink(neighbour, peer=neighbour._next_peer, initiator=False)
         neighbour._next_peer += 1
         here.join(there)
@@ -324,12 +357,13 @@ class Driver:
 
     def link_up(self, link: AnyLink) -> None:
         """Enter a connection that is authenticated."""
-        if self._closed:
+        if self._closed or self._is_given_up(link):
             link.abort()
             return
         del self._others[link]
         self._links[link.peer] = link
         if link.initiator:
+            del self._attempts[link.peer]
             self.feed(st.Connected(link.peer))
 
     def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:
@@ -355,8 +389,11 @@ class Driver:
             self.feed(st.PeerLost(link.peer, reason, error))
 
     def _handshake_failed(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
+        if self._is_given_up(link):
+            return
         self.counters["handshakes_failed"] += 1
         if link.initiator:
+            del self._attempts[link.peer]
             self.feed(st.ConnectFailed(link.peer, reason, error))
         else:
             logger.warning("refused a connection before it was authenticated: %s", reason)

@@ -501,7 +501,8 @@ class Worker:
         self.calls: dict[int, Call] = {}
         self._sizes = (chunk_bytes, split_bytes)
         self._names = [f"worker-{number}" for number in range(workers)]
-        self._servers = servers
+        self.nodes = {number: (f"server-{number}", 1, "127.0.0.1", 9000 + number) for number in range(servers)}
+        """Name, incarnation, host and port of the server with an index."""
         self._settings = settings or {}
         self._epoch = 0
         if join:
@@ -535,10 +536,8 @@ class Worker:
         """Return the next view; `states` are states and reasons of servers, as `server_1=("lost", "...")`."""
         self._epoch += 1
         entries = tuple(
-            m.ServerEntry(
-                index, f"server-{index}", 1, "127.0.0.1", 9000 + index, *states.get(f"server_{index}", ("alive", ""))
-            )
-            for index in range(self._servers)
+            m.ServerEntry(index, *node, *states.get(f"server_{index}", ("alive", "")))
+            for index, node in self.nodes.items()
         )
         names = views_entries(self._names, {})
         return m.View(self._epoch, names, entries, 2.0, *self._sizes, 10.0, **self._settings)

@@ -118,3 +118,12 @@ def test_a_ledger_knows_what_is_left() -> None:
     assert ledger.remaining == [("worker-2", 1)]
     ledger.take(third)
     assert ledger.remaining == []
+
+
+@pytest.mark.parametrize("wanted", [fx.Disconnect(0, "not needed"), fx.Connect(0, "nobody", 1, 3.0)])
+@pytest.mark.parametrize("delay", [0.0, 5.0])
+def test_connection_that_is_being_opened_is_given_up(wanted: Effect, delay: float) -> None:
+    script = Script([], [fx.Connect(0, "nobody", 1, delay), wanted])
+    run(script)
+    heard = [name for _, name in script.seen[1:]]
+    assert heard == ([] if isinstance(wanted, fx.Disconnect) else ["ConnectFailed"])
