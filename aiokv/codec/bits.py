@@ -65,6 +65,11 @@ class BitFormat:
         else:
             self._kernels.accumulate_1bit(payload, target)
 
+    def unit(self, payload: Array, size: int) -> float:
+        """Return the threshold. Raises ProtocolError when the payload is malformed."""
+        self._check(payload, size)
+        return float(self._threshold)
+
     def _check(self, payload: Array, size: int) -> None:
         if not size:
             return

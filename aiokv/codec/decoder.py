@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiokv.codec.bits import BitFormat
+from aiokv.codec.floats import CastFormat, Float8Format
 from aiokv.codec.formats import make_format
-from aiokv.errors import SpecMismatchError
+from aiokv.errors import CodecError, SpecMismatchError
 
 if TYPE_CHECKING:
     from aiokv.codec.records import Codec
@@ -84,6 +86,20 @@ class Decoder:
         read = self._read(payload, target.size)
         with np.errstate(all="ignore"):
             self._format.accumulate_into(read, target)
+
+    def unit(self, payload: Payload, size: int) -> float:
+        """Check the payload of a chunk whose codes somebody else will decode; return the unit of its values.
+
+        That is the threshold of `1bit` and `2bit`, the scale of `fp8`, and 1 for `fp16` and `bf16`.
+
+        Raises:
+            ProtocolError: the payload is malformed.
+            CodecError: with this codec a value does not follow from its code alone.
+        """
+        if not isinstance(self._format, BitFormat | CastFormat | Float8Format):
+            raise CodecError(f"payloads of {self._codec.name!r} have no codes to decode", got=self._codec.name)
+        read = self._read(payload, size)
+        return self._format.unit(read, size) if size else 1.0
 
     def _read(self, payload: Payload, size: int) -> Array:
         """Return a payload of the right length as a read-only array."""

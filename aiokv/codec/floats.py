@@ -49,6 +49,11 @@ class CastFormat(WholeFormat):
         """Add what a payload says."""
         self._kernels.accumulate_half(self._codes(payload), target)
 
+    def unit(self, payload: Array, size: int) -> float:
+        """Return 1: codes are values. Raises ProtocolError when the payload is malformed."""
+        self._codes(payload)
+        return 1.0
+
     def _codes(self, payload: Array) -> Array:
         codes = aligned(payload.view(self._dtype))
         if self._kernels.has_code(codes.view(np.uint16), self._exponent):
@@ -81,6 +86,11 @@ class Float8Format(WholeFormat):
     def add_to(self, payload: Array, target: Array) -> None:
         """Add what a payload says."""
         self._kernels.accumulate_fp8(*self._read(payload), target)
+
+    def unit(self, payload: Array, size: int) -> float:
+        """Return the scale. Raises ProtocolError when the payload is malformed."""
+        scale, _ = self._read(payload)
+        return float(scale)
 
     def _read(self, payload: Array) -> tuple[np.float32, Array]:
         scale, codes = payload[:SCALE].view(np.float32)[0], payload[SCALE:]

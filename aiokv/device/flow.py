@@ -50,12 +50,12 @@ class Flow:
         """Return a buffer with any content, for which there is room."""
         return self.memory.take(device, nbytes, self._effects)
 
-    def bring(self, slot: Slot, nbytes: int, device: int) -> tuple[Buffer, Buffer]:
-        """Copy what has landed in the host's memory to a device; return both buffers."""
+    def bring(self, slot: Slot, nbytes: int, device: int, first: int = 0) -> tuple[Buffer, Buffer]:
+        """Copy what has landed in the host's memory to a device, from byte `first` on; return both buffers."""
         host = self.memory.new_number()
         self.add(Take(host, slot))
         buffer = self.take(device, nbytes)
-        self.copy(Stream(device, Kind.IN), buffer, host, nbytes)
+        self.copy(Stream(device, Kind.IN), buffer, host, nbytes, first)
         return host, buffer
 
     def copied(self, device: int, whole: Buffer, first: int, nbytes: int) -> Buffer:

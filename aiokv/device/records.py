@@ -60,6 +60,22 @@ class Landed:
 
 
 @dataclass(slots=True)
+class Unpack:
+    """A payload for a chunk on `device` lies whole in the slot, in the host's memory, and is to be decoded.
+
+    `work` takes the `target`, a new slot of `size` bytes, and `nbytes` of the payload from byte `first` on.
+    """
+
+    slot: Slot
+    target: Slot
+    device: int
+    first: int
+    nbytes: int
+    work: Any
+    size: int
+
+
+@dataclass(slots=True)
 class Fold:
     """Add slots to another one, in their order; they are free then.
 
@@ -219,6 +235,7 @@ class Completed:
 
 Stimulus = (
     Landed
+    | Unpack
     | Fold
     | Cut
     | Freed

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiokv.device.flow import Flow
-    from aiokv.device.records import Buffer, Event
+    from aiokv.device.records import Buffer, Event, Unpack
     from aiokv.types import Slot
 
 
@@ -81,6 +81,21 @@ class Slots:
         host, buffer = self._flow.bring(slot, nbytes, device)
         self._slots[slot] = _Slot(buffer, device, nbytes)
         self._flow.drop(host)
+
+    def unpack(self, wanted: Unpack) -> None:
+        """Decode what has landed in the host's memory, on a device.
+
+        Raises:
+            DeviceMemoryError: there is no room for payload and values.
+        """
+        device = wanted.device
+        self._flow.memory.check(device, wanted.nbytes + wanted.size)
+        host, payload = self._flow.bring(wanted.slot, wanted.nbytes, device, wanted.first)
+        values = self._flow.take(device, wanted.size)
+        self._flow.launch(device, wanted.work, [values, payload], new=[values])
+        self._slots[wanted.target] = _Slot(values, device, wanted.size)
+        for buffer in (host, payload):
+            self._flow.drop(buffer)
 
     def fold(self, target: Slot, sources: Sequence[Slot], work: Any, nbytes: int, *, joins: bool) -> None:
         """Make something of a slot and of others, which are no more then. See `aiokv.device.records.Fold`.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from aiokv.codec import BFloat16, Float8, Float16, OneBit, TwoBit
 from aiokv.kernels.plan import plan_update
-from aiokv.optim import OwnRule
+from aiokv.optim import PRECISIONS, OwnRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from aiokv.codec import Codec
     from aiokv.errors import AiokvError
     from aiokv.optim import Norms, Optimizer, Step
     from aiokv.types import Piece
@@ -38,6 +40,16 @@ class Add(NamedTuple):
         """Return what adds the arrays of another one, too, in one pass; None if they are too many for that."""
         sources = self.sources + other.sources
         return self._replace(sources=sources) if other.adds and self.adds + len(sources) <= MOST_ADDED else None
+
+
+class Decode(NamedTuple):
+    """Make float32 of codes: out, payload.
+
+    For each tensor: where its codes begin in the payload, its number of elements, and the unit of its values.
+    """
+
+    codec: Codec
+    parts: tuple[tuple[int, int, float], ...]
 
 
 class Scale(NamedTuple):
@@ -108,7 +120,12 @@ class Renew(NamedTuple):
     reads: bool
 
 
-Work = Add | Scale | Divide | Cast | Zero | Combine | Squares | Renew
+Work = Add | Decode | Scale | Divide | Cast | Zero | Combine | Squares | Renew
+
+
+def decodes(codec: Codec, dtype: str) -> bool:
+    """Tell whether payloads for a dtype can be decoded on a device: where each value follows from its code alone."""
+    return isinstance(codec, OneBit | TwoBit | Float16 | BFloat16 | Float8) and PRECISIONS.get(dtype) == "float32"
 
 
 def has_kernel(rule: Optimizer) -> bool:

@@ -23,6 +23,7 @@ from aiokv.core.joiner import Joiner
 from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, engine_for, get_backend
 from aiokv.kernels.work import has_kernel
+from aiokv.net.arrivals import Arrivals
 from aiokv.net.checkpointing import CheckpointFiles, OnCheckpoint
 from aiokv.net.driver import Log, logger, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
@@ -35,7 +36,6 @@ from aiokv.store.host_work import do_on_host
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import begin_rows, compute_rows, copy_bytes, cost_of_rows, finish_rows, perform, span, state_bytes
 from aiokv.types import Peer, Role
-from aiokv.wire.messages import Push
 from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Server(Node):
         """Other servers' standbys, in this process."""
         self._standby = standby
         self._store = _make_store(self.config)
+        self._arrivals = Arrivals(self._store) if isinstance(self._store, DeviceStore) else None
         self._holdings = Holdings(self._store, self.config.max_held_bytes, self.config.max_held_bytes_each)
         self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed)
         self._cost = 0
@@ -139,14 +140,8 @@ class Server(Node):
         super().frames_received(link, frames)
 
     def _received(self, peer: Peer, frame: Frame) -> st.Received:
-        message, slot = frame.message, frame.slot
-        if (
-            isinstance(self._store, DeviceStore)
-            and isinstance(message, Push)
-            and slot is not None
-            and not message.codec
-        ):
-            self._store.arrived(slot, message.key, message.start)
+        if self._arrivals is not None:
+            self._arrivals.received(peer, frame)
         rows = span(self._store, frame.message, frame.slot)
         return st.Received(peer, frame.request, frame.message, frame.slot, frame.nbytes, rows)
 
@@ -154,6 +149,8 @@ class Server(Node):
         """Forget a payload that is only partly here: a chunk counts when all of it has arrived."""
         if link.pending_slot is not None:
             self._store.free(link.pending_slot)
+        if self._arrivals is not None:
+            self._arrivals.gone(link.peer)
         super().link_down(link, reason, error)
 
     def _memory(self, payload: ef.Payload) -> tuple[memoryview, Callable[[], None] | None]:
@@ -179,6 +176,8 @@ class Server(Node):
     def _send(self, effect: ef.Send, made: memoryview | None = None, sent: Callable[[], None] | None = None) -> None:
         """Send a message, with a payload that may have to come from a device first."""
         payload = effect.payload
+        if self._arrivals is not None:
+            self._arrivals.answered(effect)
         if made is None and payload is not None and isinstance(self._store, DeviceStore):
             there = functools.partial(self._send_read, effect)
             if device_storing.read(self._store, payload, there, functools.partial(self._send_failed, effect)):

@@ -83,12 +83,18 @@ class DeviceChunks(DeviceSlots):
         """Return why a chunk can't be updated: it is on the host, because there was no room for it elsewhere."""
         return self._refused.get((key, start))
 
-    def arrived(self, slot: Slot, key: Key, start: int) -> None:
-        """Begin to copy a contribution to its chunk's device, while other ones are still coming."""
+    def arrived(self, slot: Slot, key: Key, start: int, *, encoded: bool = False) -> None:
+        """Begin to copy a contribution to its chunk's device, while other ones are still coming.
+
+        One that is encoded is copied when it has been checked: see `decode`.
+        """
         kept = self._kept.get((key, start))
         if kept is not None and slot in self._slots:
             device = self._schedule.device_of((key, start))
             assert device is not None, "a chunk that is kept is on one"
+            if encoded:
+                self._encoded[slot] = device
+                return
             # Where memory is short it waits on the host; an error is one of the update.
             if self._slots[slot].buffer.nbytes == kept.size * kept.dtype.itemsize:
                 with contextlib.suppress(DeviceMemoryError):

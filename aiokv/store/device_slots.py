@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from dataclasses import dataclass
@@ -9,17 +10,20 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 
+from aiokv.codec import Float8
+from aiokv.codec.records import SCALE
 from aiokv.device import records as r
 from aiokv.device.schedule import Schedule
-from aiokv.errors import DeviceMemoryError
-from aiokv.kernels.work import Add, Combine, Scale
+from aiokv.errors import DeviceMemoryError, ProtocolError
+from aiokv.kernels.work import Add, Combine, Decode, Scale, decodes
 from aiokv.optim import PRECISIONS
-from aiokv.store.memory import Landed, ParameterStore
+from aiokv.store.memory import Landed, ParameterStore, payload_lengths
 from aiokv.store.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from aiokv.codec import Codec
     from aiokv.errors import AiokvError
     from aiokv.kernels import Backend
     from aiokv.kernels.work import Engine, Work
@@ -55,6 +59,8 @@ class DeviceSlots(ParameterStore):
         self._making: dict[r.Address, Callable[[AiokvError | None], None]] = {}
         self._asking: dict[r.Ticket, Callable[[Mapping[str, Array], AiokvError | None], None]] = {}
         self._tickets = itertools.count()
+        self._encoded: dict[Slot, int] = {}
+        """For which device payloads are that have to be decoded."""
 
     # --- devices ---
 
@@ -158,11 +164,46 @@ class DeviceSlots(ParameterStore):
 
     def free(self, slot: Slot) -> None:
         """Give a slot's memory back."""
+        self._encoded.pop(slot, None)
         if self._schedule.has_slot(slot):
             del self._sums[slot]
             self._handle(r.Freed(slot))
         else:
             super().free(slot)
+
+    def decode(self, slot: Slot | None, target: Slot, codec: Codec, dtype: str, sizes: list[int]) -> None:
+        """Make a slot of the values that a payload says, where they are needed. See `ParameterStore.decode`."""
+        device = None if slot is None else self._encoded.pop(slot, None)
+        if slot is None or device is None:
+            super().decode(slot, target, codec, dtype, sizes)
+            return
+        if decodes(codec, dtype):
+            with contextlib.suppress(DeviceMemoryError):
+                self._decode_there(slot, target, codec, sizes, device)
+                return
+        super().decode(slot, target, codec, dtype, sizes)
+        # Where memory is short it waits on the host.
+        with contextlib.suppress(DeviceMemoryError):
+            self._bring(target, device, np.dtype(dtype))
+
+    def _decode_there(self, slot: Slot, target: Slot, codec: Codec, sizes: list[int], device: int) -> None:
+        payload = self._slots[slot].buffer
+        # The only tensor's scale stays here, so that its codes begin where a device reads 16 of them at a time.
+        left = SCALE if isinstance(codec, Float8) and len(sizes) == 1 else 0
+        parts, first = [], 0
+        try:
+            for size, nbytes in zip(sizes, payload_lengths(codec, sizes, payload.nbytes), strict=True):
+                unit = self._decoders[codec].unit(payload[first : first + nbytes].data, size)
+                codes = first + (SCALE if isinstance(codec, Float8) else 0)
+                parts.append((codes - left, size, unit))
+                first += nbytes
+        except ProtocolError:
+            self.free(slot)
+            raise
+        wide = np.dtype(np.float32)
+        work = Decode(codec, tuple(parts))
+        self._handle(r.Unpack(slot, target, device, left, payload.nbytes - left, work, sum(sizes) * wide.itemsize))
+        self._sums[target] = Sum(wide)
 
     def fold(self, target: Slot, source: Slot, dtype: str) -> None:
         """Add one slot to another and free it. See `ParameterStore.fold`."""

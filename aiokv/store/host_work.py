@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
+from aiokv.codec import Float8, Float16, OneBit, TwoBit
+from aiokv.codec.backends import get_kernels
 from aiokv.kernels.robust import combine
-from aiokv.kernels.work import Add, Cast, Combine, Divide, Renew, Scale, Squares, Work, Zero
+from aiokv.kernels.work import Add, Cast, Combine, Decode, Divide, Renew, Scale, Squares, Work, Zero
 from aiokv.store.pieces import sums_of_squares, update
 
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from aiokv.codec import Codec
     from aiokv.kernels import Backend
 
     Array = NDArray[Any]
@@ -36,6 +40,8 @@ def do_on_host(work: Work, memory: Sequence[Array], backend: Backend) -> None:
                     total[:] = arrays.pop(0)
                 for array in arrays:
                     backend.accumulate(total, array)
+            case Decode(codec, tensors):
+                _decode(codec, tensors, memory[0].view(np.float32), memory[1])
             case Scale(out, source, factor):
                 values = memory[0].view(out)
                 taken = values if source is None else memory[1].view(source).astype(out)
@@ -54,6 +60,22 @@ def do_on_host(work: Work, memory: Sequence[Array], backend: Backend) -> None:
                 memory[0].view(out)[:] = combine(parts, reduction)
             case Squares() | Renew():
                 _do_rule(work, memory, backend)
+
+
+def _decode(codec: Codec, parts: Sequence[tuple[int, int, float]], out: Array, payload: Array) -> None:
+    kernels, first = get_kernels("reference"), 0
+    for begin, size, unit in parts:
+        codes, values = payload[begin : begin + (codec.nbytes(size) or 0)], out[first : first + size]
+        match codec:
+            case OneBit():
+                kernels.decode_1bit(codes, values)
+            case TwoBit():
+                kernels.decode_2bit(codes, np.float32(unit), values)
+            case Float8():
+                kernels.decode_fp8(np.float32(unit), codes[:size], values)
+            case _:
+                values[:] = codes.view(np.float16 if isinstance(codec, Float16) else ml_dtypes.bfloat16)
+        first += size
 
 
 def _do_rule(work: Squares | Renew, memory: Sequence[Array], backend: Backend) -> None:

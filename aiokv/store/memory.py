@@ -262,10 +262,9 @@ class ParameterStore:
         values: Array = landed.buffer.view(kind)
         if kind in LOW:
             values = landed.wide = np.empty(values.size, np.float32)
-        lengths = [payload.nbytes] if len(sizes) == 1 else [codec.whole_nbytes(size) for size in sizes]
         offset = first = 0
         try:
-            for size, nbytes in zip(sizes, lengths, strict=True):
+            for size, nbytes in zip(sizes, payload_lengths(codec, sizes, payload.nbytes), strict=True):
                 decoder.decode_into(payload[offset : offset + nbytes].data, values[first : first + size])
                 offset, first = offset + nbytes, first + size
         except AiokvError:
@@ -650,6 +649,11 @@ class ParameterStore:
 def _content(landed: Landed, dtype: Any) -> Array:
     """Return what is in a slot, in the precision that it has."""
     return landed.buffer.view(dtype) if landed.wide is None else landed.wide
+
+
+def payload_lengths(codec: Codec, sizes: list[int], nbytes: int) -> list[int]:
+    """Return how many bytes of a payload are of each tensor in it; of a single one it may be a part."""
+    return [nbytes] if len(sizes) == 1 else [codec.whole_nbytes(size) for size in sizes]
 
 
 def _widened(landed: Landed, dtype: Any) -> Array:

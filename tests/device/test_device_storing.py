@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from aiokv import device_storing, storing
 from aiokv.codec import make_codec
+from aiokv.codec.encoder import Encoder
 from aiokv.core import effects as ef
-from aiokv.core.stimuli import Applied, Normed, Restored
-from aiokv.errors import AiokvError, DeviceMemoryError, NotFiniteError, OptimizerError
+from aiokv.core.stimuli import Applied, Decoded, Normed, Restored
+from aiokv.errors import AiokvError, DeviceMemoryError, NotFiniteError, OptimizerError, ProtocolError
 from aiokv.kernels import get_backend
-from aiokv.kernels.work import Add, Renew, runs_on_device
+from aiokv.kernels.work import Add, Decode, Renew, runs_on_device
 from aiokv.optim import DCASGD, LAMB, LARS, NAG, SGD, Adam, AdamW, Assign, GroupAdaGrad, Optimizer, OwnRule
 from aiokv.store.device import DeviceStore
 from aiokv.store.memory import ParameterStore
@@ -271,6 +272,88 @@ def test_a_value_that_is_being_sent_never_changes(sides: tuple[Side, Side]) -> N
     sent()
 
 
+CODECS: list[tuple[str, dict[str, Any], bool]] = [
+    ("1bit", {}, True),
+    ("2bit", {"threshold": 0.5}, True),
+    ("fp16", {}, True),
+    ("bf16", {}, True),
+    ("fp8", {}, True),
+    ("topk", {"fraction": 0.3}, False),
+    ("qsgd", {}, False),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("sizes", [[SIZE], [4, 0, 6, 2]], ids=["one tensor", "four tensors"])
+@pytest.mark.parametrize(("name", "params", "decodes"), CODECS, ids=[name for name, _, _ in CODECS])
+def test_compressed_contributions_are_decoded_where_they_are_needed(
+    sides: tuple[Side, Side], name: str, params: dict[str, Any], decodes: bool, sizes: list[int], dtype: str
+) -> None:
+    """Where each value follows from its code alone, by the device: not in float64."""
+    codec, found = make_codec(name, params), []
+    for side in sides:
+        install(side, dtype)
+        side.do(ef.Prepare(codec))
+        for n in range(2):
+            payloads = []
+            for place, size in enumerate(sizes):
+                encoder = Encoder(codec, place, size, dtype, backend="reference")
+                payloads += [bytes(part) for part in encoder.encode(numbers(n + place, dtype, size), [(0, size)])]
+            slot = side.land(np.frombuffer(b"".join(payloads), np.uint8))
+            if isinstance(side.store, DeviceStore):
+                side.store.arrived(slot, "w", 0, encoded=True)
+            side.do(ef.Decode(slot, -n - 1, codec, dtype, sizes))
+        assert side.finish() == [Decoded(-1), Decoded(-2)]
+        side.do(ef.Fold(-1, -2, dtype), ef.Apply("w", 0, 1, -1, [0], [0], 1, SGD(learning_rate=0.1), 1))
+        assert side.finish() == [Applied("w", 0, 1, None)]
+        found.append(side.read(ef.StoredChunk("w", 0, 1, 0)))
+        assert side.store.open_slots == 0
+    assert found[0] == found[1]
+    engine = sides[1].engine
+    assert engine is not None
+    assert [isinstance(work, Decode) for work in engine.done].count(True) == 2 * (decodes and dtype != "float64")
+
+
+@pytest.mark.parametrize(
+    ("name", "payload", "problem"),
+    [
+        ("2bit", b"\x40" + bytes(3), "the codes 00, 10 and 11"),
+        ("fp16", b"\x00\x7c" + bytes(2 * SIZE - 2), "finite numbers"),
+        ("fp8", b"\x00\x00\xc0\x7f" + bytes(SIZE), "a scale from 0"),
+    ],
+)
+def test_a_payload_that_is_malformed_is_refused_before_a_device_reads_it(
+    name: str, payload: bytes, problem: str
+) -> None:
+    engine, codec = LateEngine(), make_codec(name, {})
+    side = Side(DeviceStore(get_backend("reference"), engine), engine)
+    install(side, "float32")
+    side.do(ef.Prepare(codec))
+    slot = side.land(np.frombuffer(payload, np.uint8))
+    assert isinstance(side.store, DeviceStore)
+    side.store.arrived(slot, "w", 0, encoded=True)
+    side.do(ef.Decode(slot, -1, codec, "float32", [SIZE]))
+    (decoded,) = side.finish()
+    assert isinstance(decoded.error, ProtocolError)
+    assert problem in str(decoded.error)
+    assert side.store.open_slots == 0
+    assert not side.store.has(-1)
+
+
+def test_a_payload_for_which_there_is_no_room_is_decoded_on_the_host() -> None:
+    """The value takes 48 of 50 bytes; the sum waits in the host's memory, until there is room or it is needed."""
+    engine, codec = LateEngine([50]), make_codec("fp16", {})
+    side = Side(DeviceStore(get_backend("reference"), engine), engine)
+    install(side, "float32")
+    side.do(ef.Prepare(codec))
+    slot = side.land(np.ones(SIZE, np.float16))
+    assert isinstance(side.store, DeviceStore)
+    side.store.arrived(slot, "w", 0, encoded=True)
+    side.do(ef.Decode(slot, -1, codec, "float32", [SIZE]))
+    assert side.finish() == [Decoded(-1)]
+    assert side.store.content(-1) == np.ones(SIZE, np.float32).tobytes()
+
+
 def test_compressed_values_are_differences(sides: tuple[Side, Side]) -> None:
     codec, found = make_codec("2bit", {"threshold": 0.5}), []
     for side in sides:
@@ -481,7 +564,7 @@ def test_what_is_held_for_nobody_is_released_when_it_comes() -> None:
 ON_HOST = {
     *("acquire", "apply", "difference", "norms", "release", "saved"),  # there are others for what takes time
     *("apply_rows", "count_updated", "get_rows", "install_rows", "is_table", "join_rows", "make_room", "table"),
-    *("backend", "content", "count_staleness", "decode", "land", "nbytes", "prepare", "row_ids", "skip", "use"),
+    *("backend", "content", "count_staleness", "land", "nbytes", "prepare", "row_ids", "skip", "use"),
 }
 """What a memory has that does not have to know where chunks are."""
 

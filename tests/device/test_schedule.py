@@ -129,6 +129,17 @@ class Devices(RuleBasedStateMachine):
         if self.handle(r.Landed(slot, SIZE, device)):
             self.slots[slot] = ("pushed", slot)
 
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), first=st.integers(0, 2))
+    def unpack(self, data: st.DataObject, first: int) -> None:
+        slot, target = self.name(), self.name()
+        self.devices.landed[slot] = ("encoded", slot)
+        device = data.draw(st.integers(0, len(self.schedule.loads) - 1))
+        work = lambda _, payload: [("decoded", payload), payload]  # noqa: E731 - it is data here
+        if self.handle(r.Unpack(slot, target, device, first, 4, work, SIZE)):
+            payload = ("encoded", slot)
+            self.slots[target] = ("decoded", ("part", first, payload) if first else payload)
+
     @precondition(lambda self: len(self.slots) > 1)
     @rule(data=st.data(), grows=st.booleans(), joins=st.booleans())
     def fold(self, data: st.DataObject, grows: bool, joins: bool) -> None:

@@ -7,13 +7,18 @@ checked: no NaN and no infinity.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiokv.kernels.cuda import launch
+from aiokv.codec import Float8, Float16
+from aiokv.codec.records import BitCodec
+from aiokv.kernels.cuda import launch, reduce
 from aiokv.kernels.cuda.streaming import Launch, Streaming, make_kernel
 from aiokv.kernels.cuda.tensors import tensor_of
+
+if TYPE_CHECKING:
+    from aiokv.codec import Codec
 
 WORD = "uint32"
 """Payloads of a few bits for each value are made of these."""
@@ -77,6 +82,15 @@ def decode_bits_spec(bits: int, *, adds: bool) -> Streaming:
     name = f"{'accumulate' if adds else 'decode'}_{bits}bit"
     writes = (("out", "float32"),)
     return Streaming(name, reads, writes, source, ("threshold", "one"), packed="payload", bits=bits)
+
+
+def decode_spec(codec: Codec) -> Streaming:
+    """Return the kernel that makes float32 of a codec's codes: these, then the values."""
+    if isinstance(codec, BitCodec):
+        return decode_bits_spec(codec.bits, adds=False)
+    if isinstance(codec, Float8):
+        return decode_float8_spec(adds=False)
+    return reduce.sum_spec("float32", ("float16" if isinstance(codec, Float16) else "bfloat16",), adds=False)
 
 
 def encode_bits(bits: int, gradient: Any, residual: Any, threshold: float, payload: Any, *, stream: Any = 0) -> None:

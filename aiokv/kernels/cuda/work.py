@@ -12,13 +12,13 @@ import numpy as np
 from numba.cuda.cudadrv import driver
 
 from aiokv.kernels.checks import precision_for
-from aiokv.kernels.cuda import launch, optimize, reduce
+from aiokv.kernels.cuda import codec, launch, optimize, reduce
 from aiokv.kernels.cuda.memory import VECTOR
 from aiokv.kernels.cuda.optimize import SquaresLaunch
 from aiokv.kernels.cuda.streaming import Launch, Streaming
 from aiokv.kernels.cuda.tensors import Tensor, tensor_of
 from aiokv.kernels.plan import plan_norms, plan_update, prepare
-from aiokv.kernels.work import Add, Cast, Divide, Renew, Scale, Squares, Work, Zero
+from aiokv.kernels.work import Add, Cast, Decode, Divide, Renew, Scale, Squares, Work, Zero
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MOST_LAUNCHES = 4096
 """Launches that are kept; each takes a few hundred bytes of a device's memory, and a few KiB for norms."""
+
+FLOAT_BYTES = 4
+"""Of a float32."""
 
 Place = tuple[int, int, int]
 """Which buffer, first byte, and number of elements."""
@@ -57,6 +60,8 @@ class Works:
             case Cast(out, source):
                 named = {"out": buffers[0], "source_0": buffers[1]}
                 self._run(reduce.sum_spec(out, (source,), adds=False), named, None, stream)
+            case Decode():
+                self._decode(work, buffers, stream)
             case Scale(out, source, factor):
                 spec, named = reduce.scale_spec(out), {"out": buffers[0]}
                 if source is not None:
@@ -76,6 +81,18 @@ class Works:
         size = self._buffers[buffer].nbytes // dtype.itemsize
         row = [(named[name], 0, size) for name in spec.arrays]
         self._start(spec, [row], None if numbers is None else [numbers], stream)
+
+    def _decode(self, work: Decode, buffers: Sequence[int], stream: Any) -> None:
+        spec = codec.decode_spec(work.codec)
+        out, payload = buffers
+        rows, numbers, first = [], [], 0
+        for begin, size, unit in work.parts:
+            if size:
+                codes = -(-size // spec.group) if spec.packed else size
+                rows.append([(payload, begin, codes), (out, first * FLOAT_BYTES, size)])
+                numbers.append([{"threshold": unit, "scale": unit, "one": 1.0}[name] for name in spec.numbers])
+            first += size
+        self._start(spec, rows, numbers, stream)
 
     def _start(self, spec: Streaming, rows: list[list[Place]], numbers: Any, stream: Any) -> None:
         """Run a kernel over places."""
@@ -169,5 +186,8 @@ class Works:
 
 
 def _shape(tensors: list[list[Tensor]]) -> tuple[tuple[int, bool], ...]:
-    """Return the length of each row, and whether it can be read 16 bytes at a time."""
-    return tuple([(row[0].size, all(tensor.address % VECTOR == 0 for tensor in row)) for row in tensors])
+    """Return the length of each row, and whether it can be read 16 bytes at a time.
+
+    What is written has one element for each element; what is read may have several in a word.
+    """
+    return tuple([(row[-1].size, all(tensor.address % VECTOR == 0 for tensor in row)) for row in tensors])

@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import aiokv
+from aiokv.kernels.cuda.work import Works
+from aiokv.kernels.work import Decode
 from aiokv.store.device import DeviceStore
 
 if TYPE_CHECKING:
@@ -106,9 +108,25 @@ async def test_weights_have_the_bits_of_a_cluster_on_the_host(
             assert mine[key].tobytes() == other[key].tobytes()
 
 
-async def test_compressed_gradients_and_values() -> None:
-    on_device = await train("cuda", "sgd", {"learning_rate": 0.1}, dtype="float32", codec="2bit")
-    on_host = await train("cpu", "sgd", {"learning_rate": 0.1}, dtype="float32", codec="2bit")
+DECODED = ["1bit", "2bit", "fp16", "bf16", "fp8"]
+
+
+@pytest.mark.parametrize(("codec", "decodes"), [*((name, True) for name in DECODED), ("qsgd", False)])
+async def test_compressed_gradients_and_values(codec: str, decodes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of keys that are sent together, too: three steps of two workers, whose large key has three chunks.
+
+    When one of these keys is used alone for the first time it has no chunk of its own yet.
+    """
+    decoded, launch = [], Works.launch
+
+    def watch(works: Works, work: Any, *others: Any) -> None:
+        decoded.extend([work] if isinstance(work, Decode) else [])
+        launch(works, work, *others)
+
+    monkeypatch.setattr(Works, "launch", watch)
+    on_device = await train("cuda", "sgd", {"learning_rate": 0.1}, dtype="float32", codec=codec)
+    on_host = await train("cpu", "sgd", {"learning_rate": 0.1}, dtype="float32", codec=codec)
+    assert len(decoded) // (3 * 2 * (3 + 1)) == decodes
     for key in SHAPES:
         assert on_device[0][key].tobytes() == on_host[0][key].tobytes()
 
