@@ -568,7 +568,7 @@ ON_HOST = {
 }
 """What a memory has that does not have to know where chunks are."""
 
-FOR_STANDBYS = {"lend", "whole", "widen"}
+FOR_STANDBYS = {"joined", "lend", "whole", "widen"}
 """With `replication` parameters are on the host."""
 
 
