@@ -311,7 +311,8 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
         "--restarts",
         type=_Plain(click.IntRange(min=0)),
         metavar="N",
-        help="How often nodes that fail are started again, all together.  [default: 10 with respawn, or else 0]",
+        help="How often nodes that fail are started again, all together.  "
+        "[default: 10 with respawn or replication 2, or else 0]",
     ),
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End a job that takes longer."),
     click.option(
@@ -353,7 +354,8 @@ def run(
     of MXNet. What they print is shown with their names in front.
 
     The job is done when every worker has exited with code 0. When a node fails, or at Ctrl-C, all others are ended too;
-    unless it can be started again (--restarts): the scheduler always can, a worker with --on-worker-loss respawn.
+    unless it can be started again (--restarts): the scheduler always can, a worker with --on-worker-loss respawn, a
+    server with --replication 2.
     A bare "python" in COMMAND is the Python that runs aiokv.
 
     \b
@@ -400,14 +402,20 @@ def run(
         **_placed(config, hosts, remote),
         timeout=timeout,
         recovery=Recovery(
-            restarts=(10 if config.on_worker_loss == "respawn" else 0) if restarts is None else restarts,
+            restarts=_restarts(config) if restarts is None else restarts,
             on_worker_loss=config.on_worker_loss,
+            replicated=config.replication > 1,
             colocated=config.colocate,
             resumable=bool(config.checkpoint_every or config.checkpoint_seconds),
         ),
     )
     outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
     _finish(outcome.exit_code, outcome.reason)
+
+
+def _restarts(config: Config) -> int:
+    """Return how often nodes are started again unless that was said."""
+    return 10 if config.on_worker_loss == "respawn" or config.replication > 1 else 0
 
 
 def _placed(config: Config, hosts: str | None, remote: str | None) -> dict[str, Any]:

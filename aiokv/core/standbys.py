@@ -257,7 +257,11 @@ class Standbys:
             del self._members[node.name]
             return []
         if standby is None or standby.state != "ready":
-            return [] if standby is None else self._end(index, f"server {index} is lost")
+            if self._replication == 1:
+                return []
+            text = f"server {index} ({node.name}) is lost, and nobody has a copy of its parameters"
+            lost: list[Effect] = [Log("error", text, "parameters_lost", {"server": index, "node": node.name})]
+            return lost if standby is None else lost + self._end(index, f"server {index} is lost")
         successor = self._members[standby.name]
         successor.number = index
         del self._of[index], self._members[node.name], self._servers[node.name]

@@ -110,6 +110,8 @@ class LocalLauncher(Launcher):
             case {"event": "silent", "node": str(node), "seconds": float(seconds)} if self._supervisor.is_hung(node):
                 self._note("hung", f"{node} has not answered for {seconds:.1f} s; killing it", node=node)
                 self._nodes[node].kill()
+            case {"event": "parameters_lost", "node": str(node)}:
+                self._steps.put_nowait(self._supervisor.parameters_lost(node))
             case {"event": str()}:
                 pass
             case _:

@@ -163,6 +163,9 @@ class Supervisor:
             Role.SERVER: rule.replicated,
             Role.WORKER: rule.on_worker_loss == "respawn" and keeps_parameters,
         }[role]
+        if role is Role.SERVER and rule.replicated and not self.restarts_left:
+            # Others go on with what it had; if they can't, the scheduler says so.
+            return Step.WAIT
         if not self.restarts_left or not (can_be_replaced or rule.resumable):
             return None
         self.restarts_left -= 1
@@ -172,6 +175,16 @@ class Supervisor:
         self._running.add(name)
         self.failed.append(name)
         return Step.RESTART
+
+    def parameters_lost(self, node: str) -> Step:
+        """The scheduler has said that a server is lost and that nobody has a copy of what it had."""
+        if self.phase is not Phase.RUNNING:
+            return Step.WAIT
+        if not self._recovery.resumable or not self.restarts_left:
+            return self._fail(1, f"{node} is lost, and nobody has a copy of its parameters", node)
+        self.restarts_left -= 1
+        self.phase = Phase.RESUMING
+        return Step.RESUME
 
     def not_started(self, name: str, problem: str) -> Step:
         """A node's program could not be started."""

@@ -197,6 +197,8 @@ def test_one_that_is_not_ready_takes_no_place(scheduler: Scheduler, state: str) 
     scheduler.drop("server-0")
     assert servers(scheduler) == [("server-0", "lost"), ("server-1", "alive"), ("server-2", "alive")]
     assert standbys(scheduler)[0] is None
+    (told,) = [one for one in scheduler.effects if isinstance(one, ef.Log) and one.event == "parameters_lost"]
+    assert told.facts == {"server": 0, "node": "server-0"}
 
 
 def test_all_that_a_process_served_goes_over(scheduler: Scheduler) -> None:

@@ -76,6 +76,12 @@ def test_scheduler_is_started_again_at_its_port(tmp_path: Path) -> None:
     assert output.printed("worker-0") == ["4321"]
 
 
+def test_job_ends_when_the_scheduler_says_that_parameters_are_lost() -> None:
+    say = f'print(json.dumps({{"event": "parameters_lost", "node": "server-0"}}), flush=True); {PAUSE}'
+    outcome, _ = launch(make_job(PAUSE, workers=1, scheduler=SAY_PORT + say, recovery=Recovery(replicated=True)))
+    assert outcome == Outcome(1, "server-0 is lost, and nobody has a copy of its parameters", "server-0")
+
+
 def test_job_whose_server_is_lost_is_started_again_as_a_whole_and_told_to_resume(tmp_path: Path) -> None:
     server = first_time(tmp_path / "mark", KILL_ME, PAUSE)
     job = make_job(SAY_RESUME_OR_WAIT, server=server, recovery=Recovery(restarts=1, resumable=True))

@@ -190,6 +190,22 @@ def test_job_that_has_lost_something_ends_without_a_checkpoint(name: str, recove
     assert job.outcome.node == name
 
 
+def test_server_that_is_not_started_again_is_replaced_by_another_one() -> None:
+    job = running(replicated=True)
+    assert job.exited("server-0", -9) is Step.WAIT
+    assert job.parameters_lost("server-0") is Step.END
+    assert job.outcome == Outcome(1, "server-0 is lost, and nobody has a copy of its parameters", "server-0")
+    assert job.parameters_lost("server-1") is Step.WAIT
+
+
+def test_parameters_of_which_there_is_no_copy_are_those_of_the_last_checkpoint() -> None:
+    job = running(restarts=2, replicated=True, resumable=True)
+    assert job.exited("server-0", -9) is Step.RESTART
+    assert job.parameters_lost("server-0") is Step.RESUME
+    assert job.parameters_lost("server-0") is Step.WAIT
+    assert job.restarts_left == 0
+
+
 def test_restarts_are_counted_all_together() -> None:
     job = running(restarts=2, on_worker_loss="respawn", resumable=True)
     steps = [job.exited("worker-0", -9), job.exited("worker-0", 1), job.exited("worker-1", -9)]
