@@ -30,6 +30,14 @@ Count = click.IntRange(min=1)
 @click.option("-w", "--workers", type=Count, default=4, show_default=True, metavar="N", help="Number of workers.")
 @click.option("-s", "--servers", type=Count, default=3, show_default=True, metavar="N", help="Number of servers.")
 @click.option(
+    "--replication",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="On how many servers every parameter is.",
+)
+@click.option(
     "--kill",
     default=",".join(KILLABLE),
     show_default=True,
@@ -56,6 +64,7 @@ def chaos(
     minutes: float,
     workers: int,
     servers: int,
+    replication: int,
     kill: str,
     disturb: str,
     every: float,
@@ -66,7 +75,8 @@ def chaos(
     """Kill a cluster's processes while it trains.
 
     All connections go through proxies. Workers and the scheduler are started again when they are killed; when a server
-    is, the whole job goes on from its last checkpoint. Then the same number of steps is made on a cluster that nobody
+    is, the whole job goes on from its last checkpoint; or, with --replication 2, another server has a copy of what it
+    had. None is killed while there is no such copy. Then the same number of steps is made on a cluster that nobody
     harms. The weights must have the same bits.
 
     \b
@@ -81,7 +91,8 @@ def chaos(
         longest=longest,
         seed=secrets.randbelow(1 << 31) if seed is None else seed,
     )
-    report = _run(ChaosPlan(seconds=minutes * MINUTE, workers=workers, servers=servers, faults=faults))
+    size = {"workers": workers, "servers": servers, "replication": replication}
+    report = _run(ChaosPlan(seconds=minutes * MINUTE, faults=faults, **size))
     if as_json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:

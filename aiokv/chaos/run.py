@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
+from aiokv.chaos.copies import wait_for_copies
 from aiokv.chaos.job import JobPlan
 from aiokv.chaos.plan import Fault, FaultPlan, Kind
 from aiokv.chaos.proxy import Proxy
 from aiokv.chaos.report import Report, count_contributions
+from aiokv.config import format_address, load_config
 from aiokv.errors import AiokvError
 from aiokv.launch import Job, LocalLauncher
 from aiokv.launch.base import node_command
@@ -70,6 +73,7 @@ class ChaosPlan(msgspec.Struct, frozen=True):
     workers: int
     servers: int
     faults: FaultPlan
+    replication: int = 1
 
 
 class Watch(Output):
@@ -134,13 +138,17 @@ class Harm:
     Args:
         watch: who knows the processes.
         proxies: through which the nodes are reached, by name.
+        copied: waits until a server can be killed without losing what it has.
     """
 
-    def __init__(self, watch: Watch, proxies: Mapping[str, Proxy]) -> None:
+    def __init__(
+        self, watch: Watch, proxies: Mapping[str, Proxy], copied: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         self.killed: Counter[str] = Counter()
         self.disturbed: Counter[str] = Counter()
         self._watch = watch
         self._proxies = proxies
+        self._copied = copied
         self._lasting: set[asyncio.Task[None]] = set()
 
     async def go_on(self, plan: FaultPlan, names: list[str]) -> None:
@@ -154,6 +162,8 @@ class Harm:
                 await asyncio.sleep(fault.wait)
                 if fault.settled:
                     await self.settled()
+                if fault.kind is Kind.KILL and fault.node.startswith("server"):
+                    await self._copied()
                 self._do(fault)
         finally:
             for task in self._lasting:
@@ -240,9 +250,16 @@ async def _disturbed(plan: ChaosPlan, folder: Path, report: Report, on_progress:
             proxies[name].target = (host, port)
 
         watch = Watch(listens)
-        harm = Harm(watch, proxies)
         job = _job(plan, JobPlan(plan.faults.seed, 0, STEP_PAUSE, str(folder / "steps")), proxies)
-        environ = SETTINGS | _recovery_settings(folder)
+
+        async def copied() -> None:
+            target = proxies["scheduler"].target
+            if plan.replication > 1 and target is not None:
+                asks = load_config(environ=SETTINGS, scheduler=format_address(*target), cluster=job.cluster)
+                await wait_for_copies(structs.replace(asks, token=job.token), plan.servers)
+
+        harm = Harm(watch, proxies, copied)
+        environ = SETTINGS | _recovery_settings(folder, plan.replication)
         launched = asyncio.create_task(LocalLauncher(job, watch, environ=dict(os.environ) | environ).run())
         try:
             await _harm(plan, launched, watch, harm, on_progress)
@@ -313,11 +330,18 @@ def _job(plan: ChaosPlan, job: JobPlan, proxies: Mapping[str, Proxy] | None = No
         workers=plan.workers,
         servers=plan.servers,
         single=single,
-        recovery=Recovery(restarts=1_000_000, on_worker_loss="respawn", resumable=True) if proxies else Recovery(),
+        recovery=_recovery(plan) if proxies else Recovery(),
     )
 
 
-def _recovery_settings(folder: Path) -> dict[str, str]:
+def _recovery(plan: ChaosPlan) -> Recovery:
+    replicated = plan.replication > 1
+    return Recovery(restarts=1_000_000, on_worker_loss="respawn", replicated=replicated, resumable=not replicated)
+
+
+def _recovery_settings(folder: Path, replication: int) -> dict[str, str]:
+    if replication > 1:
+        return {"AIOKV_ON_WORKER_LOSS": "respawn", "AIOKV_REPLICATION": str(replication)}
     return {
         "AIOKV_ON_WORKER_LOSS": "respawn",
         "AIOKV_CHECKPOINT_FOLDER": str(folder / "checkpoints"),
