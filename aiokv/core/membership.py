@@ -38,7 +38,7 @@ class ClusterPlan:
 
     Seconds for `heartbeat`, `death_timeout`, `respawn_timeout` and `reconnect_grace`, bytes for `chunk_bytes` and
     `split_bytes`. `on_worker_loss` and `replication` are as in a view; with "shrink" the workers never become fewer
-    than `min_workers`.
+    than `min_workers`. With `elastic_servers`, or with a `replication` of 2, servers may come when all are there.
     """
 
     num_workers: int
@@ -53,6 +53,7 @@ class ClusterPlan:
     min_workers: int = 1
     reconnect_grace: float = 0.0
     replication: int = 1
+    elastic_servers: bool = False
 
 
 class Membership:
@@ -74,7 +75,8 @@ class Membership:
         self._barriers = Barriers()
         self._keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
         servers = self._here[Role.SERVER]
-        self._standbys = Standbys(plan.replication, plan.death_timeout, self._members, servers, self._drop)
+        how = (plan.replication, plan.elastic_servers, plan.death_timeout)
+        self._standbys = Standbys(*how, self._members, servers, self._drop)
         self._roster = Roster()
         self._view: m.View | None = None
         self._rebuilding: Rebuilding | None = None
@@ -138,8 +140,8 @@ class Membership:
                     return self._arrive(peer, request, message, now)
                 case m.Finish():
                     return self._finish(peer, request, now)
-                case m.Leave():
-                    return self._leave(peer, request, now)
+                case m.Leave() | m.LeaveServer():
+                    return self._leave(peer, request, message, now)
                 case m.View() | m.CheckpointPart() | m.CheckpointClock() | m.StandbyReady() | m.DropStandby():
                     return self._said(peer, message, now)
                 case _:
@@ -186,7 +188,8 @@ class Membership:
         if known is not None:
             return effects + self._return(known, peer, request, message, now)
         is_more = len(self._here[message.role]) >= wanted
-        if is_more and (message.role is Role.WORKER or not self._standbys.takes_spares):
+        takes_more = message.role is Role.SERVER and (message.standby >= 0 or self._standbys.takes_spares)
+        if is_more and not takes_more:
             text = f"all {wanted} places for a {message.role} are taken; {message.name!r} is one too many"
             raise ClusterFullError(text, expected=wanted)
         if is_more:
@@ -358,6 +361,9 @@ class Membership:
 
     def _publish(self, now: float) -> list[Effect]:
         self._epoch += 1
+        effects, gone = self._standbys.switch()
+        if gone:
+            effects += self._keeper.interrupted("a server has given its place to another one")
         hosted = self._standbys.host(self._epoch, now)
         workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
         servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
@@ -380,7 +386,10 @@ class Membership:
         self._view = view
         # Servers first: a worker that is quick to call should find that they know it.
         here = [one for one in (*servers, *self._standbys.others(), *workers) if one.is_here]
-        effects: list[Effect] = [Send(one.peer, 0, view) for one in here if one.connected]
+        effects += [Send(one.peer, 0, view) for one in here if one.connected]
+        # Who has given its place to another one stops when it sees that.
+        effects += [Send(peer, 0, view) for peer, _ in gone]
+        effects += [Send(peer, request, m.Done()) for peer, request in gone if request]
         return effects + hosted + self._tell_keeper(now)
 
     def _tell_keeper(self, now: float) -> list[Effect]:
@@ -423,7 +432,12 @@ class Membership:
             raise MembershipError("only a worker of the complete cluster can do this")
         return member
 
-    def _leave(self, peer: Peer, request: int, now: float) -> list[Effect]:
+    def _leave(self, peer: Peer, request: int, message: m.Leave | m.LeaveServer, now: float) -> list[Effect]:
+        if isinstance(message, m.LeaveServer):
+            server = self._by_peer.get(peer)
+            if server is None or server.role is not Role.SERVER or not self._epoch or self._over:
+                raise MembershipError("only a server of the complete cluster can do this")
+            return self._standbys.leave(server, request) + self._publish(now)
         member = self._worker(peer)
         self._drop(member, "left", "left in good order")
         effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(now)]

@@ -4,6 +4,9 @@ A standby is a node of its own in the process of another server, with which it c
 of the server whose parameters it holds. As in a ring, the standby of a server is in the next process that is there. It
 takes the server's place only when it is ready, which the server itself has said: from then on nobody was answered
 before the standby had the same.
+
+Places change hands in the same way while all is well: all those of a process that wants to end, at once; and one of a
+process that has more than another one, which came later. Where there is no standby one is made for that.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from aiokv.core.deadlines import Deadlines, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Send
 from aiokv.core.records import Record
 from aiokv.core.roster import natural_order
-from aiokv.errors import StaleEpochError
+from aiokv.errors import MembershipError, StaleEpochError
 from aiokv.types import Role
 from aiokv.wire import messages as m
 
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokv.core.members import Member
+    from aiokv.types import Peer
+
+BALANCED = 2
+"""A process that serves so many indices more than another one gives one of them to it."""
 
 
 class Standby(Record, eq=False):
@@ -37,6 +44,7 @@ class Standbys:
 
     Args:
         replication: on how many servers every parameter is.
+        elastic: whether processes may join when all indices are served.
         patience: seconds that a standby has to register, and that pass when one was no success.
         members: all nodes of the cluster, by name.
         servers: those that serve an index, lost ones among them, by name.
@@ -46,12 +54,15 @@ class Standbys:
     def __init__(
         self,
         replication: int,
+        elastic: bool,
         patience: float,
         members: dict[str, Member],
         servers: dict[str, Member],
         part: Callable[[Member, str, str], None],
     ) -> None:
         self._replication = replication
+        self.takes_spares = elastic or replication > 1
+        """Whether a process of servers may join when all indices are served."""
         self._patience = patience
         self._members = members
         self._servers = servers
@@ -65,11 +76,10 @@ class Standbys:
         """Indices whose last standby was no success: they get none for a while, or this would go on without a pause."""
         self._failed: dict[int, str] = {}
         """In which process that was."""
-
-    @property
-    def takes_spares(self) -> bool:
-        """Whether a process of servers may join when all indices are served."""
-        return self._replication > 1
+        self._leaving: dict[str, int] = {}
+        """Processes that want to end, by the names of their nodes, and under which number they have asked."""
+        self._moves: dict[int, str] = {}
+        """Indices that are to go over to a process."""
 
     def deadline(self) -> float | None:
         """Return the time at which `tick` wants to be called."""
@@ -133,26 +143,28 @@ class Standbys:
 
     def _wanted(self) -> list[tuple[Member, Member]]:
         """Return the servers that want a standby, each with the node in whose process it is to be."""
-        if self._replication == 1:
-            return []
         servers = sorted(self._servers.values(), key=lambda server: server.number)
-        without = [
-            one for one in servers if one.is_here and not {one.number} & (self._of.keys() | self._resting.keys())
-        ]
+        wanting = [one for one in servers if one.is_here and (self._replication > 1 or self._is_moving(one))]
+        without = [one for one in wanting if one.number not in self._of and one.number not in self._resting]
         found = [(server, self._choose(server)) for server in without]
         return [(server, host) for server, host in found if host is not None]
 
     def _choose(self, server: Member) -> Member | None:
         """Return who has the next process of the ring; one in which the last standby failed is the last choice."""
+        if server.number in self._moves:
+            return self._members[self._moves[server.number]]
         own, failed = self.process_of(server.name), self._failed.get(server.number)
 
         def order(node: Member) -> tuple[bool, bool, list[tuple[int, int, str]]]:
             place = natural_order(node.name)
             return node.name == failed, place < natural_order(own), place
 
+        return min((one for one in self._hosts() if one.name != own), key=order, default=None)
+
+    def _hosts(self) -> list[Member]:
+        """Return the nodes in whose processes standbys can be started."""
         nodes = [one for one in self._members.values() if one.role is Role.SERVER and one.name not in self._processes]
-        hosts = [one for one in nodes if one.is_here and one.connected and one.name != own]
-        return min(hosts, key=order, default=None)
+        return [one for one in nodes if one.is_here and one.connected and one.name not in self._leaving]
 
     def can_do_without(self, node: Member) -> bool:
         """Tell whether nothing is lost with a process that has a node of servers for itself."""
@@ -208,6 +220,7 @@ class Standbys:
         return standby if is_it else None
 
     def _fail(self, index: int, standby: Standby, reason: str, now: float) -> list[Effect]:
+        self._moves.pop(index, None)
         self._resting.add(index, now + self._patience)
         self._failed[index] = standby.process
         text = f"server {index} has no standby for now; {standby.name}: {reason}"
@@ -230,6 +243,80 @@ class Standbys:
         """Return the index whose standby a node is."""
         return next((index for index, standby in self._of.items() if standby.name == name), None)
 
+    # --- places that change hands ---
+
+    def _is_moving(self, server: Member) -> bool:
+        return server.number in self._moves or self.process_of(server.name) in self._leaving
+
+    def leave(self, node: Member, request: int) -> list[Effect]:
+        """Begin to do without a process.
+
+        Raises:
+            MembershipError: there is no other one that could go on with what it serves.
+        """
+        if node.name in self._processes:
+            raise MembershipError(f"{node.name} can't leave alone; {self._processes[node.name]} stands for its process")
+        if not any(one is not node for one in self._hosts()):
+            raise MembershipError(f"{node.name} can't leave: there is no other process of servers", got=node.name)
+        self._leaving[node.name] = request
+        self._moves = {index: to for index, to in self._moves.items() if to != node.name}
+        there = [index for index, standby in self._of.items() if standby.process == node.name]
+        return [effect for index in there for effect in self._end(index, f"{node.name} leaves")]
+
+    def _balance(self) -> list[Effect]:
+        """Begin to move an index from the process that has most to the one that has fewest, when all is well."""
+        servers, hosts = list(self._servers.values()), self._hosts()
+        is_well = all(one.is_here and (self._replication == 1 or self._is_ready(one.number)) for one in servers)
+        if not self.takes_spares or not hosts or not is_well or self._moves or self._leaving:
+            return []
+        places = [self.process_of(one.name) for one in servers]
+        few = min(hosts, key=lambda one: (places.count(one.name), natural_order(one.name))).name
+        many = max(places, key=lambda name: (places.count(name), natural_order(name)))
+        if places.count(many) - places.count(few) < BALANCED:
+            return []
+        # A node that stands for its process stays: with it the process would end.
+        found = [one for one in servers if self._processes.get(one.name) == many]
+        moved = max(found, key=lambda one: (self._is_in(one.number, few), one.number))
+        self._moves[moved.number] = few
+        if moved.number in self._of and not self._is_in(moved.number, few):
+            return self._end(moved.number, f"server {moved.number} is to move to {few}")
+        return []
+
+    def _is_ready(self, index: int) -> bool:
+        return index in self._of and self._of[index].state == "ready"
+
+    def _is_in(self, index: int, process: str) -> bool:
+        return index in self._of and self._of[index].process == process
+
+    def switch(self) -> tuple[list[Effect], list[tuple[Peer, int]]]:
+        """Let places change hands for which that is prepared.
+
+        Returns:
+            What is to be done, and the connections of the nodes that serve nothing any longer, with the number under
+            which they have asked for that, 0 if they have not.
+        """
+        effects = self._balance()
+        gone: list[tuple[Peer, int]] = []
+        for index, process in list(self._moves.items()):
+            if self._is_ready(index) and self._is_in(index, process):
+                (server,) = [one for one in self._servers.values() if one.number == index]
+                gone.append((server.peer, 0))
+                effects += self._replace(server)
+                self._part(server, "left", f"{process} serves its part of the keys by now")
+        for name, request in list(self._leaving.items()):
+            places = [one for one in self._servers.values() if self.process_of(one.name) == name]
+            if not all(self._is_ready(one.number) for one in places):
+                continue
+            node = self._members[name]
+            gone += [(one.peer, 0) for one in places if one is not node] + [(node.peer, request)]
+            for one in places:
+                effects += self._replace(one)
+            del self._leaving[name]
+            self._members.pop(name, None)
+            for one in {id(one): one for one in (*places, node)}.values():
+                self._part(one, "left", "left in good order")
+        return effects, gone
+
     # --- getting lost ---
 
     def lose(self, lost: Member, reason: str) -> list[Effect]:
@@ -241,12 +328,14 @@ class Standbys:
             if node.connected and node is not lost:
                 effects.append(Disconnect(node.peer, why))
             self._part(node, "lost", why)
+            self._leaving.pop(node.name, None)
             effects.append(Log("error", f"{node.role} {node.name} is lost: {why}"))
         for index, standby in list(self._of.items()):
             # Others that take a place would be wanted again at once.
             if lost.name in {standby.name, standby.process}:
                 del self._of[index], self._processes[standby.name]
                 self._expected.discard(index)
+        self._moves = {index: to for index, to in self._moves.items() if to != lost.name}
         for node in nodes:
             effects += self._do_without(node)
         return effects
@@ -256,12 +345,19 @@ class Standbys:
         if node.name not in self._servers:
             del self._members[node.name]
             return []
-        if standby is None or standby.state != "ready":
-            if self._replication == 1:
-                return []
-            text = f"server {index} ({node.name}) is lost, and nobody has a copy of its parameters"
-            lost: list[Effect] = [Log("error", text, "parameters_lost", {"server": index, "node": node.name})]
-            return lost if standby is None else lost + self._end(index, f"server {index} is lost")
+        self._moves.pop(index, None)
+        if self._is_ready(index):
+            return self._replace(node)
+        ends = [] if standby is None else self._end(index, f"server {index} is lost")
+        if self._replication == 1:
+            return ends
+        text = f"server {index} ({node.name}) is lost, and nobody has a copy of its parameters"
+        return [Log("error", text, "parameters_lost", {"server": index, "node": node.name}), *ends]
+
+    def _replace(self, node: Member) -> list[Effect]:
+        """Give a server's place to its standby."""
+        index, standby = node.number, self._of[node.number]
+        self._moves.pop(index, None)
         successor = self._members[standby.name]
         successor.number = index
         del self._of[index], self._members[node.name], self._servers[node.name]
@@ -312,5 +408,6 @@ class Standbys:
             assert (node is None) == (standby.state == "expected")
             assert by_index[index].is_here
             assert standby.process != self.process_of(by_index[index].name)
+        assert all(self._members[process].is_here for process in (*self._moves.values(), *self._leaving))
         named = {standby.name for standby in self._of.values()} | self._servers.keys()
         assert self._processes.keys() <= named

@@ -16,7 +16,7 @@ from aiokv.types import Role
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from tests.core.conftest import Scheduler
+    from tests.core.conftest import Asked, Scheduler
 
 SERVERS = 3
 PROCESSES = [f"server-{number}" for number in range(SERVERS + 1)]
@@ -33,7 +33,9 @@ class Ring(RuleBasedStateMachine):
         self.lives = dict.fromkeys(PROCESSES, 0)
         self.nodes: dict[str, list[str]] = {}
         """The nodes of the processes that are there."""
-        self.said = 0
+        self.ready: list[str] = []
+        """The names of all standbys of which their servers have said that they are ready."""
+        self.leaving: dict[str, Asked] = {}
         for name in PROCESSES:
             self.start(name)
         scheduler.form("worker-0")
@@ -96,7 +98,15 @@ class Ring(RuleBasedStateMachine):
             return
         kind = m.StandbyReady if is_ready else m.DropStandby
         peer = self.scheduler.peers[server.name]
+        if is_ready:
+            self.ready.append(server.standby.name)
         self.scheduler.handle(st.Received(peer, 0, kind(index, server.standby.name)))
+
+    @rule(name=PROCESS)
+    def leave(self, name: str) -> None:
+        """Let a process ask whether it may end."""
+        if name in self.nodes and name in self.scheduler.peers:
+            self.leaving[name] = self.scheduler.ask(name, m.LeaveServer())
 
     @rule(seconds=hs.sampled_from([0.5, 1.0]))
     def time_passes(self, seconds: float) -> None:
@@ -106,16 +116,30 @@ class Ring(RuleBasedStateMachine):
         self.scheduler.beat("worker-0", *known)
         self.scheduler.tick(self.scheduler.now + seconds)
 
+    @invariant()
+    def who_may_go_goes(self) -> None:
+        """End the processes that may go, and the nodes that have given their place to others."""
+        for name, asked in list(self.leaving.items()):
+            if asked.answer is not None:
+                del self.leaving[name]
+            if asked.answer == m.Done() and name in self.nodes:
+                self.kill(name, notices=True)
+        named = [name for entry in self.views[-1].servers for name in _names(entry)]
+        for process, nodes in self.nodes.items():
+            for node in [node for node in nodes if node != process and node not in named]:
+                nodes.remove(node)
+                self.scheduler.drop(node)
+
     @precondition(lambda self: len(self.views) > 1)
     @invariant()
     def only_ready_ones_take_places(self) -> None:
-        """Another node is a server only when it was its standby, and ready, in the view before."""
+        """Another node is a server only when it was its standby in the view before, and is ready."""
         for before, after in pairwise(self.views):
             for old, new in zip(before.servers, after.servers, strict=True):
                 if new.name != old.name:
                     assert old.standby is not None
-                    assert (old.standby.name, old.standby.state) == (new.name, "ready")
-                    assert new.process == old.standby.process
+                    assert (old.standby.name, old.standby.process) == (new.name, new.process)
+                    assert new.name in self.ready
                 assert old.state == "alive" or new == old, "what is lost does not come back"
         del self.views[:-1]
 
@@ -136,10 +160,17 @@ class Ring(RuleBasedStateMachine):
         assert not self.scheduler.machine._standbys.is_wanting
 
 
+def _names(entry: m.ServerEntry) -> list[str]:
+    return [entry.name] if entry.standby is None else [entry.name, entry.standby.name]
+
+
 @pytest.mark.parametrize("grace", [0.0, 1.0])
-def test_standbys(make_scheduler: type[Scheduler], grace: float) -> None:
+@pytest.mark.parametrize("replication", [1, 2])
+def test_standbys(make_scheduler: type[Scheduler], grace: float, replication: int) -> None:
+    how = {"replication": replication, "reconnect_grace": grace, "elastic_servers": True}
+
     class Machine(Ring):
         def __init__(self) -> None:
-            super().__init__(make_scheduler(workers=1, servers=SERVERS, replication=2, reconnect_grace=grace))
+            super().__init__(make_scheduler(workers=1, servers=SERVERS, **how))
 
     run_state_machine_as_test(Machine, settings=settings(max_examples=100, stateful_step_count=30))
