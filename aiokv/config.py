@@ -276,8 +276,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.replication > 1 and self.device != "cpu":
             text = f"replication = {self.replication} needs values in the host's memory, but device = {self.device!r}"
             raise ConfigError(text, key="device", expected="cpu", got=self.device)
-        if self.replication > 1:
-            raise ConfigError("replication = 2 does not work yet", key="replication", expected=1, got=self.replication)
         waits = self.on_worker_loss == "respawn" or (self.on_worker_loss == "shrink" and self.min_workers > 1)
         if waits and self.death_timeout + self.respawn_timeout > self.call_timeout:
             rule = "death_timeout + respawn_timeout <= call_timeout"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -138,17 +139,18 @@ class Harm:
     Args:
         watch: who knows the processes.
         proxies: through which the nodes are reached, by name.
-        copied: waits until a server can be killed without losing what it has.
+        copied: waits until a server can be killed without losing what it has; is told when the last one was.
     """
 
     def __init__(
-        self, watch: Watch, proxies: Mapping[str, Proxy], copied: Callable[[], Coroutine[Any, Any, None]]
+        self, watch: Watch, proxies: Mapping[str, Proxy], copied: Callable[[float], Coroutine[Any, Any, None]]
     ) -> None:
         self.killed: Counter[str] = Counter()
         self.disturbed: Counter[str] = Counter()
         self._watch = watch
         self._proxies = proxies
         self._copied = copied
+        self._server_killed = -math.inf
         self._lasting: set[asyncio.Task[None]] = set()
 
     async def go_on(self, plan: FaultPlan, names: list[str]) -> None:
@@ -163,7 +165,8 @@ class Harm:
                 if fault.settled:
                     await self.settled()
                 if fault.kind is Kind.KILL and fault.node.startswith("server"):
-                    await self._copied()
+                    await self._copied(self._server_killed)
+                    self._server_killed = time.monotonic()
                 self._do(fault)
         finally:
             for task in self._lasting:
@@ -252,11 +255,11 @@ async def _disturbed(plan: ChaosPlan, folder: Path, report: Report, on_progress:
         watch = Watch(listens)
         job = _job(plan, JobPlan(plan.faults.seed, 0, STEP_PAUSE, str(folder / "steps")), proxies)
 
-        async def copied() -> None:
+        async def copied(since: float) -> None:
             target = proxies["scheduler"].target
             if plan.replication > 1 and target is not None:
                 asks = load_config(environ=SETTINGS, scheduler=format_address(*target), cluster=job.cluster)
-                await wait_for_copies(structs.replace(asks, token=job.token), plan.servers)
+                await wait_for_copies(structs.replace(asks, token=job.token), plan.servers, since)
 
         harm = Harm(watch, proxies, copied)
         environ = SETTINGS | _recovery_settings(folder, plan.replication)

@@ -641,7 +641,7 @@ class Coordinator:
 
     def _host(self, index: int, name: str) -> list[Effect]:
         """Start a standby in this process, unless that was asked for before."""
-        if name in self._hosted:
+        if name in self._hosted or self._stopped:
             return []
         self._hosted[name] = None
         return [StartNode(index, name)]

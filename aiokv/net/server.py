@@ -280,12 +280,12 @@ class Server(Node):
 
     async def close(self) -> None:
         """Stop listening and close all connections. See `Node.close`."""
-        await self.siblings.close()
         if self._warming is not None:
             # A thread can't be stopped; it takes a second or two at most.
             await asyncio.gather(self._warming, return_exceptions=True)
         await asyncio.gather(*self._commands, *self._preparing, return_exceptions=True)
-        await super().close()
+        # In this order: from then on no more of them are started.
+        await asyncio.gather(super().close(), self.siblings.close())
         await self._checkpoints.close()
         if isinstance(self._store, DeviceStore):
             await asyncio.to_thread(self._store.close)
