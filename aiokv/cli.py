@@ -382,6 +382,7 @@ def run(
     environ = _environment()
     resume = resume or ("latest" if resumes else None)
     config = load_config(environ=environ, plugins=plugins or None, resume=resume, **settings)
+    config.check_replication(config.num_workers if config.colocate else None)
     environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
     environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in CHECKPOINT_SETTINGS}
     environ["AIOKV_ON_WORKER_LOSS"] = config.on_worker_loss

@@ -270,9 +270,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.role is Role.SCHEDULER and self.min_workers > self.num_workers:
             text = f"min_workers = {self.min_workers} is more than num_workers = {self.num_workers}"
             raise ConfigError(text, expected=self.num_workers, got=self.min_workers)
-        if self.role in {None, Role.SCHEDULER} and self.replication > self.num_servers:
-            text = f"replication = {self.replication} needs at least {self.replication} servers, got {self.num_servers}"
-            raise ConfigError(text, key="num_servers", expected=self.replication, got=self.num_servers)
+        if self.role is Role.SCHEDULER:
+            self.check_replication()
         if self.replication > 1 and self.device != "cpu":
             text = f"replication = {self.replication} needs values in the host's memory, but device = {self.device!r}"
             raise ConfigError(text, key="device", expected="cpu", got=self.device)
@@ -321,6 +320,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 key="token",
                 got=self.bind_host,
             )
+
+    def check_replication(self, servers: int | None = None) -> None:
+        """Check that there are enough servers; who starts a cluster calls this, the others do not know how many.
+
+        Args:
+            servers: how many there are; None: `num_servers`.
+
+        Raises:
+            ConfigError: there are too few.
+        """
+        servers = self.num_servers if servers is None else servers
+        if self.replication > servers:
+            text = f"replication = {self.replication} needs at least {self.replication} servers, got {servers}"
+            raise ConfigError(text, key="num_servers", expected=self.replication, got=servers)
 
     def advertised_host(self, bound_host: str, local_host: str) -> str:
         """Return the address under which the others reach this node.

@@ -289,6 +289,11 @@ def test_run_takes_defaults_from_the_environment_and_hands_the_file_on(
     assert events[-1] == {"event": "ended", "exit_code": 0, "reason": "", "text": "all workers are done"}
 
 
+def test_run_refuses_copies_for_which_there_is_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "--replication", "2", "--", "python", "-c", "") == 1
+    assert "replication = 2 needs at least 2 servers, got 1" in capsys.readouterr().err
+
+
 def test_run_refuses_a_program_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("run", "nosuchprogram") == 1
     assert capsys.readouterr().err == "error: cannot find the program 'nosuchprogram' that the workers shall run\n"

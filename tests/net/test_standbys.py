@@ -1,19 +1,28 @@
-"""Standbys of servers over TCP: nodes in the process of another server."""
+"""Standbys of servers over TCP: nodes in the process of another server, which take its place when it is gone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
+from aiokv.config import load_config
 from aiokv.core import stimuli as st
-from aiokv.types import SCHEDULER
+from aiokv.net.inquiry import ask_waiting
+from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    import pytest
+    from numpy.typing import NDArray
 
-    from tests.net.conftest import MakeCluster
+    import aiokv
+    from tests.net.conftest import Cluster, MakeCluster
+
+SHAPES = {"cut": (300, 200), "whole": (40, 30), "small": (7,), "other": (3, 3)}
+STEPS = 12
+RULES: dict[str, dict[str, Any]] = {"sgd": {"learning_rate": 0.1, "momentum": 0.9}, "adam": {"learning_rate": 0.01}}
 
 
 async def test_a_sibling_that_ends_leaves_its_process_as_it_is(
@@ -31,9 +40,71 @@ async def test_a_sibling_that_ends_leaves_its_process_as_it_is(
 
 
 async def test_siblings_are_closed_with_the_node_that_has_started_them(cluster: MakeCluster) -> None:
-    async with cluster(workers=1, servers=1) as running:
-        (server,) = running.servers
-        server.feed(st.Received(SCHEDULER, 0, m.HostStandby(0, "server-0/0.1")))
-        assert list(server.siblings) == ["server-0/0.1"]
-        sibling = server.siblings["server-0/0.1"]
-    assert (await sibling.wait_stopped()).reason == "closed"
+    async with cluster(workers=1, servers=2, replication=2) as running:
+        await copied(running)
+        siblings = [server.siblings[name] for server in running.servers for name in server.siblings]
+        assert len(siblings) == 2
+    for sibling in siblings:
+        await sibling.wait_stopped()
+
+
+async def copied(running: Cluster) -> None:
+    """Wait until every server has a standby that is ready."""
+    config = load_config(environ={}, scheduler=running.scheduler.address, **running.settings)
+    for _ in range(1000):
+        answer = (await ask_waiting(config, timeout=5.0))["scheduler"]
+        assert isinstance(answer, m.Waiting)
+        states = [member.state for member in answer.members if member.role is Role.SERVER]
+        if states.count("alive") == sum(state.endswith(", ready") for state in states):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"not all have one: {states}")
+
+
+async def crash(server: aiokv.Server) -> None:
+    """End a server as kill -9 would: nothing more leaves it, nor any of its siblings."""
+    nodes = [server, *(server.siblings[name] for name in server.siblings)]
+    for node in nodes:
+        node._closed = True
+        for link in [*node._links.values(), *node._others]:
+            link.abort()
+    await server.close()
+
+
+async def train(running: Cluster, rule: str, at: dict[int, Any]) -> dict[str, NDArray[np.float32]]:
+    """Train for some steps, doing something before some of them; return the weights."""
+    first = {key: np.linspace(-1, 1, int(np.prod(shape)), dtype="f4").reshape(shape) for key, shape in SHAPES.items()}
+
+    async def work(worker: aiokv.Client) -> dict[str, NDArray[np.float32]]:
+        await worker.set_optimizer(rule, **RULES[rule])
+        weights = {key: value.copy() for key, value in first.items()}
+        await worker.init(weights)
+        for step in range(STEPS):
+            if step in at and worker.rank == 0:
+                await at[step]()
+            scale = np.float32(1 + worker.rank + step / 7)
+            await worker.pushpull({key: weight * scale for key, weight in weights.items()}, out=weights)
+        return weights
+
+    ended: list[dict[str, NDArray[np.float32]]] = await running.each(work)
+    for other in ended[1:]:
+        assert all(np.array_equal(other[key], ended[0][key]) for key in SHAPES)
+    return ended[0]
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+async def test_servers_that_die_change_no_bit_of_what_is_trained(cluster: MakeCluster, rule: str) -> None:
+    async with cluster(workers=2, servers=3) as running:
+        expected = await train(running, rule, {})
+    async with cluster(workers=2, servers=3, replication=2) as running:
+
+        async def first() -> None:
+            await copied(running)
+            await crash(running.servers[1])
+
+        async def second() -> None:
+            await copied(running)
+            await crash(running.servers[0])
+
+        weights = await train(running, rule, {3: first, 8: second})
+        assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
