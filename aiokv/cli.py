@@ -531,6 +531,7 @@ BENCH_NOTE = "docs/performance.md says how to measure and what each figure means
     WORKERS,
     SERVERS,
     COLOCATE,
+    REPLICATION,
     click.option("--rounds", type=COUNT, metavar="N", help="Rounds that are timed.  [default: the workload's]"),
     click.option(
         "--warmup", type=_Plain(click.IntRange(min=0)), metavar="N", help="Rounds before.  [default: the workload's]"
@@ -591,8 +592,9 @@ def bench(*, workload: str, as_json: bool, rounds: int | None, **options: Any) -
         "AIOKV_DEVICE": config.device,
         "AIOKV_LOOP": config.loop,
         "AIOKV_CHUNK_BYTES": str(config.chunk_bytes),
+        "AIOKV_REPLICATION": str(config.replication),
     }
-    measured |= {"colocate": config.colocate}
+    measured |= {"colocate": config.colocate, "replication": config.replication}
     plan = make_plan(workload, servers=config.num_servers, workers=config.num_workers, rounds=rounds, **measured)
     outcome = show.run_workload(plan, environ=environ, timeout=timeout or 600, as_json=as_json, profile=profile)
     _finish(outcome.exit_code, outcome.reason)

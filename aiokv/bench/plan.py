@@ -23,6 +23,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str | None
     shows_progress: bool = False
     colocate: bool = False
+    replication: int = 1
 
 
 def make_plan(
@@ -35,6 +36,7 @@ def make_plan(
     store: str | None = None,
     optimizer: str | None = None,
     colocate: bool = False,
+    replication: int = 1,
 ) -> Plan:
     """Check everything that can be wrong before a process is started; fill in what is not given.
 
@@ -47,6 +49,7 @@ def make_plan(
         store: a store on a cluster by MXNet's name; "dist_sync" when not given.
         optimizer: name of the servers' update rule; they keep the sums when not given.
         colocate: each worker also hosts a server, so there are as many of them.
+        replication: on how many servers every parameter is.
 
     Raises:
         ConfigError: unknown workload or store.
@@ -64,6 +67,7 @@ def make_plan(
         servers=workers if colocate else servers,
         workers=workers,
         colocate=colocate,
+        replication=replication,
         rounds=usual.rounds if rounds is None else rounds,
         warmup=usual.warmup if warmup is None else warmup,
         store=store,
