@@ -181,10 +181,7 @@ class Coordinator:
             return twin.watch(effects)
         assert twin is not None, "there is one"
         effects = twin.watch(effects, now)
-        view = self._joiner.view
-        if view is not None and twin.is_idle and (entry := self._joiner.entry_of(view)) is not None:
-            effects += self._take_over(view, entry, now)
-        return effects
+        return effects if twin.place is None or not twin.is_idle else effects + self._take_over(twin.place, now)
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -237,7 +234,10 @@ class Coordinator:
         """The store has done something."""
         # First what is for every update.
         if isinstance(stimulus, Applied):
-            return self._exchanges.applied(self._catalog.chunks[stimulus.key, stimulus.start], stimulus, now)
+            chunk = self._catalog.chunks[stimulus.key, stimulus.start]
+            if stimulus.error is not None and isinstance(self._twin, Copying):
+                self._twin.renew(chunk)
+            return self._exchanges.applied(chunk, stimulus, now)
         if isinstance(stimulus, Restored):
             held = self._twin if stimulus.peer == STANDBY else None
             return held.restored(stimulus) if isinstance(held, Standby) else [restored(stimulus)]
@@ -414,11 +414,12 @@ class Coordinator:
                 self._twin, self._serves = None, False
                 return self._stop("another node serves its part of the keys by now", failed=False)
             if self._twin is None and any(_holds(each, self._joiner.name) for each in view.servers):
-                known = (self._catalog, self._rules, self._codecs, self._answers, self._exchanges)
+                known = (self._catalog, self._rules, self._codecs, self._answers, self._exchanges, self.tallies)
                 self._twin = Standby(self._joiner, *known, lambda reason: self._stop(reason, failed=True))
             return []
         if isinstance(self._twin, Standby):
             # It takes over when all is done that has come.
+            self._twin.place = entry
             peer, reason = self._twin.peer, "its standby has taken its place"
             return [] if peer is None else [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
         self._serves = True
@@ -440,8 +441,10 @@ class Coordinator:
             self._twin, self._changes.on_change, self._had_none = None, None, True
         return effects
 
-    def _take_over(self, view: m.View, entry: m.ServerEntry, now: float) -> list[Effect]:
+    def _take_over(self, entry: m.ServerEntry, now: float) -> list[Effect]:
         """Serve what this node had a copy of."""
+        view = self._joiner.view
+        assert view is not None, "it says so"
         self._twin, self._serves, self._had_none = None, True, True
         self._catalog.complete_bundles()
         self._resuming.skip(view, entry.index)

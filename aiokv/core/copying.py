@@ -122,6 +122,8 @@ class Copying:
         self._give_up_at: float | None = None
         self._filled = 0
         """The last message of the filling; 0: it is not all sent yet."""
+        self._refused = False
+        """Whether there can be no copy."""
         self._told = False
         """Whether the scheduler knows that the standby is ready."""
 
@@ -143,6 +145,8 @@ class Copying:
             return effects
         if new.state == "ready":
             self._told = self._waits = True
+        if self._joiner.view is not None and self._joiner.view.on_worker_loss == "shrink":
+            return effects + self._refuse("what counts of a lost worker is known to one server only")
         if new.port and not self._linked and not self._connecting and self._give_up_at is None:
             self._give_up_at = now + self._timeout
             effects += self._connect()
@@ -155,6 +159,7 @@ class Copying:
         self._copies = self._attempt = self._filled = 0
         self._dirty = {SETTINGS: None} | dict.fromkeys(self._catalog.chunks)
         self._acked, self._give_up_at, self._told, self._waits = self._last, None, False, not alone
+        self._refused = False
         return effects + self._let_all_go() if alone else effects
 
     def _let_all_go(self) -> list[Effect]:
@@ -251,6 +256,9 @@ class Copying:
             chunk = self._catalog.chunks.get(subject)
             if chunk is not None and chunk.is_busy:
                 continue
+            if chunk is not None and chunk.policy.decides:
+                effects += self._refuse(f"rounds of policy {chunk.policy} are known to one server only")
+                continue
             del self._dirty[subject]
             if subject == SETTINGS:
                 effects.append(self._settings())
@@ -296,6 +304,18 @@ class Copying:
         self._told = True
         text = f"{self._joiner.name}: {self._entry.name} has a copy of all parameters of server {self._index}"
         return [Log("info", text), Send(SCHEDULER, 0, m.StandbyReady(self._index, self._entry.name))]
+
+    def _refuse(self, reason: str) -> list[Effect]:
+        """Tell the scheduler that there can't be a copy; what waits does so until it says that there is none."""
+        if self._refused:
+            return []
+        self._refused = True
+        return self._drop(f"{self._joiner.name} can have no standby: {reason}")
+
+    def _drop(self, text: str) -> list[Effect]:
+        assert self._entry is not None, "there is one to be dropped"
+        told = Send(SCHEDULER, 0, m.DropStandby(self._index, self._entry.name))
+        return [Log("warning", text, "standby_dropped", {"server": self._index, "node": self._entry.name}), told]
 
     # --- the link ---
 
@@ -393,8 +413,7 @@ class Copying:
             return []
         assert self._entry is not None, "there is a link to be made"
         self._give_up_at = now + self._timeout
-        text = f"{self._joiner.name} has no link to its standby {self._entry.name}: {self._reason}"
-        return [Log("warning", text), Send(SCHEDULER, 0, m.DropStandby(self._index, self._entry.name))]
+        return self._drop(f"{self._joiner.name} has no link to its standby {self._entry.name}: {self._reason}")
 
     # --- for tests ---
 

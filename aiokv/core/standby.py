@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from aiokv.core.joiner import Joiner
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received, Restored
+    from aiokv.core.tallies import Tallies
     from aiokv.optim import Optimizer
     from aiokv.types import Incarnation, Key, Peer
 
@@ -65,6 +66,7 @@ class Standby:
         codecs: where its codecs are.
         answers: who knows the workers of the newest view.
         exchanges: who divides bundles and forgets keys.
+        tallies: where contributions are counted.
         stop: ends the node, for a reason.
     """
 
@@ -76,6 +78,7 @@ class Standby:
         codecs: Codecs,
         answers: Answers,
         exchanges: Exchanges,
+        tallies: Tallies,
         stop: Callable[[str], list[Effect]],
     ) -> None:
         self._joiner = joiner
@@ -84,11 +87,14 @@ class Standby:
         self._codecs = codecs
         self._answers = answers
         self._exchanges = exchanges
+        self._tallies = tallies
         self._stop = stop
         self._primary: tuple[str, Incarnation] | None = None
         """Whose copy it is."""
         self.peer: Peer | None = None
         """The connection to it."""
+        self.place: m.ServerEntry | None = None
+        """What the newest view says of this node as the primary, if it does."""
         self._number = 0
         """Of the last message from it."""
         self._queue: deque[Received] = deque()
@@ -202,6 +208,8 @@ class Standby:
         rule: Optimizer = Assign() if chunk.policy.keeps_sum else self._rules.for_update(message.clock)
         ranks = [part[0] for part in message.parts]
         behind = [chunk.version - part[2] for part in message.parts]
+        if not chunk.policy.in_step:
+            self._tallies.applied(ranks, behind)
         head = (chunk.key, chunk.start, message.version, received.slot, ranks, behind, message.clock, rule)
         norms = [list(phase) for phase in message.norms]
         apply = Apply(*head, message.divisor, norms, None, message.keep)
@@ -230,7 +238,7 @@ class Standby:
         if chunk is None:
             chunk, install = self._enter(message)
             effects.append(install)
-        elif chunk.previous > NONE:
+        elif NONE < chunk.previous < chunk.version:
             effects.append(Retire(*address, [chunk.previous]))
         for key in message.keys:
             entry = self._catalog.entry(key)
