@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
     from aiokv.core.compression import Codecs
+    from aiokv.core.effects import Payload
     from aiokv.core.joiner import Joiner
     from aiokv.core.resuming import Resuming
     from aiokv.core.rules import Rules
@@ -210,8 +211,9 @@ class Copying:
                 # Behind it in case that the key is made again.
                 self._dirty.pop((key, GONE), None)
                 self._dirty[key, GONE] = None
-            case Restore(_, _, key, start) | Skip(key, start) | Install(key, start) | InstallRows(key, start):
-                self._dirty[key, start] = None
+            case _:
+                assert isinstance(effect, Restore | Skip | Install | InstallRows), "all others are above"
+                self._dirty[effect.key, effect.start] = None
 
     def _replicate(self, effect: Apply | ApplyRows) -> list[Effect]:
         """Send an update, unless the standby gets the chunk as it is then."""
@@ -231,13 +233,11 @@ class Copying:
         divisor = 1 if norms else apply.divisor
         number = self._next(subject)
         head = (number, apply.key, apply.start, apply.version, parts, apply.clock, divisor)
-        message, payload = m.Replicate(*head, norms, apply.keep), None
-        if isinstance(effect, ApplyRows):
+        message = m.Replicate(*head, norms, apply.keep)
+        payload: Payload | None = None if apply.slot is None else StoredSum(apply.slot, chunk.nbytes)
+        if isinstance(effect, ApplyRows) and effect.slots:
             message.lengths, message.factors = tuple(effect.nbytes), tuple(effect.factors)
-            if effect.slots:
-                return [Send(self._peer, number, message, StoredSlots(list(effect.slots), sum(effect.nbytes)))]
-        elif apply.slot is not None:
-            payload = StoredSum(apply.slot, chunk.nbytes)
+            payload = StoredSlots(list(effect.slots), sum(effect.nbytes))
         return [Send(self._peer, number, message, payload)]
 
     def _next(self, subject: Subject, *, whole: bool = False) -> int:

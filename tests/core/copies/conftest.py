@@ -193,14 +193,18 @@ class World:
     Args:
         seed: of what comes first.
         workers: how many there are.
+        registers: whether nodes that are to be standbys do so.
         settings: further fields of views.
     """
 
-    def __init__(self, seed: int, *, workers: int = 2, **settings: Any) -> None:
+    def __init__(self, seed: int, *, workers: int = 2, registers: bool = True, **settings: Any) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.epoch = 0
         self.settings = {"replication": 2} | settings
+        self.registers = registers
+        self.timed: list[tuple[float, Callable[[], None]]] = []
+        """What happens at a time."""
         self.ready: dict[tuple[str, Peer], deque[Callable[[], None]]] = {}
         self.nodes: dict[int, Node] = {}
         self._lives = itertools.count(1)
@@ -239,7 +243,7 @@ class World:
 
     def register(self, node: Node) -> None:
         """Let the standby be known to all."""
-        if self.standby is node and self.state == "expected" and node.alive:
+        if self.registers and self.standby is node and self.state == "expected" and node.alive:
             self.state = "filling"
             self.publish()
 
@@ -320,22 +324,25 @@ class World:
     def settle(self) -> None:
         """Let happen all that is under way."""
         for _ in range(LIMIT):
-            if not any(self.ready.values()):
+            if not any(self.ready.values()) and not self.timed:
                 return
             self.step()
 
     def step(self) -> None:
         """Let one thing happen: a delivery, or time to pass."""
         self.steps += 1
+        for due in [each for each in self.timed if each[0] <= self.now]:
+            self.timed.remove(due)
+            self.later(due[1])
         queues = [queue for queue in self.ready.values() if queue]
         if queues:
             self.random.choice(queues).popleft()()
             return
-        due = {node.port: node.machine.deadline() for node in self.nodes.values() if node.alive}
-        times = [time for time in due.values() if time is not None]
-        self.now = max(self.now, min(times))
+        wanted = {node.port: node.machine.deadline() for node in self.nodes.values() if node.alive}
+        times = [time for time in wanted.values() if time is not None]
+        self.now = max(self.now, min([*times, *(time for time, _ in self.timed)]))
         for node in list(self.nodes.values()):
-            time = due.get(node.port)
+            time = wanted.get(node.port)
             if node.alive and time is not None and time <= self.now:
                 self.feed(node, st.Tick(), b"")
 
@@ -375,9 +382,9 @@ class World:
             case ef.LetGo(count):
                 for _ in range(count):
                     node.held.popleft()()
-            case ef.Connect(peer, _, port):
+            case ef.Connect(peer, _, port, delay):
                 if peer < STANDBY:
-                    self.later(partial(self.connect, node, peer, self.nodes[port]))
+                    self.timed.append((self.now + delay, partial(self.connect, node, peer, self.nodes[port])))
             case ef.Disconnect(peer):
                 self.close(node, peer)
             case ef.Stop():
@@ -385,11 +392,23 @@ class World:
                 self.crash(node)
             case ef.Complete() | ef.Fail() | ef.Log():
                 pass
-            case ef.Apply() | ef.ApplyRows() | ef.Restore() | ef.Norms():
+            case _:
+                self.perform_stored(node, effect)
+
+    def perform_stored(self, node: Node, effect: ef.Effect) -> None:
+        """Perform an effect on a server's memory."""
+        match effect:
+            case ef.Apply() | ef.ApplyRows() | ef.Norms() | ef.Decode():
                 # Each chunk's updates take their own time.
                 about = effect.update if isinstance(effect, ef.ApplyRows) else effect
-                queue = self.ready.setdefault((f"{node.name} {about.key}", about.start), deque())
+                where = (0, about.slot) if isinstance(about, ef.Decode) else (about.key, about.start)
+                queue = self.ready.setdefault((f"{node.name} {where}", 0), deque())
                 queue.append(partial(self.make_update, node, effect))
+            case ef.Restore():
+                # What is sent next has the new value.
+                done = perform(node.store, effect)
+                assert done is not None
+                self.later(partial(self.feed, node, done, b""))
             case _:
                 assert perform(node.store, effect) is None
 

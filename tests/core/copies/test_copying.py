@@ -1,0 +1,412 @@
+"""What a server sends to its standby, and which answers wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from aiokv.codec import make_codec
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.errors import PolicyError, SumOverflowError
+from aiokv.tensorfile import pack
+from aiokv.types import SCHEDULER, STANDBY
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.core.copies.conftest import Asked, Node, Script, Worker, World
+
+ONES = np.ones(3, np.float32)
+
+
+def once(*asks: Callable[[Worker], Asked]) -> Callable[[Worker], Script]:
+    """Return a script that asks one thing after the other."""
+
+    def script(worker: Worker) -> Script:
+        for ask in asks:
+            yield [ask(worker)]
+
+    return script
+
+
+def init(worker: Worker) -> Asked:
+    """Initialise a key with zeros."""
+    return worker.init("w", np.zeros(3, np.float32))
+
+
+def push(worker: Worker) -> Asked:
+    """Push ones."""
+    return worker.push("w", ONES, worker.sequences.get("w", 0))
+
+
+def rule(name: str, **params: Any) -> Callable[[Worker], Asked]:
+    """Return what sets an update rule."""
+    return lambda worker: worker.ask(m.SetOptimizer(name, params, "sum", 60.0))
+
+
+def there(node: Node | None) -> Node:
+    """Return a node that is there."""
+    assert node is not None
+    return node
+
+
+def fail_over(world: World) -> None:
+    """Let the standby take the primary's place, after all that is under way."""
+    world.settle()
+    assert world.state == "ready"
+    world.crash(world.primary)
+    world.settle()
+
+
+# --- which answers wait ---
+
+
+def test_answers_wait_for_the_first_standby(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1, registers=False)
+    world.begin(once(init))
+    world.settle()
+    assert not world.workers[0].attached
+    world.standby = None
+    world.publish()
+    world.go_on()
+    assert world.workers[0].attached
+
+
+def test_answers_do_not_wait_for_another_standby_while_it_is_filled(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    fail_over(world)
+    world.crash(there(world.standby))
+    world.registers = False
+    world.run(once(push, push))
+    assert world.value("w").tolist() == [1, 1, 1]
+    assert world.state == "expected"
+
+
+def test_what_waits_is_asked_of_a_server_whose_answers_wait(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1, registers=False)
+    world.settle()
+    sent = world.primary.machine.handle(st.Received(50, 7, m.GetWaiting()), now=0.0)
+    assert [type(effect.message) for effect in sent if isinstance(effect, ef.Send)] == [m.Waiting]
+
+
+def test_standby_that_cannot_be_reached_is_dropped(make_world: Callable[..., World]) -> None:
+    """The scheduler hears of it from the server only: the process lives on behind a broken network."""
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    world.replaces = False
+    world.lost = lambda node: None  # type: ignore[method-assign]
+    world.crash(there(world.standby))
+    begun = world.now
+    world.run(once(push))
+    assert world.standby is None
+    assert world.now - begun >= 5.0
+    assert world.value("w").tolist() == [1, 1, 1]
+
+
+def test_standby_that_says_something_else_is_connected_to_again(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    (peer,) = [peer for peer in world.primary.links if peer < STANDBY]
+    before = world.standby
+    world.feed(world.primary, st.Received(peer, 0, m.Heartbeat()), b"")
+    assert not [peer for peer in world.primary.links if peer < STANDBY]
+    world.run(once(push))
+    world.settle()
+    assert world.standby is before
+    assert world.value("w", node=world.standby).tolist() == [1, 1, 1]
+
+
+def test_links_to_standbys_of_before_do_not_count(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    old = STANDBY - 99
+    for stimulus in (
+        st.ConnectFailed(old, "refused"),
+        st.Received(old, 0, m.Replicated(99)),
+        st.PeerLost(old, "reset"),
+    ):
+        assert world.primary.machine.handle(stimulus, now=world.now) == []
+    closed = ef.Disconnect(old, "nobody waits for this connection any longer")
+    assert world.primary.machine.handle(st.Connected(old), now=world.now) == [closed]
+
+
+def test_server_without_standby_needs_no_link(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.replaces = False
+    world.run(once(init))
+    fail_over(world)
+    assert world.standby is None
+    closed = ef.Disconnect(STANDBY - 1, "there is no standby")
+    assert world.primary.machine.handle(st.Connected(STANDBY - 1), now=world.now) == [closed]
+    assert world.primary.machine.handle(st.Received(STANDBY - 1, 0, m.Done()), now=world.now) == []
+    assert world.primary.machine.handle(st.PeerLost(STANDBY - 1, "reset"), now=world.now) == []
+    assert world.primary.machine.handle(st.Received(77, 7, m.Replicated(1)), now=world.now) != []
+
+
+# --- what it has after all ---
+
+
+def test_key_goes_on_under_the_policy_that_it_has_got(make_world: Callable[..., World]) -> None:
+    world = make_world(0)
+
+    def change(worker: Worker) -> Asked:
+        return worker.ask(m.SetPolicy("asp", ("w",), "bsp", (), 60.0))
+
+    world.run(once(init, rule("sgd", learning_rate=1.0), push, change))
+    fail_over(world)
+    world.run(once(push), once(lambda worker: worker.pull("w", (3,))))
+    assert world.value("w").tolist() == [-3, -3, -3]
+
+
+def test_compressed_pushes_go_on(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    codec = {"threshold": 0.5}
+
+    def compress(worker: Worker) -> Asked:
+        return worker.ask(m.SetCompression(1, "2bit", codec, "", {}, 60.0))
+
+    def push_coded(worker: Worker) -> Asked:
+        number = worker.count("w")
+        head = ("w", (3,), "float32", 0, 3, number, number - 1, True, 60.0, 0, number)
+        # 2 bits for each: 0.5, -0.5 and nothing.
+        return worker.ask(m.Push(*head, codec=make_codec("2bit", codec).number), CODED)
+
+    world.run(once(init, compress, push_coded))
+    expected = world.value("w").tolist()
+    fail_over(world)
+    world.run(once(compress, push_coded))
+    assert expected == world.value("w").tolist() == [0.5, -0.5, 0.0]
+
+
+CODED = np.array([0b11100000, 0, 0, 0], np.uint8)
+
+
+def test_loaded_values_are_there(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    content = pack({"value": np.full(3, 7, np.float32)}, {"steps": "4"})
+
+    def load(worker: Worker) -> Asked:
+        return worker.ask(m.PutState("w", (3,), "float32", 0, 3, 60.0, "bsp"), np.frombuffer(content, np.uint8))
+
+    world.run(once(load))
+    fail_over(world)
+    assert world.value("w").tolist() == [7, 7, 7]
+
+
+def test_update_that_can_not_be_made_leaves_the_same_value(make_world: Callable[..., World]) -> None:
+    world = make_world(0)
+    large = np.full(2, 2**62, np.int64)
+    sums: list[Asked] = []
+
+    def add(worker: Worker) -> Asked:
+        sums.append(worker.push("n", large))
+        return sums[-1]
+
+    world.run(once(lambda worker: worker.init("n", np.ones(2, np.int64), "sum"), add))
+    assert [asked.answer.code for asked in sums] == [SumOverflowError.code] * 2  # type: ignore[union-attr]
+    fail_over(world)
+    assert world.value("n", dtype="int64").tolist() == [1, 1]
+    assert world.primary.machine._catalog.chunks["n", 0].version == 1
+
+
+def test_updates_without_elements_count(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    nothing = np.ones(0, np.float32)
+
+    def push_none(worker: Worker) -> Asked:
+        return worker.push_rows("t", (4, 2), {})
+
+    world.run(once(lambda worker: worker.init("e", nothing), lambda worker: worker.push("e", nothing)))
+    world.run(once(lambda worker: worker.init_rows("t", (4, 2), {1: 1.0}), push_none))
+    fail_over(world)
+    chunks = world.primary.machine._catalog.chunks
+    assert [chunks["e", 0].version, chunks["t", 0].version] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["lamb", "dcasgd"])
+def test_rules_that_see_more_than_the_sum(make_world: Callable[..., World], name: str) -> None:
+    world = make_world(0, workers=1)
+    policy = "asp" if name == "dcasgd" else "bsp"
+
+    def begin(worker: Worker) -> Asked:
+        return worker.init("w", ONES, policy)
+
+    world.run(once(rule(name), begin, push, push))
+    undisturbed = make_world(1, workers=1, replication=1)
+    undisturbed.run(once(rule(name), begin, push, push))
+    fail_over(world)
+    assert world.value("w").tobytes() == undisturbed.value("w").tobytes()
+
+
+def test_process_that_takes_the_place_of_a_worker_reads_what_its_step_begins_with(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(0, on_worker_loss="respawn")
+    world.run(once(init, rule("sgd", learning_rate=1.0), push, push))
+    fail_over(world)
+    earlier: list[Asked] = []
+
+    def read(worker: Worker) -> Asked:
+        earlier.append(worker.ask(m.Pull("w", (3,), "float32", 0, 3, 0, 60.0, before=2)))
+        return earlier[-1]
+
+    world.run(once(read, lambda worker: worker.ask(m.GetPushes("w", (3,), "float32", 0, 3, 60.0)), push))
+    assert [np.frombuffer(asked.value, np.float32).tolist() for asked in earlier] == [[-2, -2, -2]] * 2
+    assert world.value("w").tolist() == [-6, -6, -6]
+
+
+def test_link_that_ends_in_the_middle_of_a_step_with_earlier_values(make_world: Callable[..., World]) -> None:
+    """The whole chunk is sent again, and the value before it is not kept any longer."""
+    world = make_world(0, on_worker_loss="respawn")
+    world.run(once(init, rule("sgd", learning_rate=1.0), push, push))
+    world.settle()
+    for peer in [peer for peer in world.primary.links if peer < STANDBY]:
+        world.close(world.primary, peer)
+        world.feed(world.primary, st.PeerLost(peer, "reset"), b"")
+    chunk = world.primary.machine._catalog.chunks["w", 0]
+    twin = world.primary.machine._twin
+    twin.renew(chunk)  # type: ignore[union-attr]
+    world.run(once(push))
+    world.settle()
+    assert world.value("w", node=world.standby).tolist() == [-6, -6, -6]
+
+
+# --- what it can't have ---
+
+
+def test_policies_that_one_server_decides_are_refused(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    refused: list[Asked] = []
+
+    def decided(worker: Worker) -> Asked:
+        refused.append(worker.init("d", ONES, "k_async:1"))
+        return refused[-1]
+
+    def change(worker: Worker) -> Asked:
+        refused.append(worker.ask(m.SetPolicy("k_async:1", ("w",), "bsp", (), 60.0)))
+        return refused[-1]
+
+    def load(worker: Worker) -> Asked:
+        message = m.PutState("d", (3,), "float32", 0, 3, 60.0, "k_async:1")
+        refused.append(worker.ask(message, np.frombuffer(pack({"value": ONES}, {"steps": "0"}), np.uint8)))
+        return refused[-1]
+
+    world.run(once(init, decided, change, load))
+    assert [asked.answer.code for asked in refused] == [PolicyError.code] * 3  # type: ignore[union-attr]
+    assert "replication = 2" in str(refused[0].answer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"), [({"on_worker_loss": "shrink"}, "bsp"), ({"replication": 1}, "k_async:1")]
+)
+def test_server_that_can_have_no_standby_says_so(
+    make_world: Callable[..., World], settings: dict[str, Any], policy: str
+) -> None:
+    world = make_world(0, workers=1, **settings)
+    world.run(once(lambda worker: worker.init("w", ONES, policy), push))
+    world.settle()
+    assert world.standby is None
+
+
+# --- who is whose standby ---
+
+
+def test_server_whose_place_another_one_has_stops(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    before = world.primary
+    world.promote()
+    world.run(once(push))
+    assert [stop.failed for stop in before.stops] == [False]
+    assert world.value("w").tolist() == [1, 1, 1]
+
+
+def attach(world: World, name: str, incarnation: int) -> st.Received:
+    """Return what says who a server is, over a new connection to the standby."""
+    return st.Received(70, 1, m.AttachStandby(0, name, incarnation, world.epoch, 5.0))
+
+
+def test_only_the_primary_of_the_newest_view_fills_a_standby(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    machine = there(world.standby).machine
+    for name, incarnation in (("server-9", 1), ("server-0", 9)):
+        (refused,) = machine.handle(attach(world, name, incarnation), now=0.0)
+        assert isinstance(refused, ef.Refuse)
+        assert "is not the server whose standby" in str(refused.error)
+    (refused,) = world.primary.machine.handle(attach(world, "server-0", 1), now=0.0)
+    assert isinstance(refused, ef.Refuse | ef.Hold)
+
+
+def test_what_comes_from_elsewhere_is_no_copy(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    node = there(world.standby)
+    slot, _ = node.store.land(4)
+    message = m.Replicate(99, "w", 0, 1, (), 1, 1)
+    assert node.machine.handle(st.Received(70, 99, message, slot, 4), now=0.0) == [ef.Free(slot)]
+
+
+def linked(world: World) -> int:
+    """Return the number of the primary's connection at the standby."""
+    peers: list[int] = [peer for peer, (other, _) in there(world.standby).links.items() if other is world.primary]
+    return peers[0]
+
+
+@pytest.mark.parametrize(("key", "has"), [("w", "version 0"), ("v", "nothing")])
+def test_standby_that_can_not_follow_ends(make_world: Callable[..., World], key: str, has: str) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    node = there(world.standby)
+    wrong = m.Replicate(99, key, 0, 7, ((0, 7, 6, 7),), 7, 1)
+    world.feed(node, st.Received(linked(world), 99, wrong), b"")
+    (stop,) = node.stops
+    assert stop.failed
+    assert has in stop.reason
+
+
+def test_standby_that_can_not_take_a_value_ends(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    node = there(world.standby)
+    head = (99, ("w",), ((3,),), (b"d",), "float32", 0, 3, "bsp", (), 0, 0, ())
+    world.feed(node, st.Received(linked(world), 99, m.Copy(*head)), b"no arrays")
+    world.settle()
+    assert node.stops
+
+
+def test_standby_ends_when_it_has_the_copy_of_another_process(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    node = there(world.standby)
+    entry = world.entry()
+    entry.incarnation = 9
+    view = world.primary.machine._joiner.view
+    assert view is not None
+    later = m.View(world.epoch + 1, view.workers, (entry,), 1.0, 2**19, 2**19, 5.0, replication=2)
+    world.feed(node, st.Received(SCHEDULER, 0, later), b"")
+    (stop,) = node.machine.handle(attach(world, "server-0", 9), now=0.0)[1:]
+    assert isinstance(stop, ef.Stop)
+    assert "it was filled by server-0" in stop.reason
+
+
+def test_key_that_never_came_may_be_forgotten(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    told = there(world.standby).machine.handle(st.Received(linked(world), 9, m.ForgetKey(99, "v")), now=0.0)
+    assert told == [ef.Send(linked(world), 0, m.Replicated(99))]
