@@ -13,7 +13,7 @@ from sim.dialogue import Dialogue, Holdings
 from sim.faults import Reset
 from sim.network import HEAD_BYTES
 from sim.phases import Phases
-from sim.promises import Promises, counts_together, has_failed
+from sim.promises import Promises, counts_together, has_failed, rule_of
 from sim.split import end_of, split
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Checks:
         self._rule = None if run.changes else _RULES.get(run.policy)
         self._waits = all(get_policy(policy).waits for policy in run.policies)
         self._promises = Phases(run) if run.changes else Promises(run)
+        self._keeps_all = all((rule := rule_of(policy)) is not None and not rule.drops for policy in run.policies)
         self._groups = {tensor.key: tensor.group for tensor in run.scenario.tensors if tensor.group}
         self.dialogue = Dialogue(run, self.report, self._chunks)
         """Looks at the messages."""
@@ -158,8 +159,10 @@ class Checks:
         """Look for gradients that are in some chunks, and will never be in others."""
         run = self._run
         held = frozenset(run.in_flight) | run.dropped.keys()
-        tokens = dict.fromkeys(token for chunk in self._chunks.values() for token in chunk.holds)
         for chunk in self._chunks.values():
+            # A gradient may be too late for the rounds of one group, and nobody is told so whose worker is gone.
+            others = [other for other in self._chunks.values() if self._keeps_all or other.ranks == chunk.ranks]
+            tokens = dict.fromkeys(token for other in others for token in other.holds)
             torn = [token for token in tokens if token not in chunk.holds and token not in held]
             torn = [token for token in torn if run.worker_by_name[token[0]].rank in chunk.ranks]
             self.report([f"{chunk.label}: push {n} of {name} is missing, but is in other chunks" for name, n in torn])

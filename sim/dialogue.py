@@ -125,6 +125,8 @@ class Dialogue:
         """Who waits at a barrier."""
         self._opened: dict[Meeting, float] = {}
         """When a barrier was last opened."""
+        self._released: dict[str, int] = {}
+        """With which request a worker came to the last barrier that let it through."""
         self._bundles: dict[tuple[str, int], tuple[Key, ...]] = {}
         self._pushes: dict[tuple[str, str, int, Place], int] = {}
         """How many pushes a worker had sent before a pull, by worker, server, request and chunk."""
@@ -243,7 +245,7 @@ class Dialogue:
             case m.Pull() | m.PullBundle() as pull:
                 found += self._pulled(node, question.asker, request, pull, payload)
             case m.Barrier() as barrier:
-                found += self._released_too_early(barrier, question.asker, now)
+                found += self._released_too_early(barrier, question.asker, request, now)
             case m.InitBundle(keys=keys) if isinstance(message, m.Bundled):
                 self._bundles[node, message.bundle] = keys
         return found
@@ -299,9 +301,14 @@ class Dialogue:
     def _holdings(self, place: Place) -> Holdings:
         return self._chunks.get(place) or Holdings()
 
-    def _released_too_early(self, barrier: m.Barrier, asker: str, now: float) -> list[str]:
+    def _released_too_early(self, barrier: m.Barrier, asker: str, request: int, now: float) -> list[str]:
         meeting = (barrier.name, barrier.group)
         here, opened = self._meeting[meeting], self._opened.get(meeting)
+        if self._released.get(asker) == request:
+            # It asks again, because its connection had ended when it was let through.
+            here.pop(asker, None)
+            return []
+        self._released[asker] = request
         self._opened[meeting] = now
         absent = []
         if opened != now:
@@ -343,6 +350,9 @@ class Dialogue:
                 assert isinstance(message, Push)
                 self._late.update((place, (source, message.sequence)) for place in self._places(node, message))
             due = now + timeout + self._stops.get(node, 0.0)
+            if getattr(message, "whole", None) is not None:
+                # Another server is asked whether its call counts, and has so long to answer.
+                due += self._death
             self._open[node][peer][request] = Question(source, message, due, lost)
             if isinstance(message, m.Barrier):
                 self._meeting.setdefault((message.name, message.group), {})[source] = None
@@ -362,6 +372,7 @@ class Dialogue:
 
     def ended(self, node: str, now: float) -> None:
         """A node is no more."""
+        self._released.pop(node, None)
         if node == SCHEDULER:
             # One that is started again has heard nobody yet.
             self._closed.update(self._heard)

@@ -10,7 +10,7 @@ from aiokv.wire.messages import CheckpointFile
 from sim.checks import InvariantError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from aiokv.core import effects as fx
     from aiokv.core.saved_chunks import ChunkState
@@ -67,17 +67,23 @@ class Disk:
             raise InvariantError(f"{effect.place}: is of the parts {sorted(parts)}, not of {effect.parts}")
         states = [state for index in sorted(parts) for state in parts[index]]
         cuts: dict[tuple[str, tuple[int, ...]], ChunkState] = {}
-        # Of a step that its worker did not live to end, some calls count where the others go on without it.
-        shrinks = self._run.scenario.cluster.on_worker_loss == "shrink"
         for state in states:
             self._check(effect.place, state)
-            if get_policy(state.policy).in_step and not shrinks:
+            if get_policy(state.policy).in_step:
                 # All keys of a job are pushed in each step.
                 other = cuts.setdefault((state.policy, state.group), state)
-                if other.counts != state.counts:
+                if self._whole(other.counts) != self._whole(state.counts):
                     text = f"{effect.place}: keys {other.key!r} and {state.key!r} are not of one round"
                     raise InvariantError(f"{text}: {other.counts} and {state.counts}")
         self.complete[effect.place] = states
+
+    def _whole(self, counts: Iterable[tuple[Rank, int]]) -> list[tuple[Rank, int]]:
+        """Return how many pushes of each rank count, without ranks of whose last step only some may."""
+        gone: set[Rank] = set()
+        if self._run.scenario.job.overlap:
+            # A call counts as a whole where the others go on without its worker, but a step is several calls.
+            gone = {worker.rank for worker in self._run.workers if worker.name in self._run.evicted}
+        return [(rank, count) for rank, count in counts if rank not in gone]
 
     def _check(self, place: str, state: ChunkState) -> None:
         """Compare what a checkpoint says of pushes with the updates that were made by then."""

@@ -98,8 +98,8 @@ def _never_came(run: Run, worker: WorkerRecord) -> bool:
     groups = {tensor.key: tensor.group for tensor in run.scenario.tensors}
     group = groups[worker.error.details["key"]]
     root = group[0] if group else 0
-    [bringer] = [other for other in run.workers if other.rank == root]
-    return bringer.struck or isinstance(bringer.error, StaleEpochError)
+    bringer = next((other for other in run.workers if other.rank == root), None)
+    return bringer is None or bringer.struck or isinstance(bringer.error, StaleEpochError)
 
 
 def _bystanders(run: Run) -> list[str]:

@@ -175,8 +175,11 @@ class Checkpoints:
         """Hold on to all that has not changed since a clock, and write what is held."""
         if clock >= self._clocks.next:
             self._pass_over(clock + 1)
-        # What is open and earlier will not be asked for any more.
-        effects = self.dropped(self._open) if self._open < clock else []
+        effects: list[Effect] = []
+        if self._open < clock:
+            # What is open and earlier will not be asked for any more, unless it was already, and is waited for.
+            late = "others were past the next one before all of it was made"
+            effects = self._drop(late) if self.unmade else self.dropped(self._open)
         if self._open != clock:
             # It was dropped here, or has never begun because there was another one.
             return [*effects, _part(clock, reason="the server was busy with another one")]

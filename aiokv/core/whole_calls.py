@@ -8,6 +8,7 @@ does not. Only then the pushes go to the rounds of their keys, and only then a v
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,8 @@ CallName = tuple["Rank", "Incarnation", int]
 class Aside(Record, eq=False):
     """A push that waits for the rest of its call.
 
-    `due` is when it has waited too long; None: nobody is there to be told. `is_late` is set from then on.
+    `due` is when it has waited too long; None: nobody is there to be told, or is told already. `is_late` is set from
+    then on: it waits only until is decided that its call does not count.
     """
 
     received: Received
@@ -63,17 +65,12 @@ class Aside(Record, eq=False):
         """The request."""
         return self.received.peer, self.received.request
 
-    @property
-    def waits(self) -> bool:
-        """Whether it is entered among the deadlines."""
-        return self.due is not None and not self.is_late
-
 
 class WholeCall(Record, eq=False):
     """What is here of a call of which is not known yet whether it counts.
 
-    `asked` is set once the deciding server was told that all of it is here, or with `gives_up`, that it will not be;
-    `after` are the calls that had to be decided before it then.
+    `asked` is set once the deciding server was told that all of it is here, or with `gives_up`, that it will not be.
+    `after` are the calls of which it said that they have to be decided first.
     """
 
     name: CallName
@@ -81,8 +78,8 @@ class WholeCall(Record, eq=False):
     servers: int
     keys: dict[Key, None] = field(default_factory=dict)
     pushes: dict[Hashable, Aside] = field(default_factory=dict)
+    after: dict[int, None] = field(default_factory=dict)
     asked: bool = False
-    after: tuple[int, ...] = ()
     gives_up: bool = False
     verdict: Verdict | None = None
 
@@ -151,8 +148,13 @@ class WholeCalls:
         self._enter = enter
         self._again = again
         self._workers: dict[Rank, m.WorkerEntry] = {}
+        self._patience = 0.0
+        """Seconds for which a decision is waited for when the time of a push is over."""
         self._open: dict[Rank, list[WholeCall]] = {}
-        """Calls in the order in which something of them came first."""
+        """Calls in the order in which their worker has made them.
+
+        Where one is more urgent they come to each server in another order, and each would wait for the other.
+        """
         self._behind: dict[RequestName, Behind] = {}
         self._gatherings: dict[CallName, Gathering] = {}
         self._known: OrderedDict[CallName, Verdict] = OrderedDict()
@@ -167,7 +169,7 @@ class WholeCalls:
     def __iter__(self) -> Iterator[RequestName]:
         yield from self._behind
         for aside in self._all():
-            if aside.waits:
+            if aside.due is not None:
                 yield aside.name
 
     def _all(self) -> Iterator[Aside]:
@@ -219,7 +221,7 @@ class WholeCalls:
         call = next((call for call in calls if call.name == name), None)
         if call is None:
             call = WholeCall(name, whole.parts, whole.servers)
-            calls.append(call)
+            bisect.insort(calls, call, key=lambda other: other.name)
         if (whole.parts, whole.servers) != (call.parts, call.servers) or whole.servers < 1:
             text = f"call {whole.call} of rank {name[0]} has {call.parts} messages here, to {call.servers} servers"
             raise ProtocolError(f"{text}; got {whole.parts} and {whole.servers}")
@@ -240,7 +242,6 @@ class WholeCalls:
         effects: list[Effect] = []
         for call in tuple(self._open.get(rank, ())):
             if call.is_here and not call.asked:
-                call.after = tuple(other.name[2] for other in self._before(call))
                 effects += self._ask(call, now)
         for call in tuple(self._open.get(rank, ())):
             if call.verdict is not None and not self._before(call):
@@ -295,10 +296,13 @@ class WholeCalls:
 
     def _ask(self, call: WholeCall, now: float) -> list[Effect]:
         call.asked = True
+        call.after.update((other.name[2], None) for other in self._before(call))
         rank, incarnation, number = call.name
         servers = 0 if call.gives_up else call.servers
-        message = m.Gathered(rank, incarnation, number, servers, call.after)
-        if self._neighbours.index == LEADER or call.servers == 1:
+        message = m.Gathered(rank, incarnation, number, servers, tuple(call.after))
+        # One that goes to this server alone is decided here, unless there are others before or after which it comes.
+        alone = call.servers == 1 and len(self._open[rank]) == 1
+        if self._neighbours.index == LEADER or alone:
             return self._gather(message, self._neighbours.index, None, now)
         error = self._neighbours.first_lost([LEADER])
         if error is not None:
@@ -397,6 +401,7 @@ class WholeCalls:
     def viewed(self, view: m.View, now: float) -> list[Effect]:
         """Take over the members of a view: of those that are gone nothing more is to come."""
         self._workers = {entry.rank: entry for entry in view.workers}
+        self._patience = view.death_timeout
         names = [call.name for calls in self._open.values() for call in calls if not call.asked]
         effects: list[Effect] = []
         for name in [*names, *self._gatherings]:
@@ -431,8 +436,13 @@ class WholeCalls:
             return [Refuse(*name, CallTimeoutError(text, ranks=[behind.rank]))]
         call = self._find(name)
         assert call is not None, "it waits here"
-        for aside in call.pushes.values():
-            aside.is_late = aside.is_late or aside.name == name
+        aside = next(aside for aside in call.pushes.values() if aside.name == name)
+        if aside.is_late:
+            aside.due = None
+            text = f"server {LEADER} does not say whether call {call.name[2]} of rank {call.name[0]} counts"
+            return [Refuse(*name, CallTimeoutError(text, ranks=[call.name[0]]))]
+        aside.is_late = True
+        self._deadlines.add(name, now + self._patience)
         if call.gives_up:
             return []
         call.gives_up = True

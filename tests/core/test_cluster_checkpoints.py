@@ -143,6 +143,18 @@ def test_rounds_that_were_decided_are_waited_for_too(make_server: Make) -> None:
     assert len(rig.seen(ef.WriteSnapshots)) == 1
 
 
+def test_one_that_waits_for_what_is_never_made_is_given_up_when_the_next_one_is_due(make_server: Make) -> None:
+    """The scheduler waits for it until it is told."""
+    rig = make_server(3, "k_sync:2", settings=EVERY_2)
+    rig.init("w", 1.0)
+    rig.push(2, key="w", clock=1)
+    say(rig, m.CheckpointRest(2))
+    say(rig, m.CheckpointRest(4))
+    late = "there is no checkpoint of round 2: others were past the next one before all of it was made"
+    assert [log.text for log in rig.seen(ef.Log) if "round 2" in log.text] == [late]
+    assert [(part.clock, part.file) for part in told(rig)] == [(2, None), (4, None)]
+
+
 def test_late_steps_are_not_counted_so_that_they_may_come_again(make_server: Make) -> None:
     rig = make_server(3, "k_sync:2", settings=EVERY_2)
     rig.init("w", 1.0)

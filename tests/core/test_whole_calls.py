@@ -310,6 +310,42 @@ def test_keys_whose_rounds_are_decided_at_once_stay_in_their_order() -> None:
     assert questions(server)[-1].message == m.Gathered(0, 1, 5, 2, (4,))
 
 
+def test_calls_stay_in_the_order_of_their_worker_where_a_later_one_has_overtaken() -> None:
+    """An urgent one comes to some servers first, to others last; each would wait for the other."""
+    server = other("k_sync:2")
+    push(server, 0, "b", 5, 1, 2)
+    push(server, 0, "a", 4, 1, 2)
+    link(server)
+    assert [send.message for send in questions(server)] == [m.Gathered(0, 1, 5, 2), m.Gathered(0, 1, 4, 2)]
+    answer(server, m.Settled(""), 0)
+    assert server.machine._whole, "what is decided waits for what comes before it"
+    answer(server, m.Settled(""), 1)
+    assert not server.machine._whole
+
+
+def test_a_call_to_one_server_between_others_is_decided_with_them() -> None:
+    """Or the server that decides would wait for it without end, with the calls after it."""
+    server = other("k_sync:2")
+    push(server, 0, "a", 4, 1, 2)
+    push(server, 0, "b", 5, 1, 1)
+    push(server, 0, "a", 6, 1, 2)
+    link(server)
+    assert [send.message for send in questions(server)] == [
+        m.Gathered(0, 1, 4, 2),
+        m.Gathered(0, 1, 5, 1, (4,)),
+        m.Gathered(0, 1, 6, 2, (4, 5)),
+    ]
+
+
+def test_a_call_to_one_server_is_decided_with_a_later_one_that_was_whole_before() -> None:
+    server = other("k_sync:2")
+    push(server, 0, "a", 4, 2, 1)
+    push(server, 0, "a", 5, 1, 2, sequence=2)
+    push(server, 0, "b", 4, 2, 1)
+    link(server)
+    assert [send.message for send in questions(server)] == [m.Gathered(0, 1, 5, 2, (4,)), m.Gathered(0, 1, 4, 1)]
+
+
 def test_a_round_waits_until_it_is_known_what_counts_of_who_is_evicted() -> None:
     server = other()
     push(server, 1, "a", 1, 1, 2)
@@ -364,6 +400,22 @@ def test_a_call_that_takes_too_long_is_given_up_everywhere() -> None:
     assert isinstance(torn.error, CallTimeoutError)
 
 
+def test_who_waits_for_a_server_that_does_not_decide_is_told_so() -> None:
+    """After its own time-out, and the death time-out in which it could be noticed that the other server is gone."""
+    server = other()
+    late = push(server, 1, "a", 1, 1, 2, timeout=2.0)
+    link(server)
+    server.tick(2.0)
+    assert late.pending
+    server.tick(8.0)
+    server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    server.tick(12.0)
+    assert isinstance(late.error, CallTimeoutError)
+    assert "server 0 does not say whether call 1 of rank 1 counts" in str(late.error)
+    answer(server, m.Settled("late"))
+    assert not server.slots
+
+
 def test_a_call_is_given_up_once() -> None:
     server = other()
     mine = push(server, 0, "a", 1, 2, 2, timeout=2.0)
@@ -375,7 +427,7 @@ def test_a_call_is_given_up_once() -> None:
     assert isinstance(mine.error, CallTimeoutError)
     server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
     server.tick(4.0)
-    assert [send.message for send in questions(server)][1:] == [m.Gathered(1, 1, 1, 0), m.Gathered(1, 1, 2, 0)]
+    assert [send.message for send in questions(server)][1:] == [m.Gathered(1, 1, 1, 0), m.Gathered(1, 1, 2, 0, (1,))]
     server.lose_peer(1)
     answer(server, m.Settled("late"), 1)
     answer(server, m.Error(20, "no", {}), 2)

@@ -138,6 +138,16 @@ def test_a_barrier_that_opens_without_a_member(heard: Heard) -> None:
     assert heard.found == ["scheduler to worker-0: the barrier 'end' opens without worker-1"]
 
 
+def test_who_was_let_through_and_asks_again_is_let_through_alone(heard: Heard) -> None:
+    """Its connection had ended before it heard of that."""
+    heard.looks.sent("scheduler", 0, "worker-0", 0, view(1, "alive", "left"), None, 0.0)
+    for now in (1.0, 2.0):
+        heard.ask(m.Barrier("end", 10.0), of="scheduler")
+        heard.answer(m.Done(), by="scheduler", now=now)
+        heard.looks.sent("scheduler", 0, "worker-0", 0, view(2, "alive", "alive"), None, 0.0)
+    assert heard.found == []
+
+
 def test_calls_that_take_too_long(heard: Heard) -> None:
     heard.looks.called("worker-0", 1, "Transfer", 5.0, 0.0)
     heard.looks.returned("worker-0", 1, 6.0)

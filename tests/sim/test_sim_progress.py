@@ -108,3 +108,11 @@ def test_a_key_that_is_not_there_is_a_reason_only_when_who_was_to_bring_it_is_lo
         [key] = {tensor.key for tensor in run.scenario.tensors}
         told.error = UnknownKeyError(f"key {key!r} is not initialized", key=key)
         assert any("no reason" in text for text in lacking_progress(run)) == found
+
+
+def test_a_key_may_be_missing_when_who_was_to_bring_it_has_never_come(run_with: Callable[..., Run]) -> None:
+    run = run_with(Crash(node="worker-2", at=0.0))
+    [key] = {tensor.key for tensor in run.scenario.tensors}
+    told = run.workers[1]
+    told.error = UnknownKeyError(f"key {key!r} is not initialized", key=key)
+    assert lacking_progress(run) == []
