@@ -90,16 +90,16 @@ def _told(error: BaseException, rank: Rank) -> Said:
     return {"error": [error.code, error.message, error.details]}
 
 
-def _of_rank_0(said: dict[Rank, Said]) -> Said:
-    """Return what rank 0 has said.
+def _of_root(said: dict[Rank, Said], root: Rank = 0) -> Said:
+    """Return what the rank has said that has what is saved or loaded.
 
     Raises:
         MembershipError: it takes no part.
     """
-    if 0 not in said:
-        text = "rank 0 has finished or left, and did not come: it is the worker that saves and loads"
-        raise MembershipError(text, ranks=[0])
-    return said[0]
+    if root not in said:
+        text = f"rank {root} has finished or left, and did not come: it is the worker that saves and loads"
+        raise MembershipError(text, ranks=[root])
+    return said[root]
 
 
 def _as_list(keys: Keys) -> list[Key] | None:
@@ -152,7 +152,7 @@ async def save(
         return {}
 
     said = await together(operations, f"aiokv: save {url}", seconds, announce)
-    save_id = _of_rank_0(said)["id"]
+    save_id = _of_root(said)["id"]
     # Words that were left at a barrier of an earlier call are none at this one's.
     place = f"{url} {save_id}"
     residuals = tuple(rank for rank in sorted(said) if said[rank]["residuals"])
@@ -233,7 +233,7 @@ async def load(
     """Load; see `aiokv.operations.Operations.load`."""
     url = os.fspath(url)
     loading = Loading(operations, url, _as_list(keys), seconds, weights=weights)
-    head = _of_rank_0(await together(operations, f"aiokv: load {url}", seconds, loading.look))
+    head = _of_root(await together(operations, f"aiokv: load {url}", seconds, loading.look))
     facts: dict[str, Any] = head["facts"]
     place = loading.place = f"{url} {head['call']}"
 
@@ -258,16 +258,25 @@ class Loading:
         keys: which are loaded; None: all in the file.
         seconds: for each exchange with the others.
         weights: not only the state of the update rule.
+        root: the rank that has what is loaded.
     """
 
     def __init__(
-        self, operations: Operations, url: str, keys: Collection[Key] | None, seconds: float, *, weights: bool
+        self,
+        operations: Operations,
+        url: str,
+        keys: Collection[Key] | None,
+        seconds: float,
+        *,
+        weights: bool,
+        root: Rank = 0,
     ) -> None:
         self._operations = operations
         self._url = url
         self._keys = keys
         self._seconds = seconds
         self._weights = weights
+        self._root = root
         self._saved: saving.Saved | None = None
         self._missing: list[saving.SavedKey] = []
         self._residuals: dict[Key, dict[str, Any]] = {}
@@ -281,9 +290,7 @@ class Loading:
             return {}
         folder = operations._checkpoint_folder
         saved = await operations._compute(lambda: saving.decode(files.read(self._url, folder), self._url), LONG)
-        self._select(saved)
-        self._missing = snapshot.check(saved, operations._session, self._url, operations._most_bytes)
-        self._saved = saved
+        self.take(saved)
         content = saved.content
         return {
             "call": secrets.token_hex(16),
@@ -292,6 +299,16 @@ class Loading:
             "residuals": content.residuals,
             "facts": content.facts,
         }
+
+    def take(self, saved: saving.Saved) -> None:
+        """Let this be what is loaded, by the worker that has it.
+
+        Raises:
+            AiokvError: it can't be; see `aiokv.snapshot.check`.
+        """
+        self._select(saved)
+        self._missing = snapshot.check(saved, self._operations._session, self._url, self._operations._most_bytes)
+        self._saved = saved
 
     def _select(self, saved: saving.Saved) -> None:
         content = saved.content
@@ -349,7 +366,8 @@ class Loading:
 
         more = True
         while more:
-            said = _of_rank_0(await together(operations, f"aiokv: keys {self.place}", self._seconds, name))
+            answers = await together(operations, f"aiokv: keys {self.place}", self._seconds, name)
+            said = _of_root(answers, self._root)
             entries, more = msgspec.convert(said["keys"], list[saving.KeyEntry]), said["more"]
             records = [each.record for each in entries if each.key not in known and rank in (each.group or (rank,))]
             await operations._call(partial(_adopting, records))

@@ -158,6 +158,7 @@ class KVStore(ABC):
     restore_compression_state = _waiting(Operations.restore_compression_state)
     save = _waiting(Operations.save)
     load = _waiting(Operations.load)
+    reseed = _waiting(Operations.reseed)
     save_optimizer_states = _waiting(Operations.save_optimizer_states)
     load_optimizer_states = _waiting(Operations.load_optimizer_states)
     update_counts = _waiting(Operations.update_counts)

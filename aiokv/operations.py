@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from aiokv import checkpoints, snapshot
+from aiokv import checkpoints, reseeding, snapshot
 from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
 from aiokv.cluster_reading import read_residuals
 from aiokv.codec.formats import warm_up
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from aiokv.compressing import Compressor
     from aiokv.core.session import Session
     from aiokv.list_sums import Merger
+    from aiokv.reseeding import Reseeded
     from aiokv.types import Key
 
 T = TypeVar("T")
@@ -790,6 +791,27 @@ class Operations(ABC):
     ) -> None:
         """Go on with the optimizer state of a file, of `save` too; the weights stay. See `load`."""
         await checkpoints.load(self, url, keys, self._seconds(timeout), weights=False, check=None)
+
+    async def reseed(self, values: Mapping[Any, Any], step: int, *, timeout: float | None = None) -> Reseeded:
+        """Go on in a new cluster after all servers of the one before were lost, with the weights that workers have.
+
+        Every worker calls it, and waits for the others, in the place of `init`. The keys are made, with the weights of
+        the rank that has made the most steps, which all workers then read. Rounds and schedules go on behind that
+        step. The state of the update rule begins anew, which is logged as a warning; set the rule as in a new job.
+
+        Args:
+            values: this worker's weights, as a dict of arrays; what the servers have is read into them.
+            step: how many steps this worker has made: of so many rounds the weights are. 0 in a new process.
+            timeout: seconds, for each wait of a worker for the others, and for each exchange with the servers.
+
+        Returns:
+            The step after which the job goes on, and the rank whose weights these are.
+
+        Raises:
+            SpecMismatchError: the keys are there, and others.
+            BarrierTimeoutError, CallTimeoutError: as for `save`.
+        """
+        return await reseeding.reseed(self, values, step, self._seconds(timeout))
 
     async def update_counts(self, *, timeout: float | None = None) -> dict[Key, int]:
         """Return how many updates each key has seen with its optimizer state: the t of Adam, for the last of them.

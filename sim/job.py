@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from aiokv.core.reseeding import bringer
+from aiokv.errors import ServerLostError
+from aiokv.policy import get_policy
 from sim.cluster import simulate
 from sim.disk import saved_pushes
 from sim.origin import Origin, remaining
@@ -29,7 +32,8 @@ def simulate_job(
 
     The job fails when a node crashes or a worker ends with an error: all are ended then, as by the launcher, unless it
     is a worker and the others go on without it. They are started again `restart_seconds` later, at most `restarts`
-    times, with what the newest whole checkpoint of the cluster has, or the newest save if that is more.
+    times, with what the newest whole checkpoint of the cluster has, or the newest save if that is more; or, with
+    `reseed`, with what a worker has read.
 
     Args:
         scenario: what is simulated.
@@ -51,7 +55,7 @@ def simulate_job(
         made = {worker.name: sum(step.answered for step in worker.steps) for worker in run.workers}
         left = _left(run)
         is_over = bool(left) and all(made[name] == run.scenario.steps_of(name) for name in left)
-        kept = made if is_over else kept_steps(run)
+        kept = made if is_over else brought_steps(run) or kept_steps(run)
         end = at + max(worker.ended for worker in run.workers)
         lives.append(Life(at, end, sum(done.values()), sum(made.values()), sum(kept.values()), _why(run)))
         useful += _work(run, kept)
@@ -70,6 +74,22 @@ def kept_steps(run: Run) -> dict[str, int]:
     saved = run.saves[-1].steps if run.saves else 0
     most = {worker.name: run.scenario.steps_of(worker.name) for worker in run.workers}
     return {worker.name: min(most[worker.name], max(saved, pushes.get(worker.rank, 0))) for worker in run.workers}
+
+
+def brought_steps(run: Run) -> dict[str, int]:
+    """Return how many steps of each worker a job has when workers bring their weights to servers that begin anew.
+
+    None where that is not so: the servers were not lost, or no worker is left.
+    """
+    servers, workers = run.scenario.servers, run.workers
+    is_lost = run.crashed in servers or any(isinstance(worker.error, ServerLostError) for worker in workers)
+    made = {worker.rank: sum(step.answered for step in worker.steps) for worker in workers if not worker.struck}
+    if not (run.scenario.cluster.reseed and is_lost and made):
+        return {}
+    if get_policy(run.policy).in_step:
+        step = made[bringer(made)]
+        made = {worker.rank: step for worker in workers}
+    return {worker.name: min(made.get(worker.rank, 0), run.scenario.steps_of(worker.name)) for worker in workers}
 
 
 def _left(run: Run) -> list[str]:

@@ -51,6 +51,8 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     """So often all nodes are started again when the job has failed, from its newest whole checkpoint or save."""
     restart_seconds: Seconds = 30.0
     """From the failure until then."""
+    reseed: bool = False
+    """When all servers are lost, a job goes on from the weights of the worker with the most steps, if there is one."""
     chunk_bytes: Bytes = 512 * 1024
     split_bytes: Bytes = 64 * 1024
 

@@ -298,6 +298,9 @@ class Membership:
     def _rebuild(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
         """Go on with the cluster as it was: who is not back is lost."""
         self._rebuilding = None
+        if not rebuilding.back:
+            # All who knew of a cluster have gone away again: the others make one of their own.
+            return self._join_now(rebuilding.later, now)
         view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
         counts = (self._plan.num_workers, self._plan.num_servers)
         if view is None or (len(view.workers), len(view.servers)) != counts:
@@ -314,9 +317,13 @@ class Membership:
                 self._restore(rebuilding, Role.SERVER, -1, entry, (standby.host, standby.port), now)
         self._epoch = view.epoch
         text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
-        effects: list[Effect] = [Log("warning", text), *self._publish(now)]
         others = [one for name, one in rebuilding.back.items() if name not in self._members]
-        for one in [*others, *rebuilding.later]:
+        return [Log("warning", text), *self._publish(now), *self._join_now([*others, *rebuilding.later], now)]
+
+    def _join_now(self, waiting: list[Registration], now: float) -> list[Effect]:
+        """Look at those who have waited until it was known which cluster it is."""
+        effects: list[Effect] = []
+        for one in waiting:
             effects += self._received(one.peer, one.request, one.message, now)
         return effects
 

@@ -87,6 +87,10 @@ class BlockingClient(KVStore):
         """Leave the cluster in good order. Can be called twice. See `aiokv.Client.close`."""
         self._end(abort=False, timeout=timeout)
 
+    def rejoin(self) -> None:
+        """Leave, and join the cluster that comes after this one at the same address. See `aiokv.Client.rejoin`."""
+        self._client = self._run(self._client.rejoin())
+
     def _end(self, *, abort: bool, timeout: float | None = None) -> None:
         if self._thread is None:
             return

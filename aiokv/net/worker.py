@@ -18,7 +18,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
-from aiokv.errors import AiokvError, ClosedError, ProtocolError
+from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError
 from aiokv.guard import Guard
 from aiokv.kernels import backend_for, devices_for
 from aiokv.list_sums import Merger
@@ -40,12 +40,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+REJOIN_PAUSE = 0.2
+"""Seconds after which a worker asks again whether there is another cluster."""
+
 
 class Client(Driver, Operations):
     """A worker of the cluster, for any asyncio program. Made by `aiokv.connect`; see `aiokv.operations.Operations`."""
 
     def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
         super().__init__(config, log)
+        self._policy, self._device = policy, device
         self._merger = Merger(backend_for(device), devices_for(device))
         self._guard = Guard(
             check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
@@ -166,6 +170,34 @@ class Client(Driver, Operations):
         await asyncio.gather(*self._writing, return_exceptions=True)
         await self._close_links()
         await self._close_shard(wait=0.0)
+
+    async def rejoin(self) -> Client:
+        """Leave, and join the cluster that comes after this one at the same address: this one has lost its servers.
+
+        The scheduler of this one ends when all workers have left, or are lost; then it and the servers are started
+        again, by whatever started them before.
+
+        Returns:
+            Another client with the same settings and name, which has joined.
+
+        Raises:
+            ClusterFullError: other workers have not left this one within `Config.join_timeout`.
+            JoinTimeoutError: the other is not complete within `Config.join_timeout` after that.
+        """
+        await self.close()
+        until = self._loop.time() + self.config.join_timeout
+        config = msgspec.structs.replace(self.config, name=self._name)
+        while True:
+            client = Client(config, policy=self._policy, device=self._device)
+            try:
+                await client.start()
+            except ClusterFullError:
+                # The scheduler of before still waits for the others to leave.
+                if self._loop.time() >= until:
+                    raise
+                await asyncio.sleep(REJOIN_PAUSE)
+            else:
+                return client
 
     @property
     def pending(self) -> int:

@@ -135,6 +135,21 @@ def test_nobody_tells_what_the_cluster_was(scheduler: Scheduler, like: type[Like
     assert not any(scheduler.views.values())
 
 
+def test_who_wants_to_join_makes_another_cluster_when_all_have_gone_that_knew_one(
+    make_scheduler: type[Scheduler],
+) -> None:
+    """A worker comes back, hears that all servers are lost, and leaves; new ones wait for it."""
+    scheduler = make_scheduler(workers=1, servers=1)
+    come_back(scheduler, "worker-0")
+    scheduler.register("server-new", role=Role.SERVER)
+    tell(scheduler, "worker-0", view())
+    scheduler.drop("worker-0")
+    scheduler.register("worker-new")
+    scheduler.tick(1.0)
+    assert scheduler.views["worker-new"][-1].epoch == 1
+    assert [entry.name for entry in scheduler.views["worker-new"][-1].servers] == ["server-new"]
+
+
 def test_a_node_is_the_process_that_it_was(scheduler: Scheduler) -> None:
     come_back(scheduler, "server-1", "server-0", "worker-0")
     scheduler.register("worker-2", Role.WORKER, incarnation=5, epoch=7)

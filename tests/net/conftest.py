@@ -95,7 +95,7 @@ def settings() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def threaded_cluster(workers: int, servers: int = 1) -> Iterator[str]:
+def threaded_cluster(workers: int, servers: int = 1, port: int = 0) -> Iterator[str]:
     """Run scheduler and servers in a loop of another thread; yields the scheduler's address."""
     started: Any = threading.Event()
     address: list[str] = []
@@ -104,7 +104,7 @@ def threaded_cluster(workers: int, servers: int = 1) -> Iterator[str]:
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
             scheduler = await stack.enter_async_context(
-                aiokv.Scheduler(num_workers=workers, num_servers=servers, bind_port=0)
+                aiokv.Scheduler(num_workers=workers, num_servers=servers, bind_port=port)
             )
             for _ in range(servers):
                 await stack.enter_async_context(aiokv.Server(scheduler=scheduler.address))

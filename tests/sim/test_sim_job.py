@@ -68,6 +68,30 @@ def test_without_a_checkpoint_a_job_begins_anew(run_job: Callable[..., Run]) -> 
     assert (found.seconds, found.lost_steps) == (21.5, 12.0)
 
 
+def test_scenario_72_a_job_goes_on_from_what_its_workers_have_when_the_servers_are_lost(
+    run_job: Callable[..., Run],
+) -> None:
+    run = run_job(CRASH, checkpoint_every=4, reseed=True)
+    assert [(life.made, life.kept) for life in job_of(run).lives] == [(12, 12), (8, 8)]
+    assert summarise(run).job.lost_steps == 0
+
+
+@pytest.mark.parametrize(("slower", "kept"), [("worker-0", [2, 5]), ("worker-1", [5, 2])])
+def test_workers_that_are_not_in_step_keep_their_own_counts_when_one_of_them_brings_its_weights(
+    run_job: Callable[..., Run], slower: str, kept: list[int]
+) -> None:
+    run = run_job(Crash(node="server-0", at=5.5), policy="asp", slow={slower: 2.0}, reseed=True)
+    assert [sum(step.answered for step in worker.steps) for worker in run.workers] == kept
+    assert job_of(run).lives[0].kept == 7
+
+
+def test_who_is_lost_with_the_servers_brings_nothing(run_job: Callable[..., Run]) -> None:
+    """What is left then is in the checkpoints."""
+    crashes = [Crash(node=f"worker-{rank}", at=6.5) for rank in range(2)]
+    run = run_job(*crashes, CRASH, checkpoint_every=4, reseed=True)
+    assert job_of(run).lives[0].kept == 8
+
+
 def test_a_torn_checkpoint_is_passed_over(run_job: Callable[..., Run]) -> None:
     run = run_job(CRASH, Torn(node="server-0", at=4.5), checkpoint_every=2)
     assert [life.kept for life in job_of(run).lives] == [4, 16]
