@@ -20,7 +20,7 @@ from aiokv.policy.ringmaster import Ringmaster
 from aiokv.policy.round_robin import RoundRobin
 from aiokv.policy.ssp import SSP
 from aiokv.policy.sync_switch import SyncSwitch
-from sim.faults import Link
+from sim.faults import Link, Reset
 from sim.sections import StopSection
 
 if TYPE_CHECKING:
@@ -358,8 +358,10 @@ def has_failed(run: Run, worker: WorkerRecord, now: float) -> bool:
 def counts_together(run: Run) -> bool:
     """Say whether all that a worker pushes in a step is to be in updates, or nothing of it, whatever happens to it."""
     scenario = run.scenario
-    nodes = {name for fault in scenario.fault for name in scenario.select(fault.node)}
-    nodes |= {name for fault in scenario.fault if isinstance(fault, Link) for name in scenario.select(fault.to)}
+    # A connection that ends is made again, also one between servers.
+    lasting = [fault for fault in scenario.fault if not isinstance(fault, Reset)]
+    nodes = {name for fault in lasting for name in scenario.select(fault.node)}
+    nodes |= {name for fault in lasting if isinstance(fault, Link) for name in scenario.select(fault.to)}
     # Of a step that is pushed in several calls each counts by itself.
     is_one_call = not scenario.job.overlap
     return scenario.cluster.on_worker_loss == "shrink" and is_one_call and nodes <= set(scenario.workers)
