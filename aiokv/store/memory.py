@@ -58,13 +58,17 @@ class Value:
 class Landed:
     """What lies in a slot: the bytes as they came, or a sum, in a higher precision than they have (`wide`).
 
-    `error` says why the sum could not be made; `divided` is True when it has been divided.
+    `error` says why the sum could not be made; `divided` is True when it has been divided. `lent` is how many sends of
+    it are under way: it is not changed then. What is used up meanwhile is a `value`, or is `idle` after the last send.
     """
 
     buffer: NDArray[np.uint8]
     wide: Array | None = None
     error: AiokvError | None = None
     divided: bool = False
+    lent: int = 0
+    value: Value | None = None
+    idle: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +140,14 @@ class ParameterStore:
 
     def free(self, slot: Slot) -> None:
         """Give a slot's memory back."""
-        self._pool.give(self._slots.pop(slot).buffer)
+        self._give(self._slots.pop(slot))
+
+    def _give(self, landed: Landed) -> None:
+        """Use what has landed no longer, except for sends that are under way."""
+        if landed.lent:
+            landed.idle = True
+        else:
+            self._pool.give(landed.buffer)
 
     def install(
         self, key: Key, start: int, dtype: str, size: int, slot: Slot | None, pieces: Sequence[Piece] = ()
@@ -406,9 +417,11 @@ class ParameterStore:
         stored = self._chunks[key, start]
         landed = self._take(slot, stored.value.buffer.nbytes)
         if landed.error is not None:
-            self._pool.give(landed.buffer)
+            self._give(landed)
             raise type(landed.error)(f"key {key!r}: {landed.error}", key=key, round=version)
         if divisor > 1 or landed.wide is not None or not isinstance(rule, Assign):
+            if landed.lent:
+                landed = self._copied(landed, stored.dtype, divisor)
             self._update(stored, landed, rule, clock, divisor, norms, read)
         # The sum became the new value in its place, or is it.
         stored.steps += 1
@@ -416,7 +429,20 @@ class ParameterStore:
             self._retire(stored.value)
         else:
             stored.earlier[stored.value.version] = stored.value
-        stored.value = Value(landed.buffer, version)
+        stored.value = Value(landed.buffer, version, readers=landed.lent)
+        landed.value = stored.value
+
+    def _copied(self, lent: Landed, dtype: np.dtype[Any], divisor: int) -> Landed:
+        """Return a sum to be changed in the place of one that is being sent; divided, where that takes no longer."""
+        own = Landed(self._pool.take(lent.buffer.nbytes), divided=lent.divided)
+        if divisor > 1 and not lent.divided and dtype not in LOW:
+            with np.errstate(all="ignore"):
+                np.divide(lent.buffer.view(dtype), divisor, out=own.buffer.view(dtype))
+            own.divided = True
+        else:
+            own.buffer[:] = lent.buffer
+        self._give(lent)
+        return own
 
     def _update(
         self,
@@ -593,12 +619,20 @@ class ParameterStore:
         return {VALUE: stored.value.buffer.view(stored.dtype)} | (stored.state or {})
 
     def lend(self, slot: Slot) -> tuple[memoryview, Callable[[], None]]:
-        """Return a copy of what lies in a slot, in the precision that it has, and what gives its memory back."""
+        """Return what lies in a slot, in the precision that it has, and what is to be called when that is sent."""
         landed = self._slots[slot]
-        content = landed.buffer if landed.wide is None else landed.wide.view(np.uint8)
-        copy = self._pool.take(content.nbytes)
-        copy[:] = content
-        return copy.data, partial(self._pool.give, copy)
+        if landed.wide is not None:
+            return landed.wide.view(np.uint8).copy().data, lambda: None
+        landed.lent += 1
+        return landed.buffer.data, partial(self._returned, landed)
+
+    def _returned(self, landed: Landed) -> None:
+        """A send of what had landed is over."""
+        landed.lent -= 1
+        if landed.value is not None:
+            self.release(landed.value)
+        elif landed.idle and not landed.lent:
+            self._pool.give(landed.buffer)
 
     def joined(self, slots: list[Slot]) -> memoryview:
         """Return what lies in slots, one after the other."""

@@ -442,8 +442,9 @@ class World:
                 return store.get_rows(key, start, version, rows).tobytes()
             case ef.StoredSum(slot):
                 view, release = store.lend(slot)
+                # It is sent some time later, and must be the same then.
                 content = bytes(view)
-                release()
+                self.later(partial(self.sent, view, content, release))
                 return content
             case ef.StoredSlots(slots):
                 return bytes(store.joined(slots))
@@ -451,6 +452,11 @@ class World:
                 return copy_bytes(store, payload)
             case _:
                 raise AssertionError(payload)
+
+    def sent(self, view: memoryview, content: bytes, release: Callable[[], None]) -> None:
+        """Find that nobody has written over what was being sent."""
+        assert bytes(view) == content
+        release()
 
     # --- links ---
 
