@@ -93,6 +93,9 @@ HERE = ("alive", "away", "finished")
 """States of workers that may connect: one that is away may only have lost its connection to the scheduler."""
 
 
+KEEPS_COPY = 60.0
+"""Seconds for which a standby stays without a server and without a scheduler."""
+
 DECIDED = ""
 """Stands for all keys whose rounds are decided at once."""
 
@@ -664,7 +667,9 @@ class Coordinator:
         view = self._joiner.view
         if self._alone_since is None or view is None or self._stopped:
             return None
-        return self._alone_since + view.death_timeout
+        # What a standby has may be the only copy by now, until the scheduler is there again and says so.
+        patience = KEEPS_COPY if isinstance(self._twin, Standby) else 0.0
+        return self._alone_since + max(view.death_timeout, patience)
 
     def _stop_when_alone(self, now: float) -> list[Effect]:
         until = self._alone_until

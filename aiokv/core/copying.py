@@ -146,6 +146,9 @@ class Copying:
             return effects
         if new.state == "ready":
             self._told = self._waits = True
+        elif self._told:
+            # The scheduler may have been started again before it heard that.
+            effects.append(Send(SCHEDULER, 0, m.StandbyReady(self._index, new.name)))
         if self._joiner.view is not None and self._joiner.view.on_worker_loss == "shrink":
             return effects + self._refuse("what counts of a lost worker is known to one server only")
         if new.port and not self._linked and not self._connecting and self._give_up_at is None:

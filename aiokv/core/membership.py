@@ -325,6 +325,9 @@ class Membership:
         effects: list[Effect] = []
         for one in waiting:
             effects += self._received(one.peer, one.request, one.message, now)
+        for peer, message in rebuilding.said:
+            if peer in self._by_peer:
+                effects += self._received(peer, 0, message, now)
         return effects
 
     def _restore(
@@ -409,6 +412,10 @@ class Membership:
     def _said(self, peer: Peer, message: Said, now: float) -> list[Effect]:
         if isinstance(message, m.View):
             return self._told(peer, message, now)
+        if self._rebuilding is not None:
+            # A refusal would look like nonsense to a node that does not know yet that it is not known.
+            self._rebuilding.said.append((peer, message))
+            return []
         member = self._by_peer.get(peer)
         if member is None or not self._epoch:
             raise MembershipError("only a member of the complete cluster can do this")

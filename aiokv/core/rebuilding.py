@@ -25,6 +25,7 @@ class Rebuilding(Record, eq=False):
 
     `until` is when those who are not back are given up. `back` are nodes of the cluster, by name, `later` others that
     want to join; `asked` is the newest epoch of whose view somebody was asked, and `view` the newest that has come.
+    `said` is what nodes have told meanwhile besides.
     """
 
     until: float
@@ -32,6 +33,7 @@ class Rebuilding(Record, eq=False):
     later: list[Registration] = field(default_factory=list)
     asked: int = 0
     view: m.View | None = None
+    said: list[tuple[Peer, m.Message]] = field(default_factory=list)
 
     def forget(self, peer: Peer) -> None:
         """Take out a node whose connection has ended."""

@@ -22,7 +22,7 @@ from aiokv.errors import (
 )
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
-from tests.core.conftest import views_entries
+from tests.core.conftest import only, views_entries
 
 if TYPE_CHECKING:
     from tests.core.conftest import Like, Server
@@ -444,6 +444,20 @@ def test_server_does_not_stay_for_a_standby(server: Server) -> None:
     left_alone(server)
     server.tick(50.0)
     assert server.seen(ef.Stop)
+
+
+def test_standby_stays_for_a_while_without_a_scheduler() -> None:
+    """Its server may be lost, too, so that it has the only copy."""
+    address = ("h", 2)
+    joiner = Joiner(role=Role.SERVER, name="s", incarnation=1, scheduler=("h", 1), advertised=address, standby=0)
+    standby = Coordinator(joiner)
+    entry = m.ServerEntry(0, "server-0", 1, "h", 3, standby=m.StandbyEntry("s", "server-1", 1, *address, "filling"))
+    stimuli: list[st.Stimulus] = [st.Join(0, 60.0), st.Connected(SCHEDULER)]
+    stimuli += [st.Received(SCHEDULER, 0, m.View(1, (), (entry,), 2.0, 64, 64, 10.0)), st.PeerLost(SCHEDULER, "reset")]
+    for stimulus in stimuli:
+        standby.handle(stimulus, now=0.0)
+    assert not only(standby.handle(st.Tick(), now=59.9), ef.Stop)
+    assert only(standby.handle(st.Tick(), now=60.0), ef.Stop)
 
 
 def test_server_looks_for_its_scheduler_and_says_who_it_was(server: Server, like: type[Like]) -> None:

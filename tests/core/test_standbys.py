@@ -392,6 +392,30 @@ def test_a_server_that_is_not_back_is_replaced(make_scheduler: type[Scheduler]) 
     assert servers(scheduler) == [("server-1", "alive")] * 2
 
 
+def test_what_servers_say_meanwhile_is_heard_afterwards(make_scheduler: type[Scheduler]) -> None:
+    """A refusal would end their connections, and they would not be back in time."""
+    scheduler = make_scheduler(workers=1, servers=2, replication=2)
+    come_back(scheduler, old_view("filling"), "server-0", "server-1/0.3", "worker-0", "server-0/1.3")
+    for name, message in (("server-0", m.StandbyReady(0, "server-1/0.3")), ("stranger", m.CheckpointClock(1, 1))):
+        scheduler.peers.setdefault(name, 99)
+        assert scheduler.handle(st.Received(scheduler.peers[name], 0, message)) == []
+    scheduler.register("server-1", epoch=7)
+    assert standbys(scheduler) == [("server-1", "ready"), ("server-0", "filling")]
+
+
+def test_who_has_taken_a_place_in_the_process_of_another_server_is_known_to_be_there(
+    make_scheduler: type[Scheduler],
+) -> None:
+    scheduler = make_scheduler(workers=1, servers=2, replication=2)
+    known = old_view("ready")
+    server = m.ServerEntry(1, "server-0/1.3", 5, "127.0.0.1", 9000, process="server-0")
+    known.servers = (known.servers[0], server)
+    come_back(scheduler, known, "server-0", "server-1/0.3", "worker-0", "server-0/1.3")
+    assert servers(scheduler) == [("server-0", "alive")] * 2
+    scheduler.drop("server-0")
+    assert servers(scheduler) == [("server-1", "alive"), ("server-0", "lost")]
+
+
 def test_a_standby_that_is_expected_may_come_before_or_after(make_scheduler: type[Scheduler]) -> None:
     scheduler = make_scheduler(workers=1, servers=2, replication=2)
     early = register(scheduler, "server-1/0.3", 0)
