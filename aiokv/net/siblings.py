@@ -27,6 +27,8 @@ class Siblings:
         self._ended = ended
         self._nodes: dict[str, Node] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closing: dict[str, None] = {}
+        """Those that are being closed already, which must not be interrupted."""
 
     def __getitem__(self, name: str) -> Node:
         """Return one of them by its name."""
@@ -49,13 +51,15 @@ class Siblings:
         except AiokvError as error:
             logger.warning("%s could not start %s: %s", self._name, name, error)
         finally:
+            self._closing[name] = None
             await node.close()
-            del self._nodes[name], self._tasks[name]
+            del self._nodes[name], self._tasks[name], self._closing[name]
         self._ended(name)
 
     async def close(self) -> None:
         """Close all of them."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = dict(self._tasks)
+        for name, task in tasks.items():
+            if name not in self._closing:
+                task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
