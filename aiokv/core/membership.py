@@ -318,16 +318,18 @@ class Membership:
         self._epoch = view.epoch
         text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
         others = [one for name, one in rebuilding.back.items() if name not in self._members]
-        return [Log("warning", text), *self._publish(now), *self._join_now([*others, *rebuilding.later], now)]
+        effects: list[Effect] = [Log("warning", text), *self._publish(now)]
+        effects += self._join_now([*others, *rebuilding.later], now)
+        for peer, message in rebuilding.said:
+            if peer in self._by_peer:
+                effects += self._received(peer, 0, message, now)
+        return effects
 
     def _join_now(self, waiting: list[Registration], now: float) -> list[Effect]:
         """Look at those who have waited until it was known which cluster it is."""
         effects: list[Effect] = []
         for one in waiting:
             effects += self._received(one.peer, one.request, one.message, now)
-        for peer, message in rebuilding.said:
-            if peer in self._by_peer:
-                effects += self._received(peer, 0, message, now)
         return effects
 
     def _restore(
