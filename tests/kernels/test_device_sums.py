@@ -16,8 +16,9 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from aiokv.errors import SpecMismatchError
-from aiokv.kernels import get_backend
+from aiokv.kernels import devices_for, get_backend
 from aiokv.kernels.cuda import launch, reduce
+from aiokv.kernels.cuda.launches import Launches
 from aiokv.kernels.cuda.memory import SIMULATED
 
 Array = NDArray[Any]
@@ -239,3 +240,32 @@ def test_threads_may_launch_at_the_same_time(on_device: OnDevice, read: Read) ->
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(add, (8, 9)))
     assert [set(array.tolist()) for array in found] == [{9.0}, {10.0}]
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("something is made on the device once more")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_push_like_the_one_before_makes_nothing_on_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when its arrays are the same, nor when they lie elsewhere."""
+    device = devices_for("cuda")[0]
+
+    def lists(value: float) -> list[list[Any]]:
+        return [[cuda.to_device(np.full(size, value, dtype)) for _ in range(3)] for size in (5, 300)]
+
+    first, second = lists(1), lists(2)
+    device.sum_lists(first)
+    monkeypatch.setattr(launch, "to_device", refuse)
+    monkeypatch.setattr(launch, "new_on_device", refuse)
+    for pushed, expected in ((first, 3), (second, 6), (first, 3)):
+        assert [set(array.tolist()) for array in device.sum_lists(pushed)] == [{expected}] * 2
+
+
+def test_arrays_in_the_place_of_others_are_looked_at(on_device: OnDevice) -> None:
+    """What is written must lie apart, the second time too."""
+    run, spec = Launches().run, reduce.sum_spec("float32", ("float32",), adds=True)
+    whole = on_device(np.ones(64, np.float32))
+    run(spec, [[whole[:32], whole[32:]]])
+    with pytest.raises(SpecMismatchError, match="apart from"):
+        run(spec, [[whole[:32], whole[16:48]]])

@@ -4,6 +4,7 @@
     rounding    `arithmetic`, with every operation rounded
     tensors     arrays on a device, whoever made them, and what they must be
     launch      geometry, and the table of tensors that one launch goes over
+    launches    launches that are run again and again
     streaming   every kernel that goes over memory once, made from what happens to one element
     reduce      sums, norms, clipping
     optimize    updates, and the squares for those that need norms

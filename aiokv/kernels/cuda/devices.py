@@ -14,6 +14,7 @@ from aiokv.errors import DeviceMemoryError
 from aiokv.kernels.checks import BFLOAT16, FLOAT32, is_low, mismatch
 from aiokv.kernels.cuda import encoding, reduce, sparse
 from aiokv.kernels.cuda.encoding import DeviceEncoder
+from aiokv.kernels.cuda.launches import Launches
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.pools import Memory, Packed
 from aiokv.kernels.cuda.tensors import Copy, Tensor, memory_of, read, tensor_of, writable_tensor
@@ -46,6 +47,7 @@ class Device:
         # Numba's streams wait for the default one, on which everything is computed, and it waits for them.
         self._lock = threading.Lock()
         self._streams: dict[str, Any] = {}
+        self._run = Launches().run
 
     def sum_lists(self, lists: Sequence[Sequence[Any]]) -> list[Array]:
         """Return the sum of each list in the host's memory; one launch makes those of one dtype and length of a list.
@@ -90,7 +92,7 @@ class Device:
                     total = self.memory.on_device(size, FLOAT32) if is_low(tensor.dtype) else out
                     sparse.sum_segments(total, segments, tensor, tensor.size // ids.size)
                     if total is not out:
-                        reduce.narrow([total], [out])
+                        reduce.narrow([total], [out], run=self._run)
             return segments.rows, sums.read()[0].reshape(shape)
 
     # --- gradients that are encoded here ---
@@ -136,13 +138,13 @@ class Device:
         """
         found = [encoding.Gradient(*each) for each in gradients]
         with self._lock, cuda.gpus[self.number]:
-            return found, encoding.check(found)
+            return found, encoding.check(found, self._run)
 
     def encode(self, checked: Any) -> list[list[memoryview]]:
         """Return the payloads of what was checked, for each gradient one for each cut."""
         found, largest = checked
         with self._lock, cuda.gpus[self.number]:
-            return encoding.encode(found, largest, self.memory)
+            return encoding.encode(found, largest, self.memory, self._run)
 
     # --- copies ---
 
@@ -243,10 +245,10 @@ class Device:
                 sources, targets = [rows[n] for n in numbers], [outs[n] for n in numbers]
                 if is_low(targets[0].dtype):
                     totals = self._packed(sources, FLOAT32)
-                    reduce.sum_into(totals, sources)
-                    reduce.narrow(totals, targets)
+                    reduce.sum_into(totals, sources, run=self._run)
+                    reduce.narrow(totals, targets, run=self._run)
                 else:
-                    reduce.sum_into(targets, sources)
+                    reduce.sum_into(targets, sources, run=self._run)
 
     def _packed(self, rows: Sequence[list[Tensor]], dtype: np.dtype[Any] | None = None) -> list[Tensor]:
         """Return memory for something of each of some arrays' size, and of their dtype if none is given."""

@@ -20,7 +20,6 @@ from aiokv.codec.whole import with_scale
 from aiokv.kernels.cuda import codec as kernels
 from aiokv.kernels.cuda import launch, reduce, select, sparse
 from aiokv.kernels.cuda.pools import Packed
-from aiokv.kernels.cuda.streaming import Launch
 from aiokv.kernels.cuda.tensors import Copy, Tensor, read
 from aiokv.optim import PRECISIONS
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiokv.codec import Codec
+    from aiokv.kernels.cuda.launches import Run
     from aiokv.kernels.cuda.pools import Memory
     from aiokv.kernels.reference import Array
     from aiokv.types import Key
@@ -127,14 +127,14 @@ class Gradient(NamedTuple):
         return [_range(array, start, stop) for array in self.arrays]
 
 
-def check(gradients: Sequence[Gradient]) -> list[float]:
+def check(gradients: Sequence[Gradient], run: Run) -> list[float]:
     """Return the largest magnitude of each gradient with its residual; all are of one codec, and nothing is changed.
 
     Raises:
         NotFiniteError: one can't be encoded.
     """
     spec = kernels.largest_spec(feeds_back=gradients[0].encoder.codec.error_feedback)
-    results = Launch(spec, [gradient.arrays for gradient in gradients]).run([kernels.LIMITS] * len(gradients))
+    results = run(spec, [gradient.arrays for gradient in gradients], [kernels.LIMITS] * len(gradients))
     parts = [-(-gradient.values.size // launch.PART) for gradient in gradients]
     starts = np.cumsum([0, *parts[:-1]])
     largest = np.maximum.reduceat(results.copy_to_host(), starts)
@@ -146,24 +146,25 @@ def check(gradients: Sequence[Gradient]) -> list[float]:
     return [float(size) for size in largest]
 
 
-def encode(gradients: Sequence[Gradient], largest: Sequence[float], memory: Memory) -> list[list[memoryview]]:
+def encode(gradients: Sequence[Gradient], largest: Sequence[float], memory: Memory, run: Run) -> list[list[memoryview]]:
     """Return the payloads of gradients of one codec, one for each cut, and bring their residuals up to date.
 
     Args:
         gradients: all of one codec.
         largest: what `check` has returned for them, if nothing was encoded meanwhile.
         memory: for payloads.
+        run: starts kernels.
     """
     codec = gradients[0].encoder.codec
     match codec:
         case OneBit() | TwoBit():
-            found = _encode_bits(codec, gradients, memory)
+            found = _encode_bits(codec, gradients, memory, run)
         case Float16() | BFloat16():
-            found = _encode_halves(codec, gradients, memory)
+            found = _encode_halves(codec, gradients, memory, run)
         case Float8():
-            found = _encode_float8(gradients, largest, memory)
+            found = _encode_float8(gradients, largest, memory, run)
         case TopK():
-            found = [_choose(codec, gradient) for gradient in _corrected(gradients)]
+            found = [_choose(codec, gradient) for gradient in _corrected(gradients, run)]
         case _:
             raise AssertionError(f"{codec!r} is encoded on the host")
     for gradient in gradients:
@@ -171,7 +172,7 @@ def encode(gradients: Sequence[Gradient], largest: Sequence[float], memory: Memo
     return [[payload.data.toreadonly() for payload in payloads] for payloads in found]
 
 
-def _encode_bits(codec: OneBit | TwoBit, gradients: Sequence[Gradient], memory: Memory) -> list[list[Array]]:
+def _encode_bits(codec: OneBit | TwoBit, gradients: Sequence[Gradient], memory: Memory, run: Run) -> list[list[Array]]:
     lengths = [codec.nbytes(stop - start) for gradient in gradients for start, stop in gradient.cuts]
     payloads = Packed(memory, [(length // WORD, kernels.WORD) for length in lengths])
     rows = []
@@ -181,33 +182,37 @@ def _encode_bits(codec: OneBit | TwoBit, gradients: Sequence[Gradient], memory: 
             values, *residual = gradient.part(start, stop)
             rows.append([values, *residual, next(pieces)])
     spec = kernels.encode_bits_spec(codec.bits, feeds_back=gradients[0].encoder.codec.error_feedback)
-    _launch(spec, rows, [[codec.threshold, 1.0]] * len(rows))
+    _launch(run, spec, rows, [[codec.threshold, 1.0]] * len(rows))
     found = iter([words.view(np.uint8) for words in payloads.read()])
     return [[next(found) for _ in gradient.cuts] for gradient in gradients]
 
 
-def _encode_halves(codec: Float16 | BFloat16, gradients: Sequence[Gradient], memory: Memory) -> list[list[Array]]:
+def _encode_halves(
+    codec: Float16 | BFloat16, gradients: Sequence[Gradient], memory: Memory, run: Run
+) -> list[list[Array]]:
     dtype = "float16" if isinstance(codec, Float16) else "bfloat16"
     payloads = Packed(memory, [(gradient.values.size, dtype) for gradient in gradients])
     spec = kernels.encode_half_spec(dtype, feeds_back=gradients[0].encoder.codec.error_feedback)
     rows = [[*each.arrays, codes] for each, codes in zip(gradients, payloads.tensors, strict=True)]
-    _launch(spec, rows, [[float(ml_dtypes.finfo(dtype).max)]] * len(rows))  # type: ignore[no-untyped-call]
+    _launch(run, spec, rows, [[float(ml_dtypes.finfo(dtype).max)]] * len(rows))  # type: ignore[no-untyped-call]
     return [
         [codes[start:stop].view(np.uint8) for start, stop in gradient.cuts]
         for gradient, codes in zip(gradients, payloads.read(), strict=True)
     ]
 
 
-def _encode_float8(gradients: Sequence[Gradient], largest: Sequence[float], memory: Memory) -> list[list[Array]]:
+def _encode_float8(
+    gradients: Sequence[Gradient], largest: Sequence[float], memory: Memory, run: Run
+) -> list[list[Array]]:
     scales = [min(np.float32(np.float32(size) / kernels.FLOAT8_MAX), MAX_SCALE) for size in largest]
     scaled = [(each, scale) for each, scale in zip(gradients, scales, strict=True) if scale]
     # No float32 is a fine enough unit for the others: all of them is left.
     rest = [each for each, scale in zip(gradients, scales, strict=True) if not scale]
-    _corrected(rest)
+    _corrected(rest, run)
     payloads = Packed(memory, [(gradient.values.size, np.uint8) for gradient, _ in scaled])
     spec = kernels.encode_float8_spec(feeds_back=gradients[0].encoder.codec.error_feedback)
     rows = [[*each.arrays, codes] for (each, _), codes in zip(scaled, payloads.tensors, strict=True)]
-    _launch(spec, rows, [[scale, kernels.FLOAT8_MAX] for _, scale in scaled])
+    _launch(run, spec, rows, [[scale, kernels.FLOAT8_MAX] for _, scale in scaled])
     read_codes = iter(payloads.read())
     found = []
     for gradient, scale in zip(gradients, scales, strict=True):
@@ -218,12 +223,12 @@ def _encode_float8(gradients: Sequence[Gradient], largest: Sequence[float], memo
     return found
 
 
-def _corrected(gradients: Sequence[Gradient]) -> Sequence[Gradient]:
+def _corrected(gradients: Sequence[Gradient], run: Run) -> Sequence[Gradient]:
     """Add gradients to their residuals, if they have one; return what there is then, as gradients."""
     if not gradients or not gradients[0].encoder.codec.error_feedback:
         return gradients
     residuals = [gradient.arrays[1] for gradient in gradients]
-    reduce.accumulate_scaled(residuals, [gradient.values for gradient in gradients], 1.0)
+    reduce.accumulate_scaled(residuals, [gradient.values for gradient in gradients], 1.0, run=run)
     return [each._replace(values=residual) for each, residual in zip(gradients, residuals, strict=True)]
 
 
@@ -241,10 +246,10 @@ def _choose(codec: TopK, gradient: Gradient) -> list[Array]:
     return payloads
 
 
-def _launch(spec: Any, rows: list[list[Tensor]], numbers: list[list[Any]]) -> None:
+def _launch(run: Run, spec: Any, rows: list[list[Tensor]], numbers: list[list[Any]]) -> None:
     filled = [n for n, row in enumerate(rows) if row[0].size]
     if filled:
-        Launch(spec, [rows[n] for n in filled]).run([numbers[n] for n in filled])
+        run(spec, [rows[n] for n in filled], [numbers[n] for n in filled])
 
 
 def _range(array: Tensor, start: int, stop: int) -> Tensor:

@@ -10,7 +10,7 @@ from numba import cuda
 from aiokv.kernels.cuda.memory import SIMULATED, VECTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aiokv.kernels.cuda.tensors import Tensor
     from aiokv.kernels.reference import Array
@@ -82,20 +82,33 @@ class Table:
         self.sizes = sizes
         self.count = len(parts)
         # What a table refers to stays where it is for as long as the table.
-        self._kept = rows
+        self._kept: Sequence[Sequence[Tensor]] = rows
         self._addresses = addresses
         if self.count:
             self.addresses = to_device(addresses, stream)
             self.parts = to_device(parts, stream)
 
-    def move(self, rows: Sequence[Sequence[Tensor]], stream: Any) -> None:
-        """Refer to other tensors, of the same lengths, that start at multiples of 16 bytes where the others did."""
+    def move(self, rows: Sequence[Sequence[Tensor]], stream: Any, check: Callable[[], None] | None = None) -> None:
+        """Refer to other tensors, of the same lengths, that start at multiples of 16 bytes where the others did.
+
+        Args:
+            rows: the tensors.
+            stream: on which their addresses are copied to the device.
+            check: called before that, if they have changed.
+        """
         addresses = np.array([[tensor.address for tensor in row] for row in rows], np.int64)
+        changed = not np.array_equal(addresses, self._addresses)
+        if changed and check is not None:
+            check()
         self._kept = rows
-        if self.count and not np.array_equal(addresses, self._addresses):
+        if self.count and changed:
             # What was launched before has read the others by then: the copy is behind it in the stream.
             self._addresses = addresses
             self.addresses.copy_to_device(addresses, stream=stream)
+
+    def forget(self) -> None:
+        """Keep the tensors no longer."""
+        self._kept = ()
 
 
 def make_parts(sizes: Array, aligned: Array, group: int) -> Array:

@@ -10,12 +10,15 @@ import numpy as np
 from aiokv.errors import SpecMismatchError
 from aiokv.kernels.checks import is_low
 from aiokv.kernels.cuda import launch
-from aiokv.kernels.cuda.streaming import Launch, Streaming, make_kernel
+from aiokv.kernels.cuda.launches import once
+from aiokv.kernels.cuda.streaming import Streaming, make_kernel
 from aiokv.kernels.cuda.tensors import tensor_of
 from aiokv.kernels.work import MOST_ADDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from aiokv.kernels.cuda.launches import Run
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -69,7 +72,7 @@ def check_sum(out: str, sources: Sequence[str]) -> None:
         raise SpecMismatchError(f"a sum must be {expected}; got {got}", expected=expected, got=got)
 
 
-def sum_into(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: Any = 0) -> None:
+def sum_into(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: Any = 0, run: Run = once) -> None:
     """Write to each result the sum of its buffers, in their order: one launch for up to eight of each.
 
     Args:
@@ -81,7 +84,7 @@ def sum_into(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: A
     Raises:
         SpecMismatchError: arrays do not fit, or can't be added.
     """
-    _sum(outs, sources, stream, squares=False)
+    _sum(outs, sources, stream, run, squares=False)
 
 
 NARROW = "def element_of(total):\n    return total,"
@@ -93,7 +96,7 @@ def narrow_spec(dtype: str) -> Streaming:
     return Streaming(f"narrow_{dtype}", (("total", "float32"),), (("out", dtype),), NARROW)
 
 
-def narrow(totals: Sequence[Any], outs: Sequence[Any], *, stream: Any = 0) -> None:
+def narrow(totals: Sequence[Any], outs: Sequence[Any], *, stream: Any = 0, run: Run = once) -> None:
     """Round arrays of float32 to float16 or bfloat16, all of them in one launch.
 
     Raises:
@@ -101,10 +104,10 @@ def narrow(totals: Sequence[Any], outs: Sequence[Any], *, stream: Any = 0) -> No
     """
     found = [tensor_of("out", out) for out in outs]
     rows = [[total, out] for total, out in zip(totals, found, strict=True)]
-    Launch(narrow_spec(found[0].dtype.name), rows, stream).run(stream=stream)
+    run(narrow_spec(found[0].dtype.name), rows, None, stream)
 
 
-def sum_and_squares(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: Any = 0) -> Any:
+def sum_and_squares(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: Any = 0, run: Run = once) -> Any:
     """Write sums as `sum_into` does, and return the sum of the squares of all results, float64[1] on the device.
 
     It is not finite when one of the sums is not, and only then: no square of a float32 is too large for a float64. Its
@@ -113,10 +116,10 @@ def sum_and_squares(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, st
     Raises:
         SpecMismatchError: arrays do not fit, or the results are not float32 or less.
     """
-    return _sum(outs, sources, stream, squares=True)
+    return _sum(outs, sources, stream, run, squares=True)
 
 
-def _sum(outs: Sequence[Any], sources: Sequence[Sequence[Any]], stream: Any, *, squares: bool) -> Any:
+def _sum(outs: Sequence[Any], sources: Sequence[Sequence[Any]], stream: Any, run: Run, *, squares: bool) -> Any:
     found = [tensor_of("out", out) for out in outs]
     rows = [[tensor_of(f"source_{n}", array) for n, array in enumerate(row)] for row in sources]
     counts = {len(row) for row in rows}
@@ -132,7 +135,7 @@ def _sum(outs: Sequence[Any], sources: Sequence[Sequence[Any]], stream: Any, *, 
         # What earlier passes have added is one of the buffers of this one.
         end = min(len(dtypes), done + MOST_ADDED - bool(done))
         spec = sum_spec(out, tuple(dtypes[done:end]), adds=bool(done), squares=squares and end == len(dtypes))
-        results = Launch(spec, _columns(spec, found, rows, done, end), stream).run(stream=stream)
+        results = run(spec, _columns(spec, found, rows, done, end), None, stream)
         done = end
     return total_of(results, stream) if squares else None
 
@@ -146,7 +149,9 @@ def _columns(spec: Streaming, outs: list[Any], rows: list[list[Any]], start: int
     return [[arrays[name] for name in spec.arrays] for arrays in named]
 
 
-def accumulate_scaled(targets: Sequence[Any], sources: Sequence[Any], scale: float, *, stream: Any = 0) -> None:
+def accumulate_scaled(
+    targets: Sequence[Any], sources: Sequence[Any], scale: float, *, stream: Any = 0, run: Run = once
+) -> None:
     """Add `scale * source` to each target; product and sum are rounded.
 
     Raises:
@@ -158,7 +163,7 @@ def accumulate_scaled(targets: Sequence[Any], sources: Sequence[Any], scale: flo
     check_sum(out, [source])
     spec = sum_spec(out, (source,), adds=True, scales=True)
     columns = _columns(spec, found, [[row] for row in rows], 0, 1)
-    Launch(spec, columns, stream).run([[scale]] * len(found), stream)
+    run(spec, columns, [[scale]] * len(found), stream)
 
 
 @functools.cache
@@ -247,4 +252,4 @@ def clip(targets: Sequence[Any], squares: Any, limit: float, *, stream: Any = 0)
     found = [tensor_of("target", target) for target in targets]
     factors = launch.new_on_device((len(found), 1), np.float32, stream)
     factor_kernel()[(*launch.geometry(1), stream)](squares, launch.to_device(np.array([limit]), stream), factors)
-    Launch(scale_spec(found[0].dtype.name), [[tensor] for tensor in found], stream).run(factors, stream)
+    once(scale_spec(found[0].dtype.name), [[tensor] for tensor in found], factors, stream)

@@ -303,13 +303,25 @@ class Launch:
         self.spec = spec
         self._rows = len(rows)
         self._table = launch.Table(found, spec.group, stream, packed)
+        self._numbers: Any = None
+        self._results: Any = None
 
-    def move(self, rows: Sequence[Sequence[Tensor]], stream: Any) -> None:
-        """Go over other tensors from now on, like the ones before in all but their addresses. Nothing is checked.
+    def move(self, rows: Sequence[Sequence[Tensor]], stream: Any, *, checks: bool) -> None:
+        """Go over other tensors from now on, of the same lengths, aligned as the ones before. All is on this stream.
 
-        All launches are on this stream.
+        Args:
+            rows: as in the beginning.
+            stream: on which addresses are copied to the device, if they have changed.
+            checks: whether they are checked then.
+
+        Raises:
+            SpecMismatchError: an array is not as the kernel needs it.
         """
-        self._table.move(rows, stream)
+        self._table.move(rows, stream, (lambda: check_rows(rows, self.spec)) if checks else None)
+
+    def forget(self) -> None:
+        """Refer to the tensors no longer; before it is run again they are given once more."""
+        self._table.forget()
 
     def run(self, numbers: Any = None, stream: Any = 0) -> Any:
         """Start the kernel.
@@ -319,7 +331,8 @@ class Launch:
             stream: in whose order it runs.
 
         Returns:
-            The reduced results, float64[parts] on the device; None when nothing is reduced or there are no elements.
+            The reduced results, float64[parts] on the device, until the next time; None when nothing is reduced or
+            there are no elements.
         """
         if not self._table.count:
             return None
@@ -327,11 +340,15 @@ class Launch:
         if self.spec.numbers:
             wanted = (self._rows, len(self.spec.numbers))
             if not hasattr(numbers, "__cuda_ndarray__"):
-                numbers = launch.to_device(np.asarray(numbers, self.spec.precision).reshape(wanted), stream)
+                given = np.asarray(numbers, self.spec.precision).reshape(wanted)
+                if self._numbers is None:
+                    self._numbers = launch.new_on_device(wanted, given.dtype, stream)
+                self._numbers.copy_to_device(given, stream=stream)
+                numbers = self._numbers
             arguments.append(numbers)
-        results = None
         if self.spec.reduction:
-            results = launch.new_on_device(self._table.count, np.float64, stream)
-            arguments.append(results)
+            if self._results is None:
+                self._results = launch.new_on_device(self._table.count, np.float64, stream)
+            arguments.append(self._results)
         launch.run(streaming_kernel(self.spec), self._table, *arguments, stream=stream)
-        return results
+        return self._results

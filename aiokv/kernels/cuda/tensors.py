@@ -19,7 +19,7 @@ from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.foreign import CUDA_DEVICE, MANAGED_DEVICE, dlpack_device, is_immutable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from aiokv.kernels.cuda.streaming import Streaming
     from aiokv.kernels.reference import Array
@@ -257,7 +257,7 @@ def _check_strides(name: str, shape: tuple[int, ...], strides: Iterable[int] | N
         step *= length
 
 
-def check_rows(rows: list[list[Tensor]], spec: Streaming) -> None:
+def check_rows(rows: Sequence[Sequence[Tensor]], spec: Streaming) -> None:
     """Check the tensors of one launch: what a kernel reads and writes is not checked there.
 
     Raises:
@@ -277,7 +277,7 @@ def check_rows(rows: list[list[Tensor]], spec: Streaming) -> None:
                 _check_written(name, tensor, row, names)
 
 
-def _check_written(name: str, tensor: Tensor, row: list[Tensor], names: list[str]) -> None:
+def _check_written(name: str, tensor: Tensor, row: Sequence[Tensor], names: list[str]) -> None:
     if tensor.read_only:
         raise mismatch(name, "writable", "a read-only array")
     for other, neighbour in zip(names, row, strict=True):

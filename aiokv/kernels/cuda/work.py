@@ -1,8 +1,4 @@
-"""The work of a store, launched on a stream of its own device.
-
-What a launch needs beside its arrays is made once for arrays of these lengths: which parts they have, and room for
-addresses and numbers. A step copies those there, and allocates nothing: to free memory of a device would stop it.
-"""
+"""The work of a store, launched on a stream of its own device."""
 
 from __future__ import annotations
 
@@ -12,10 +8,9 @@ import numpy as np
 from numba.cuda.cudadrv import driver
 
 from aiokv.kernels.checks import precision_for
-from aiokv.kernels.cuda import codec, launch, optimize, reduce
-from aiokv.kernels.cuda.memory import VECTOR
+from aiokv.kernels.cuda import codec, optimize, reduce
+from aiokv.kernels.cuda.launches import Launches, shape_of
 from aiokv.kernels.cuda.optimize import SquaresLaunch
-from aiokv.kernels.cuda.streaming import Launch, Streaming
 from aiokv.kernels.cuda.tensors import Tensor, tensor_of
 from aiokv.kernels.plan import plan_norms, plan_update, prepare
 from aiokv.kernels.work import Add, Cast, Decode, Divide, Renew, Scale, Squares, Work, Zero
@@ -23,10 +18,8 @@ from aiokv.kernels.work import Add, Cast, Decode, Divide, Renew, Scale, Squares,
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from aiokv.kernels.cuda.streaming import Streaming
     from aiokv.kernels.plan import Plan
-
-MOST_LAUNCHES = 4096
-"""Launches that are kept; each takes a few hundred bytes of a device's memory, and a few KiB for norms."""
 
 FLOAT_BYTES = 4
 """Of a float32."""
@@ -44,7 +37,8 @@ class Works:
 
     def __init__(self, buffers: Mapping[int, Any]) -> None:
         self._buffers = buffers
-        self._launches: dict[Any, Any] = {}
+        # What a server's buffers are is decided by itself.
+        self._launches = Launches(checks=False)
 
     def launch(self, work: Work, buffers: Sequence[int], stream: Any) -> None:
         """Start work on buffers, in the order that the work says."""
@@ -96,24 +90,7 @@ class Works:
 
     def _start(self, spec: Streaming, rows: list[list[Place]], numbers: Any, stream: Any) -> None:
         """Run a kernel over places."""
-        tensors = self._tensors(rows, list(spec.arrays.values()))
-        name = (spec, _shape(tensors))
-        found = self._launches.get(name)
-        if found is None:
-            shape = (len(rows), len(spec.numbers))
-            kept = launch.new_on_device(shape, np.dtype(spec.precision), stream) if spec.numbers else None
-            found = self._keep(name, (Launch(spec, tensors, stream), kept))
-        launched, kept = found
-        launched.move(tensors, stream)
-        if kept is not None:
-            kept.copy_to_device(np.asarray(numbers, spec.precision).reshape(kept.shape), stream=stream)
-        launched.run(kept, stream)
-
-    def _keep(self, name: Any, made: Any) -> Any:
-        if len(self._launches) >= MOST_LAUNCHES:
-            self._launches.clear()
-        self._launches[name] = made
-        return made
+        self._launches.run(spec, self._tensors(rows, list(spec.arrays.values())), numbers, stream)
 
     def _tensors(self, rows: list[list[Place]], dtypes: list[str]) -> list[list[Tensor]]:
         return [[self._tensor(*place) for place in zip(row, dtypes, strict=True)] for row in rows]
@@ -153,11 +130,9 @@ class Works:
         dtypes = [dtype for _, dtype in named.values()]
         tensors = self._tensors(self._rows(work, named), dtypes)
         numbers = [prepared.numbers(step, norms) for step, norms in zip(work.steps, work.gathered, strict=True)]
-        name = (plan, precision.char, tuple(dtypes), _shape(tensors))
-        launched = self._launches.get(name)
-        if launched is None:
-            counted = work.rule.norm_counts[work.phase]
-            launched = self._keep(name, SquaresLaunch(plan, precision.name, tensors, counted, stream))
+        name = (plan, precision.char, tuple(dtypes), shape_of(tensors))
+        counted = work.rule.norm_counts[work.phase]
+        launched = self._launches.find(name, lambda: SquaresLaunch(plan, precision.name, tensors, counted, stream))
         launched.move(tensors)
         launched.run(numbers, self._buffers[buffers[0]].view(np.float64))
 
@@ -183,11 +158,3 @@ class Works:
         # A key without elements has nothing to update.
         present = [n for n, row in enumerate(rows) if row[0][2]]
         self._start(spec, [rows[n] for n in present], [numbers[n] for n in present], stream)
-
-
-def _shape(tensors: list[list[Tensor]]) -> tuple[tuple[int, bool], ...]:
-    """Return the length of each row, and whether it can be read 16 bytes at a time.
-
-    What is written has one element for each element; what is read may have several in a word.
-    """
-    return tuple([(row[-1].size, all(tensor.address % VECTOR == 0 for tensor in row)) for row in tensors])
