@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aiokv.codec import Codec
     from aiokv.core.stimuli import Rows
     from aiokv.list_sums import Merger
+    from aiokv.staging import Staged
 
 Array = NDArray[Any]
 
@@ -67,6 +68,8 @@ class Arguments:
     buffers: dict[int, memoryview] = field(default_factory=dict)
     """Answers of any length, by number."""
     device_outs: list[DeviceOut] = field(default_factory=list)
+    staged: Staged | None = None
+    """What is copied to these."""
 
     @property
     def tensors(self) -> list[tuple[Key, TensorSpec]]:

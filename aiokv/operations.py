@@ -836,7 +836,12 @@ class Operations(ABC):
             await self._transfer(operation, arguments, timeout, priority)
             return
         staged = await self._prepare(functools.partial(stage, arguments, self._merger.devices), SLOW)
-        await self._transfer(operation, arguments, timeout, priority)
+        try:
+            await self._transfer(operation, arguments, timeout, priority)
+        except BaseException:
+            # Nobody writes to the arrays any longer when the call has ended.
+            await self._use(staged.wait, SLOW)
+            raise
         await self._use(staged.copy, SLOW)
 
     async def _merge(self, arguments: Arguments, codec: PushCodec | None = None) -> None:

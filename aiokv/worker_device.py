@@ -70,8 +70,8 @@ class Device(Protocol):
         """Return what `start` takes of an array on the device. Raises SpecMismatchError: it can't be written."""
         ...
 
-    def start(self, memory: Array, target: Any, rows: Array | None, /) -> None:
-        """Begin to copy the whole target, or some rows of it: the others become zero."""
+    def start(self, memory: Array, target: Any, rows: Array | None, first: int, /) -> None:
+        """Begin to copy a part of the target, from byte `first` on, or some rows of it: the others become zero."""
         ...
 
     def wait(self) -> None:

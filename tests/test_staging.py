@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aiokv.arrays import exchanging, receiving
-from aiokv.errors import SpecMismatchError
+from aiokv.errors import AiokvError, SpecMismatchError
 from aiokv.sparse import pulling, pulling_rows
 from aiokv.staging import Staged
 from aiokv.staging import stage as stage_on
@@ -37,7 +37,7 @@ class Simulated:
     """A device that copies when it is waited for, in the order in which copies were begun."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[Array, OnGPU, Array | None]] = []
+        self.begun: list[tuple[Array, OnGPU, Array | None, int]] = []
         self.allocated: list[int] = []
 
     def allocate(self, nbytes: int, /) -> Array:
@@ -49,14 +49,17 @@ class Simulated:
             raise SpecMismatchError("read-only")
         return array
 
-    def start(self, memory: Array, target: OnGPU, rows: Array | None, /) -> None:
-        self.begun.append((memory, target, rows))
+    def start(self, memory: Array, target: OnGPU, rows: Array | None, first: int, /) -> None:
+        # A device may copy at once, too.
+        self.begun.append((memory.copy(), target, rows, first))
 
     def wait(self) -> None:
-        for memory, target, rows in self.begun:
-            target.memory[... if rows is None else rows] = memory.view(target.dtype).reshape(
-                target.shape if rows is None else (-1, *target.shape[1:])
-            )
+        for memory, target, rows, first in self.begun:
+            if rows is None:
+                target.memory.reshape(-1).view(np.uint8)[first : first + memory.size] = memory
+            else:
+                target.memory[...] = 0
+                target.memory[rows] = memory.view(target.dtype).reshape(-1, *target.shape[1:])
         self.begun = []
 
 
@@ -89,7 +92,8 @@ def test_no_elements_need_no_copy() -> None:
     arguments = receiving("w", OnGPU(floats(0, 5)), unknown)
     staged = stage(arguments, [device])
     staged.copy()
-    assert (arguments.targets[0].shape, staged.copies) == ((0, 5), [])
+    assert arguments.targets[0].shape == (0, 5)
+    assert not staged.landed(0, 0, 0)
 
 
 def test_what_is_pushed_may_receive_as_well() -> None:
@@ -110,6 +114,64 @@ def test_rows_go_to_their_places() -> None:
     arguments.targets[0][...] = [[1, 2], [3, 4]]
     staged.copy()
     assert out.memory.tolist() == [[0, 0], [1, 2], [0, 0], [0, 0], [3, 4]]
+
+
+def test_what_has_landed_is_copied_while_the_rest_is_coming() -> None:
+    """Neighbours in one copy, and what comes again once more; in the end what nobody has told."""
+    device, out = Simulated(), OnGPU(floats(8))
+    arguments = receiving("w", [out, OnGPU(floats(8))], unknown)
+    staged = stage(arguments, [device])
+    memory = arguments.targets[0]
+    memory[...] = range(8)
+    assert [staged.landed(0, *part) for part in ((8, 12), (16, 24), (12, 16), (4, 4))] == [True, True, True, False]
+    staged.begin()
+    assert [(copy.size, first) for copy, _, _, first in device.begun] == [(16, 8)] * 2
+    memory[2] = 20
+    staged.landed(0, 8, 12)
+    staged.copy()
+    assert out.memory.tolist() == [0, 1, 20, 3, 4, 5, 6, 7]
+
+
+def test_rows_are_copied_when_all_are_there() -> None:
+    pull = pulling_rows("t", OnGPU(floats(5, 2)), [4, 1], TensorSpec((5, 2), "float32"), lambda key, spec: [0])
+    staged = stage(pulling([pull]), [Simulated()])
+    assert not staged.landed(0, 0, 8)
+    assert not staged.landed(1, 0, 8), "nobody has an array for it on a device"
+
+
+def test_an_array_of_which_no_rows_are_wanted_is_written_too() -> None:
+    """Its rows become zero."""
+    out, device = OnGPU(np.ones((2, 2), np.float32)), Simulated()
+    pull = pulling_rows("t", out, [], TensorSpec((2, 2), "float32"), lambda key, spec: [0])
+    staged = stage(pulling([pull]), [device])
+    staged.copy()
+    assert out.memory.tolist() == [[0, 0], [0, 0]]
+
+
+def test_what_could_not_be_begun_is_said_at_the_end() -> None:
+    class Broken(Simulated):
+        def start(self, memory: Array, target: OnGPU, rows: Array | None, first: int, /) -> None:
+            raise AiokvError("no such stream")
+
+    staged = stage(receiving("w", OnGPU(floats(3)), unknown), [Broken()])
+    staged.landed(0, 0, 4)
+    staged.begin()
+    with pytest.raises(AiokvError, match="no such stream"):
+        staged.copy()
+
+
+def test_a_call_that_failed_writes_to_no_array_any_longer() -> None:
+    device, out = Simulated(), OnGPU(floats(3))
+    arguments = receiving("w", out, unknown)
+    staged = stage(arguments, [device])
+    arguments.targets[0][...] = 7
+    staged.landed(0, 0, 4)
+    staged.begin()
+    staged.landed(0, 4, 8)
+    staged.wait()
+    staged.begin()
+    assert not device.begun
+    assert out.memory.tolist() == [7, 0, 0]
 
 
 def test_an_array_that_cannot_be_written_is_refused_before_anything_is_sent() -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aiokv.net.link import AnyLink
+    from aiokv.staging import Staged
 
 T = TypeVar("T")
 
@@ -76,7 +77,9 @@ class Client(Driver, Operations):
         self._encoding: dict[int, asyncio.Task[None]] = {}
         """Tasks whose threads read a call's arrays."""
         self._writing: dict[asyncio.Task[None], None] = {}
-        """Tasks whose threads write what is left of gradients."""
+        """Tasks whose threads write what is left of gradients, or begin copies to devices."""
+        self._copying: dict[Staged, bool] = {}
+        """What calls receive for arrays on devices; True while a thread is about to begin copies of what has come."""
         self._open = False
         self._preparing = asyncio.Lock()
         """Held by the call whose arrays are made ready; the others wait in their order."""
@@ -230,6 +233,8 @@ class Client(Driver, Operations):
         future = self._futures[number] = asyncio.get_running_loop().create_future()
         if arguments is not None:
             self._arguments[number] = arguments
+            if arguments.staged is not None:
+                self._copying[arguments.staged] = False
         try:
             self.feed(make(number))
             return await future
@@ -243,6 +248,8 @@ class Client(Driver, Operations):
         finally:
             self._futures.pop(number, None)
             self._arguments.pop(number, None)
+            if arguments is not None and arguments.staged is not None:
+                del self._copying[arguments.staged]
 
     async def _settle(self, call: int) -> None:
         """Wait until nobody reads from the call's arrays any longer; cut a link whose peer has stopped to read."""
@@ -335,6 +342,8 @@ class Client(Driver, Operations):
         for frame in frames:
             buffer = self._landed.pop((link.peer, frame.request), None)
             if buffer is None:
+                if self._copying and frame.nbytes:
+                    self._begin_copies(frame)
                 continue
             memory = self._session.landing(frame.request, frame.nbytes)
             if isinstance(memory, ef.CallTensors):
@@ -347,6 +356,24 @@ class Client(Driver, Operations):
                     link.refuse(error)
                     return
         super().frames_received(link, frames)
+
+    def _begin_copies(self, frame: Frame) -> None:
+        """Let devices copy what has come for their arrays, while the rest is coming."""
+        memory = self._session.landing(frame.request, frame.nbytes)
+        if isinstance(memory, ef.CallMemory):
+            staged = self._arguments[memory.call].staged
+            came = staged is not None and staged.landed(memory.tensor, memory.start, memory.stop)
+            # One thread begins whatever has come until it gets to it.
+            if staged is not None and came and not self._copying[staged]:
+                self._copying[staged] = True
+                task = self._loop.create_task(self._copy_landed(staged))
+                self._writing[task] = None
+                task.add_done_callback(self._writing.pop)
+
+    async def _copy_landed(self, staged: Staged) -> None:
+        await asyncio.to_thread(staged.begin)
+        if staged in self._copying:
+            self._copying[staged] = False
 
     def _update(self, replica: ef.Replica, codec: int, payload: memoryview) -> None:
         targets = [] if replica.target is None else self._arguments[replica.target.call].targets

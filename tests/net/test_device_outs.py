@@ -35,7 +35,7 @@ class Slow:
     """A device whose copies are there when the test says so."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[Array, OnGPU]] = []
+        self.begun: list[tuple[Array, OnGPU, int]] = []
         self.waiting = threading.Event()
         self.done = threading.Event()
         self.threads: set[str] = set()
@@ -50,15 +50,16 @@ class Slow:
     def writable(self, array: OnGPU, /) -> OnGPU:
         return array
 
-    def start(self, memory: Array, target: OnGPU, rows: None, /) -> None:
-        self.begun.append((memory, target))
+    def start(self, memory: Array, target: OnGPU, rows: None, first: int, /) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.begun.append((memory, target, first))
 
     def wait(self) -> None:
         self.threads.add(threading.current_thread().name)
         self.waiting.set()
         assert self.done.wait(20)
-        for memory, target in self.begun:
-            target.memory[...] = memory.view(target.dtype).reshape(target.shape)
+        for memory, target, first in self.begun:
+            target.memory.reshape(-1).view(np.uint8)[first : first + memory.size] = memory
         self.begun = []
 
 
@@ -117,4 +118,25 @@ async def test_a_small_array_on_a_device_is_read_aside_too(cluster: MakeCluster,
         await kv.push("w", OnGPU(np.full(3, 2, np.float32)))
         assert (await kv.pull("w")).tolist() == [2] * 3
     assert device.threads
+    assert threading.current_thread().name not in device.threads
+
+
+async def test_copies_begin_when_something_has_landed(cluster: MakeCluster, device: Slow) -> None:
+    """One key is there, the other waits for a worker that has not pushed it yet."""
+    size = 100_000
+    outs = {key: OnGPU(np.zeros(size, np.float32)) for key in "ab"}
+    ones = np.ones(size, np.float32)
+    device.done.set()
+    async with cluster(workers=2) as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init({key: np.zeros(size, np.float32) for key in "ab"}))
+        call = asyncio.create_task(first.pushpull(dict.fromkeys("ab", ones), out=outs))
+        await second.push("a", ones)
+        async with asyncio.timeout(20):
+            while sum(memory.size for memory, _, _ in device.begun) < ones.nbytes:  # noqa: ASYNC110 - as in `until`
+                await asyncio.sleep(0)
+        assert not call.done()
+        await second.push("b", ones)
+        await call
+    assert [set(out.memory.tolist()) for out in outs.values()] == [{2.0}] * 2
     assert threading.current_thread().name not in device.threads

@@ -195,13 +195,14 @@ class Device:
         with cuda.gpus[self.number]:
             return writable_tensor("out", array)
 
-    def start(self, memory: Array, target: Tensor, rows: Array | None) -> None:
+    def start(self, memory: Array, target: Tensor, rows: Array | None, first: int = 0) -> None:
         """Begin to copy page-locked memory, uint8, which stays as it is until `wait` has returned.
 
         Args:
-            memory: the bytes of the whole target, or of some rows of it.
+            memory: the bytes of a part of the target, or of some rows of it.
             target: from `writable`.
-            rows: int64, which rows those are; all others become zero. None: the whole target.
+            rows: int64, which rows those are; all others become zero. None: a part.
+            first: where the part begins.
 
         Raises:
             DeviceMemoryError: the device has not enough memory for the rows.
@@ -209,7 +210,8 @@ class Device:
         with cuda.gpus[self.number]:
             stream = self._stream("to device")
             if rows is None:
-                memory_of(target).copy_to_device(memory, stream=stream)
+                part = memory_of(target)[first : first + memory.size]
+                part.copy_to_device(memory, stream=stream)
                 return
             sparse.clear(target, stream=stream)
             if rows.size:
