@@ -175,6 +175,20 @@ ON_WORKER_LOSS = click.option(
     help="When a worker is lost: fail, shrink (go on without it) or respawn (wait for another process).  "
     "[default: fail]",
 )
+WORKER_LIMITS = (
+    click.option(
+        "--min-workers",
+        type=COUNT,
+        metavar="N",
+        help="Fewer workers do not go on, with --on-worker-loss shrink or --max-workers.  [default: 1]",
+    ),
+    click.option(
+        "--max-workers",
+        type=_Plain(click.IntRange(min=0)),
+        metavar="N",
+        help="Workers may join the running job until there are so many; 0: none may.  [default: 0]",
+    ),
+)
 REPLICATION = click.option(
     "--replication",
     type=_Plain(click.IntRange(1, 2)),
@@ -221,6 +235,8 @@ CHECKPOINT_SETTINGS = (
     "resume",
 )
 
+MEMBER_SETTINGS = ("on_worker_loss", "min_workers", "max_workers")
+
 TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 
 TOKEN_NOTE = (
@@ -240,6 +256,7 @@ TOKEN_NOTE = (
     SERVERS,
     REPLICATION,
     ON_WORKER_LOSS,
+    *WORKER_LIMITS,
     *CHECKPOINTS,
     NAME,
     CLUSTER,
@@ -307,6 +324,7 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     COLOCATE,
     REPLICATION,
     ON_WORKER_LOSS,
+    *WORKER_LIMITS,
     click.option(
         "--restarts",
         type=_Plain(click.IntRange(min=0)),
@@ -385,7 +403,7 @@ def run(
     config.check_replication(config.num_workers if config.colocate else None)
     environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
     environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in CHECKPOINT_SETTINGS}
-    environ["AIOKV_ON_WORKER_LOSS"] = config.on_worker_loss
+    environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in MEMBER_SETTINGS}
     environ["AIOKV_REPLICATION"] = str(config.replication)
     # All nodes show the same certificate.
     environ |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}

@@ -113,7 +113,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "lost for good."
         ),
     ] = 30.0
-    min_workers: Annotated[Count, says("With shrink: fewer workers do not go on; they wait for others.")] = 1
+    min_workers: Annotated[
+        Count, says("With shrink, or where workers may join: fewer workers do not go on; they wait for others.")
+    ] = 1
+    max_workers: Annotated[
+        Bytes,
+        says(
+            "Workers may join a running job until there are so many, also in the place of those that have left. 0: the "
+            "job goes on with those of its beginning."
+        ),
+    ] = 0
     replication: Annotated[
         Literal[1, 2],
         Meta(description="1 or 2"),
@@ -275,7 +284,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.replication > 1 and self.device != "cpu":
             text = f"replication = {self.replication} needs values in the host's memory, but device = {self.device!r}"
             raise ConfigError(text, key="device", expected="cpu", got=self.device)
-        waits = self.on_worker_loss == "respawn" or (self.on_worker_loss == "shrink" and self.min_workers > 1)
+        if self.role is Role.SCHEDULER and 0 < self.max_workers < self.num_workers:
+            text = f"max_workers = {self.max_workers} is less than num_workers = {self.num_workers}"
+            raise ConfigError(text, expected=self.num_workers, got=self.max_workers)
+        keeps_places = self.on_worker_loss == "shrink" or self.max_workers > 0
+        waits = self.on_worker_loss == "respawn" or (keeps_places and self.min_workers > 1)
         if waits and self.death_timeout + self.respawn_timeout > self.call_timeout:
             rule = "death_timeout + respawn_timeout <= call_timeout"
             got = ", ".join(f"{name} = {getattr(self, name):g}" for name in _RESPAWN_TIMEOUTS)

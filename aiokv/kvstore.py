@@ -66,6 +66,10 @@ class KVStore(ABC):
     def close(self, *, timeout: float | None = None) -> None:
         """Leave in good order. Can be called twice."""
 
+    def leave(self, *, timeout: float | None = None) -> None:
+        """Leave in good order when all that was pushed counts."""
+        self.close(timeout=timeout)
+
     def __enter__(self) -> Self:
         return self
 
@@ -163,6 +167,7 @@ class KVStore(ABC):
     load_optimizer_states = _waiting(Operations.load_optimizer_states)
     update_counts = _waiting(Operations.update_counts)
     resume_step = _waiting(Operations.resume_step)
+    members = _waiting(Operations.members)
     tallies = _waiting(Operations.tallies)
 
 

@@ -463,8 +463,10 @@ class Operations(ABC):
     async def resume_step(self, *, timeout: float | None = None) -> int:
         """Return how many steps this worker has made already, and go on from there: 0 in a new job.
 
-        For a process that takes the place of a lost one (`on_worker_loss = "respawn"`), or that goes on with a
-        checkpoint (`aiokv run --resume`). Its program begins as it always does, up to its `init`, and then asks:
+        For a process that takes the place of a lost one (`on_worker_loss = "respawn"`), that goes on with a checkpoint
+        (`aiokv run --resume`), or that joins a running job (`max_workers`): there it returns how many steps the others
+        have made, and they wait for this worker from the next one on. Its program begins as it always does, up to its
+        `init`, and then asks:
 
             for step in range(await kv.resume_step(), steps):
                 ...
@@ -476,12 +478,27 @@ class Operations(ABC):
         Raises:
             UnknownKeyError: no key is initialised.
             MembershipError: this worker has pushed already, or who was in its place has pushed some keys more often.
+            PolicyError: a key has a policy with which nobody can join a running job.
+            CallTimeoutError: the others have not come to the end of a step in time; names them.
             DataError: what compression had left of this worker's gradients is damaged in the checkpoint.
         """
         seconds = self._seconds(timeout)
         step = int(await self._call(lambda call: st.GoOn(call, seconds)))
         await self._resume_compression(step)
         return step
+
+    async def members(self, step: int, *, timeout: float | None = None) -> list[int]:
+        """Return the ranks that push in a step, counted from 0; ascending.
+
+        Where workers join while training goes on, a worker asks before each of its steps, and all are told the same: so
+        they can deal out the step's data. A worker that is lost or leaves counts until the others hear of it.
+
+        Raises:
+            CallTimeoutError: a worker is about to join, and the scheduler did not say in time whether it does.
+        """
+        seconds = self._seconds(timeout)
+        ranks: list[int] = await self._call(lambda call: st.AskMembers(call, step, seconds))
+        return ranks
 
     async def tallies(self, *, timeout: float | None = None) -> dict[int, Tally]:
         """Return what became of every worker's contributions so far, by rank: staleness, what was dropped, waits."""

@@ -175,6 +175,12 @@ class Calls:
         """How many requests are not answered yet."""
         return len(self._requests)
 
+    @property
+    def is_pushing(self) -> bool:
+        """Whether a push is not answered, or not sent yet."""
+        held = any(_pushes(call) for calls in self._waiting.values() for call in calls)
+        return held or any(request.pushes for request in self._requests.values())
+
     def is_open(self, number: int) -> bool:
         """Tell whether a call is not over."""
         return number in self._calls
@@ -525,6 +531,18 @@ class Calls:
         if not counted:
             self.owe([part.key] if part.bundle is None else list(part.bundle.keys))
         return Settle(sent, counted)
+
+    def go_on(self, peer: Peer, request: int, ask: Callable[[float], list[Part]], now: float) -> list[Effect]:
+        """Take an answer in, and ask what its call asks after that, if somebody still waits for it.
+
+        Raises:
+            ProtocolError: it was not asked, or by somebody else.
+        """
+        call = self._calls.get(self.take(peer, request).call)
+        if call is None:
+            return []
+        del call.open[request]
+        return self._send(call, ask(answer_time(self._deadlines[call.number] - now)))
 
     def take(self, peer: Peer, request: int) -> Request:
         """Take an answered request out.

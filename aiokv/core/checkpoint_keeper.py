@@ -87,6 +87,8 @@ class Keeper:
         self._servers: list[Peer] = []
         self._workers: list[Peer] = []
         self._counted: list[Rank] = []
+        self._newcomers: dict[Rank, int] = {}
+        """After which clock ranks count that do not do so from the beginning."""
         self._ask_at: float | None = None
         self._asked = 0
         self._ahead = 1
@@ -118,6 +120,7 @@ class Keeper:
             now: the time.
         """
         self._servers, self._workers, self._counted = servers, workers, roster.members
+        self._newcomers = roster.newcomers
         effects = self._drop(list(self._open), "a server is lost") if self._lacks_parts else []
         self._silent = {peer: None for peer in self._silent if peer in (*servers, *workers)}
         if self._ask_at is None and self._plan.seconds:
@@ -206,7 +209,7 @@ class Keeper:
         effects: list[Effect] = []
         for clock in sorted(self._open):
             gathering = self._open[clock]
-            if any(rank not in gathering.passed for rank in self._counted):
+            if any(rank not in gathering.passed for rank in self._counted if self._newcomers.get(rank, 0) < clock):
                 break
             if not gathering.rests:
                 gathering.rests = True

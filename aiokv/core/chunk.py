@@ -100,6 +100,11 @@ class Update(Record, eq=False):
     expected: Sequence[Rank] = ()
     reached: int = 0
 
+    @property
+    def clock(self) -> int:
+        """The clock of what is in it: it is the same for all workers, where these push in step."""
+        return max([contribution.clock for contribution in self.contributions.values()])
+
     def add(self, contribution: Contribution) -> None:
         """Enter what a rank has pushed."""
         self.contributions[contribution.place] = contribution
@@ -260,6 +265,30 @@ class Chunk(Record, eq=False):
         members = roster.members_of(self.group)
         return [rank for rank in members if rank not in self.leaving] if self.leaving else members
 
+    def _members_of(self, update: Update, roster: Roster) -> list[Rank]:
+        """Return the ranks for which its policy may wait in an update, ascending."""
+        if not (roster.newcomers and self.policy.in_step):
+            return self.members(roster)
+        members = roster.members_after(update.clock, self.group)
+        return [rank for rank in members if rank not in self.leaving]
+
+    def admit(self, rank: Rank, since: int, roster: Roster, now: float) -> None:
+        """Let a rank count from now on, whose first push has the clock after `since`."""
+        members = self.members(roster)
+        others = [self.reflected.get(other, 0) for other in members if other != rank]
+        # It begins with the next round; without rounds, beside the slowest.
+        count = self.version if self.policy.in_step else min(others, default=0)
+        self.pushed[rank] = self.reflected[rank] = count
+        self.clocks[rank] = since
+        if self.policy.in_step:
+            self.before[rank] = self.since
+        else:
+            self.before.pop(rank, None)
+        if self.reads is not None:
+            self.reads.begin(rank, self.version)
+        if self.gate is not None:
+            self.gate.advanced(rank, count, members, now)
+
     def count(self, rank: Rank, sequence: int) -> int:
         """Return which of a rank's pushes under the present policy one is."""
         return sequence - self.before.get(rank, 0)
@@ -275,7 +304,7 @@ class Chunk(Record, eq=False):
         # A round that was decided elsewhere becomes an update when all is there.
         if update.roster is not roster and not self.policy.decides:
             version = update.version - self.since
-            update.expected = self.own_rounds.expected(version=version, members=self.members(roster))
+            update.expected = self.own_rounds.expected(version=version, members=self._members_of(update, roster))
             update.roster, update.reached = roster, 0
 
     def leave(self, rank: Rank) -> None:

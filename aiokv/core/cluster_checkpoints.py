@@ -98,7 +98,8 @@ class Checkpoints:
         self._clocks = Clocks()
         self._view: m.View | None = None
         self._index = 0
-        self._newest = 0
+        self.newest = 0
+        """The clock of the newest update."""
         self._open = 0
         """The clock of the checkpoint whose versions are being collected; 0: there is none."""
         self._writing = 0
@@ -115,12 +116,12 @@ class Checkpoints:
     def resumed(self, clock: int) -> None:
         """Go on after a clock, up to which updates were made in an earlier life of the job."""
         self._clocks.begin(self._clocks.every, clock)
-        self._newest = clock
+        self.newest = clock
 
     def before(self, chunk: Chunk, clock: int) -> list[Effect]:
         """Hold on to the value of a chunk that is about to be updated, if the update belongs to no open checkpoint."""
-        if clock > self._newest:
-            self._newest = clock
+        if clock > self.newest:
+            self.newest = clock
             if clock > self._clocks.next:
                 self._pass_over(clock)
         if not self._open:
@@ -167,9 +168,9 @@ class Checkpoints:
 
     def asked(self, clock: int) -> list[Effect]:
         """Let a checkpoint be made at a clock, unless it is passed already."""
-        if clock >= self._newest:
+        if clock >= self.newest:
             self._clocks.ask(clock)
-        return [Send(SCHEDULER, 0, m.CheckpointClock(clock, self._newest))]
+        return [Send(SCHEDULER, 0, m.CheckpointClock(clock, self.newest))]
 
     def rest(self, clock: int) -> list[Effect]:
         """Hold on to all that has not changed since a clock, and write what is held."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, get_args
 import msgspec
 
 from aiokv.core.answers import Answers
+from aiokv.core.boundaries import Boundaries
 from aiokv.core.catalog import Catalog
 from aiokv.core.cluster_checkpoints import Checkpoints
 from aiokv.core.compression import Codecs, Decoding, check_length
@@ -89,7 +90,7 @@ PARKABLE = (
 GONE = ("lost", "evicted")
 """States of workers without whom the others have gone on, or have given up."""
 
-HERE = ("alive", "away", "finished")
+HERE = ("alive", "away", "finished", "joining")
 """States of workers that may connect: one that is away may only have lost its connection to the scheduler."""
 
 
@@ -146,8 +147,9 @@ class Coordinator:
         self._resuming = Resuming(self._catalog, self._rules, self._rounds.begin)
         tables = Tables(self._catalog, self._creation, self._rounds)
         saving = Saving(self._catalog, self._rules, self._creation)
+        bounds = self._boundaries = Boundaries(self._catalog, self._checkpoints)
         self._control = Control(joiner, self._catalog, self._rules, self._codecs, saving, tallies)
-        shared = (self._catalog, self._creation, self._rounds, self._answers, tables, self._norms, saving)
+        shared = (self._catalog, self._creation, self._rounds, self._answers, tables, self._norms, saving, bounds)
         self._exchanges = Exchanges(*shared, self._deadlines, again=self._received)
         makers = (self._rounds, self._steps, self._deciding, self._answers, self._making, self._rules)
         self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide_all)
@@ -287,6 +289,13 @@ class Coordinator:
                 return self._joiner.fail(error) if self._joiner.joining else self._stop(error.message, failed=True)
             case m.HostStandby(index, name):
                 return self._host(index, name)
+            case m.Boundary():
+                return self._bounded(message, now)
+            case _:
+                return self._told_of_checkpoint(message, now)
+
+    def _told_of_checkpoint(self, message: m.Message, now: float) -> list[Effect]:
+        match message:
             case m.CheckpointAt(clock):
                 return self._checkpoints.asked(clock)
             case m.CheckpointRest(clock):
@@ -384,7 +393,8 @@ class Coordinator:
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
         if not self._joiner.on_view(view, now):
-            return []
+            # The scheduler is there again; had the boundary come about, there would be a newer one.
+            return self._unbound(now)
         effects = self._go_on(self._norms.viewed(view), now)
         effects += self._unanswered(*self._neighbours.viewed(now), now)
         for stranger in self._neighbours.strangers():
@@ -398,11 +408,27 @@ class Coordinator:
             return effects
         return effects + self._adopt(view, now)
 
+    def _bounded(self, boundary: m.Boundary, now: float) -> list[Effect]:
+        """Agree to let nothing be made beyond a boundary, or say why not."""
+        effects = self._unbound(now)
+        view = self._joiner.view
+        answer = self._boundaries.asked(boundary, 0 if view is None else view.epoch)
+        if self._boundaries.announced is not None:
+            self._roster = self._answers.roster = self._roster.bounded(boundary)
+        return effects if answer is None else [*effects, Send(SCHEDULER, 0, answer)]
+
+    def _unbound(self, now: float) -> list[Effect]:
+        """Go on beyond the boundary that was agreed to: it does not come about."""
+        if self._boundaries.announced is None:
+            return []
+        self._boundaries.announced = None
+        self._roster = self._answers.roster = self._roster.bounded(None)
+        return self._rounds.advance(self._catalog.chunks.values(), now)
+
     def _adopt(self, view: m.View, now: float) -> list[Effect]:
-        self._roster = self._answers.roster = Roster(view)
+        self._roster = self._answers.roster = Roster(view, self._boundaries.left_after(view.epoch))
         effects = self._joiner.complete()
-        if view.on_worker_loss == "respawn":
-            effects += self._fence(now)
+        effects += self._fence(now)
         effects += self._take_place(view, now)
         effects += self._let_in(now)
         effects += self._creation.roster_changed(self._roster) + self._changes.viewed()
@@ -438,7 +464,7 @@ class Coordinator:
                 return []
             known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming)
             self._twin = Copying(*known, alone=self._had_none)
-            self._changes.on_change = self._twin.renew
+            self._changes.on_change = self._boundaries.on_change = self._twin.renew
         effects = self._twin.viewed(entry, now)
         if entry.standby is None:
             self._twin, self._changes.on_change, self._had_none = None, None, True

@@ -367,6 +367,22 @@ class Directory:
         self._going_on = any(known.goes_on for known in self._known.values())
         return step
 
+    def admit(self, clock: int, counts: Sequence[tuple[Key, m.Pushes]]) -> int:
+        """Count the first pushes from those of the others, behind a clock; return how many steps these have made.
+
+        Keys may have been pushed a different number of times.
+        """
+        self.clock = clock
+        numbers = {key: made.count for key, made in counts}
+        for key, number in numbers.items():
+            known = self._known[key]
+            known.pushed, known.clock = number, clock
+            if known.bundle is not None:
+                known.bundle.pushed = number
+        behind = clock - max(numbers.values())
+        self._earlier = dict.fromkeys(numbers, behind) if behind else {}
+        return clock
+
     def _begin_push(self, key: Key) -> Pushed:
         if self._going_on:
             self._known[key].goes_on = False

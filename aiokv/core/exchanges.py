@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from aiokv.core.answers import Answers
+    from aiokv.core.boundaries import Boundaries
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
     from aiokv.core.creation import Creation
@@ -47,6 +48,7 @@ class Exchanges:
         tables: who deals with row-sparse keys.
         norms: who computes norms for updates.
         saving: who reads and writes saved state.
+        boundaries: who lets workers join.
         deadlines: where requests that wait are entered, under peer and request id.
         again: looks at a request once more that had to wait.
     """
@@ -60,6 +62,7 @@ class Exchanges:
         tables: Tables,
         norms: Norms,
         saving: Saving,
+        boundaries: Boundaries,
         deadlines: Deadlines[RequestName],
         again: Callable[[Received, float], list[Effect]],
     ) -> None:
@@ -70,6 +73,7 @@ class Exchanges:
         self._tables = tables
         self._norms = norms
         self._saving = saving
+        self._boundaries = boundaries
         self._deadlines = deadlines
         self._again = again
         self._early: Parked[Received] = Parked()
@@ -101,12 +105,20 @@ class Exchanges:
             case m.Delete():
                 return self._delete(received, message)
             case m.GetPushes():
-                chunk = self._catalog.lookup_state(message)
-                count = chunk.pushed.get(rank, 0)
-                return [Send(received.peer, received.request, m.Pushes(count, chunk.clocks.get(rank, count)))]
+                return self._count_pushes(received, message, rank, roster, now)
             case _:
                 assert isinstance(message, m.GetState | m.PutState), "all others are above"
                 return self._exchange_state(received, message, roster, now)
+
+    def _count_pushes(
+        self, received: Received, message: m.GetPushes, rank: Rank, roster: Roster, now: float
+    ) -> list[Effect]:
+        chunk = self._catalog.lookup_state(message)
+        effects: list[Effect] = []
+        for admitted in self._boundaries.enter(rank, roster, now):
+            effects += self._answers.changed(admitted, now)
+        count = chunk.pushed.get(rank, 0)
+        return [*effects, Send(received.peer, received.request, m.Pushes(count, chunk.clocks.get(rank, count)))]
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
         """Nobody is there any longer to answer; what was pushed stays counted."""

@@ -27,13 +27,15 @@ class Member:
     number: int = -1
     """Rank of a worker, index of a server; given when the cluster is complete. A server without one has no index."""
     connected: bool = True
+    since: int = 0
+    """The clock after which a worker counts in rounds; 0: from the beginning, or that is not known yet."""
     answered: dict[int, Send | Refuse] = field(default_factory=dict)
     """The last answers to what it has asked, which may have got lost with its connection."""
 
     @property
     def is_here(self) -> bool:
         """Whether the node is there, as far as is known."""
-        return self.state in {"alive", "finished"}
+        return self.state in {"alive", "finished", "joining"}
 
     @property
     def is_expected(self) -> bool:

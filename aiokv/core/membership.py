@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from aiokv.core.admission import Admissions, Party, Verdict
 from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
 from aiokv.core.members import Member
+from aiokv.core.places import Place, place_of, state_of_gone, state_of_leaver
 from aiokv.core.rebuilding import Rebuilding, Registration
-from aiokv.core.roster import EXPECTED, Roster, natural_order
+from aiokv.core.roster import EXPECTED, IN_ROUNDS, Roster, natural_order
 from aiokv.core.standbys import Standbys
 from aiokv.core.stimuli import ManifestWritten, PeerLost, Received, Stimulus, Tick
 from aiokv.errors import (
@@ -28,7 +30,7 @@ from aiokv.wire import messages as m
 MAX_ANSWERED = 64
 """So many answers to a member are kept, in case that its connection ends before it has them."""
 
-Said = m.View | m.CheckpointPart | m.CheckpointClock | m.StandbyReady | m.DropStandby
+Said = m.View | m.CheckpointPart | m.CheckpointClock | m.StandbyReady | m.DropStandby | m.BoundaryClock | m.Passed
 """What nodes tell the scheduler without asking for anything."""
 
 
@@ -38,7 +40,8 @@ class ClusterPlan:
 
     Seconds for `heartbeat`, `death_timeout`, `respawn_timeout` and `reconnect_grace`, bytes for `chunk_bytes` and
     `split_bytes`. `on_worker_loss` and `replication` are as in a view; with "shrink" the workers never become fewer
-    than `min_workers`. With `elastic_servers`, or with a `replication` of 2, servers may come when all are there.
+    than `min_workers`. With `elastic_servers`, or with a `replication` of 2, servers may come when all are there; and
+    unless `max_workers` is 0 workers may, until there are so many.
     """
 
     num_workers: int
@@ -54,6 +57,7 @@ class ClusterPlan:
     reconnect_grace: float = 0.0
     replication: int = 1
     elastic_servers: bool = False
+    max_workers: int = 0
 
 
 class Membership:
@@ -73,6 +77,7 @@ class Membership:
         self._parted: Deadlines[str] = Deadlines()
         """Names of members whose connection has ended, and which may make another one."""
         self._barriers = Barriers()
+        self._admissions = Admissions()
         self._keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
         servers = self._here[Role.SERVER]
         how = (plan.replication, plan.elastic_servers, plan.death_timeout)
@@ -89,6 +94,12 @@ class Membership:
 
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
+        effects = self._handle(stimulus, now)
+        while self._admissions.verdict is not None:
+            effects += self._carry_out(self._admissions.verdict, now)
+        return effects
+
+    def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
             case Received(peer, request, message):
                 return self._received(peer, request, message, now)
@@ -107,7 +118,8 @@ class Membership:
         joined = earliest(joined, self._standbys.deadline())
         if self._rebuilding is not None:
             joined = earliest(joined, self._rebuilding.until)
-        return earliest(joined, self._barriers.deadline(), self._keeper.deadline(), self._end_by)
+        waits = (self._barriers.deadline(), self._admissions.deadline())
+        return earliest(joined, *waits, self._keeper.deadline(), self._end_by)
 
     @property
     def missing(self) -> str:
@@ -136,23 +148,33 @@ class Membership:
                     return [] if member is None else [Send(peer, 0, m.Heartbeat())]
                 case m.Register():
                     return self._register(peer, request, message, now)
-                case m.Barrier():
-                    return self._arrive(peer, request, message, now)
-                case m.Finish():
-                    return self._finish(peer, request, now)
-                case m.Leave() | m.LeaveServer():
-                    return self._leave(peer, request, message, now)
-                case m.View() | m.CheckpointPart() | m.CheckpointClock() | m.StandbyReady() | m.DropStandby():
+                case _ if isinstance(message, Said):
                     return self._said(peer, message, now)
                 case _:
-                    reason = f"unexpected {type(message).__name__}"
-                    return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
+                    return self._asked(peer, request, message, now)
         except AiokvError as error:
             return [Refuse(peer, request, error)]
 
+    def _asked(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+        """Do what a member asks."""
+        match message:
+            case m.Barrier():
+                return self._arrive(peer, request, message, now)
+            case m.Finish():
+                return self._finish(peer, request, now)
+            case m.Leave(early):
+                return self._leave(peer, request, now, early=early)
+            case m.LeaveServer():
+                return self._leave_server(peer, request, now)
+            case m.Enter(timeout):
+                return self._enter(peer, request, timeout, now)
+            case _:
+                reason = f"unexpected {type(message).__name__}"
+                return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
+
     def _waiting(self, now: float) -> m.Waiting:
         """Return for what every call that is not answered waits, and who is in the cluster."""
-        calls = self._barriers.waiting(self._roster, now)
+        calls = self._barriers.waiting(self._roster, now) + self._admissions.waiting(self._roster, now)
         missing = self.missing
         for peer, _ in self._joining.times():
             member = self._by_peer[peer]
@@ -187,6 +209,8 @@ class Membership:
         known = self._members.get(message.name)
         if known is not None:
             return effects + self._return(known, peer, request, message, now)
+        if self._epoch and message.role is Role.WORKER and self._plan.max_workers:
+            return self._take_in(None, peer, request, message, now)
         is_more = len(self._here[message.role]) >= wanted
         takes_more = message.role is Role.SERVER and (message.standby >= 0 or self._standbys.takes_spares)
         if is_more and not takes_more:
@@ -227,9 +251,10 @@ class Membership:
         if is_same and member.state not in EXPECTED:
             ranks = {"ranks": [member.number]} if member.role is Role.WORKER else {}
             raise StaleEpochError(f"{label} is {member.state}: {member.reason}", **ranks)
-        respawns = self._plan.on_worker_loss == "respawn" and member.role is Role.WORKER
-        if not is_same and (not respawns or member.state not in {"alive", "away"}):
+        if not is_same and member.role is Role.SERVER:
             raise ClusterFullError(taken, got=member.name)
+        if not is_same and self._place_of(member) is not Place.SUCCESSION:
+            return self._take_in(member, peer, request, message, now)
         if message.incarnation < member.incarnation:
             raise StaleEpochError(f"{label} is a later process by now", ranks=[member.number])
         effects: list[Effect] = []
@@ -255,6 +280,83 @@ class Membership:
             return effects + self._publish(now)
         assert self._view is not None, "the cluster is complete"
         return [*effects, Send(peer, 0, self._view), *self._tell_keeper(now)]
+
+    # --- workers that join a cluster that is complete ---
+
+    def _place_of(self, known: Member | None) -> Place:
+        """Return what a worker gets whose name is that of a member, or of nobody."""
+        in_use = sum(worker.state in IN_ROUNDS for worker in self._of(Role.WORKER)) - len(self._vacant)
+        state, most = None if known is None else known.state, self._plan.max_workers
+        return place_of(state, on_worker_loss=self._plan.on_worker_loss, in_use=in_use, most=most)
+
+    @property
+    def _vacant(self) -> list[Member]:
+        """Workers that are away and whose places anybody may take: there are too few others."""
+        if self._plan.on_worker_loss == "respawn":
+            return []
+        return [worker for worker in self._of(Role.WORKER) if worker.state == "away"]
+
+    def _take_in(self, known: Member | None, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
+        """Let a worker in that counts when it asks for that."""
+        place, most = self._place_of(known), self._plan.max_workers
+        if known is not None and place is Place.TAKEN:
+            raise ClusterFullError(
+                f"the name {known.name!r} is taken by a member that is {known.state}", got=known.name
+            )
+        if message.epoch or (known is not None and message.incarnation < known.incarnation):
+            raise StaleEpochError(f"the cluster has gone on without this process of {message.name}")
+        if place is Place.FULL:
+            text = f"{most} workers are there, as many as may be; {message.name!r} is one too many"
+            raise ClusterFullError(text, expected=most)
+        effects: list[Effect] = []
+        number = len(self._of(Role.WORKER)) if known is None else known.number
+        if known is not None:
+            if known.connected:
+                effects.append(Disconnect(known.peer, "another process has connected under its name"))
+            self._drop(known, "left", "")
+            effects += self._admissions.forget(known.name)
+        head = (peer, request, Role.WORKER, message.name, message.incarnation, message.host, message.port, now)
+        member = Member(*head, "joining", number=number)
+        self._members[member.name] = self._here[Role.WORKER][member.name] = self._by_peer[peer] = member
+        self._silent.add(peer, now + self._plan.death_timeout)
+        text = f"rank {number} ({member.name}) has come to the running cluster; it counts when it is ready"
+        return [*effects, Log("info", text), *self._publish(now)]
+
+    def _enter(self, peer: Peer, request: int, timeout: float, now: float) -> list[Effect]:
+        """Let a worker count from a boundary on."""
+        check_timeout(timeout)
+        member = self._worker(peer)
+        member.request = request
+        if member.state != "joining":
+            return self._remember([Send(peer, request, m.Entered(member.since))])
+        return self._admissions.enter(member.name, member.number, timeout, now)
+
+    def _carry_out(self, verdict: Verdict, now: float) -> list[Effect]:
+        """Do what has come of a worker that wants to count."""
+        self._admissions.verdict = None
+        member = self._members[verdict.name]
+        if verdict.error is None and not verdict.entered:
+            member.since = verdict.clock
+            for vacant in self._vacant[:1]:
+                self._away.discard(vacant.name)
+                self._drop(vacant, "evicted", f"{vacant.reason}; {member.name} has taken its place")
+            return self._publish(now)
+        if verdict.entered:
+            member.state = "alive"
+            published = self._publish(now)
+            if not member.connected:
+                # It asks again.
+                return published + self._release()
+            return published + self._remember([Send(member.peer, member.request, m.Entered(member.since))])
+        effects: list[Effect] = []
+        if member.connected:
+            effects += self._remember([Refuse(member.peer, member.request, verdict.error or StaleEpochError(""))])
+        if not verdict.clock:
+            return effects
+        # Rounds wait for it already.
+        reason = f"was not let in: {verdict.error}"
+        self._drop(member, "evicted", reason)
+        return [*effects, Log("error", f"worker {member.name} {reason}"), *self._publish(now), *self._end_if_over(now)]
 
     # --- a scheduler that was started again ---
 
@@ -303,7 +405,7 @@ class Membership:
             return self._join_now(rebuilding.later, now)
         view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
         counts = (self._plan.num_workers, self._plan.num_servers)
-        if view is None or (len(view.workers), len(view.servers)) != counts:
+        if view is None or (view.declared or len(view.workers), len(view.servers)) != counts:
             reason = "nobody has told what the cluster was, or it was of another size"
             return [Log("error", reason), *(Disconnect(one.peer, reason) for one in registrations)]
         for worker in view.workers:
@@ -347,9 +449,12 @@ class Membership:
         self._members[entry.name] = member
         if number >= 0:
             self._here[role][entry.name] = member
+        if isinstance(entry, m.WorkerEntry) and entry.state != "joining":
+            # Who is only about to count asks for that again.
+            member.since = entry.since
         if one is not None and is_back and member.is_expected:
             member.peer, member.request = one.peer, one.request
-            member.state = "finished" if member.state == "finished" else "alive"
+            member.state = "alive" if member.state == "away" else member.state
             self._by_peer[one.peer] = member
             self._silent.add(one.peer, now + self._plan.death_timeout)
             return
@@ -381,7 +486,7 @@ class Membership:
         servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
         view = m.View(
             self._epoch,
-            tuple(m.WorkerEntry(w.number, w.name, w.incarnation, w.state, w.reason) for w in workers),
+            tuple(m.WorkerEntry(w.number, w.name, w.incarnation, w.state, w.reason, w.since) for w in workers),
             tuple(self._standbys.entry(server) for server in servers),
             self._plan.heartbeat,
             self._plan.chunk_bytes,
@@ -393,6 +498,7 @@ class Membership:
             self._plan.checkpoints.run,
             self._plan.checkpoints.resume,
             self._plan.replication,
+            self._plan.num_workers if len(workers) > self._plan.num_workers else 0,
         )
         self._roster = Roster(view)
         self._view = view
@@ -405,11 +511,22 @@ class Membership:
         return effects + hosted + self._tell_keeper(now)
 
     def _tell_keeper(self, now: float) -> list[Effect]:
-        """Tell who keeps checkpoints over which connections the members are reached."""
+        """Tell who keeps checkpoints, and who lets workers in, over which connections the members are reached."""
         servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
         workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
         servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
-        return self._keeper.viewed(servers_here, workers_here, self._roster, now)
+        told = self._keeper.viewed(servers_here, workers_here, self._roster, now)
+        if not self._plan.max_workers:
+            return told
+        return told + self._admissions.viewed(self._parties(servers, workers), stuck=bool(self._vacant))
+
+    def _parties(self, servers: list[Member], workers: list[Member]) -> list[Party]:
+        """Return who has to agree before another worker counts: who is lost, or has gone, does not."""
+        vacant = self._vacant
+        there = [one for one in servers if one.is_here]
+        there += [one for one in workers if one.state in {"alive", "away"} and one not in vacant]
+        ranks = {worker.name: worker.number for worker in workers}
+        return [Party(one.name, one.peer if one.connected else None, ranks.get(one.name)) for one in there]
 
     def _said(self, peer: Peer, message: Said, now: float) -> list[Effect]:
         if isinstance(message, m.View):
@@ -425,6 +542,11 @@ class Membership:
             return self._told_of_standby(member, message, now)
         if isinstance(message, m.CheckpointClock):
             return self._keeper.answered(peer, message)
+        if isinstance(message, m.BoundaryClock):
+            is_server = member.role is Role.SERVER
+            return self._admissions.answered(member.name, message, is_server=is_server)
+        if isinstance(message, m.Passed):
+            return self._admissions.passed(member.number, message.clock)
         if member.role is Role.WORKER:
             return self._keeper.passed(member.number, message)
         if member.number < 0:
@@ -448,16 +570,31 @@ class Membership:
             raise MembershipError("only a worker of the complete cluster can do this")
         return member
 
-    def _leave(self, peer: Peer, request: int, message: m.Leave | m.LeaveServer, now: float) -> list[Effect]:
-        if isinstance(message, m.LeaveServer):
-            server = self._by_peer.get(peer)
-            if server is None or server.role is not Role.SERVER or not self._epoch or self._over:
-                raise MembershipError("only a server of the complete cluster can do this")
-            return self._standbys.leave(server, request) + self._publish(now)
+    def _leave_server(self, peer: Peer, request: int, now: float) -> list[Effect]:
+        server = self._by_peer.get(peer)
+        if server is None or server.role is not Role.SERVER or not self._epoch or self._over:
+            raise MembershipError("only a server of the complete cluster can do this")
+        return self._standbys.leave(server, request) + self._publish(now)
+
+    def _leave(self, peer: Peer, request: int, now: float, *, early: bool) -> list[Effect]:
         member = self._worker(peer)
-        self._drop(member, "left", "left in good order")
-        effects: list[Effect] = [Send(peer, request, m.Done()), *self._publish(now)]
+        others, least = self._others(member), self._plan.min_workers
+        early = early and self._plan.max_workers > 0
+        state = state_of_leaver(member.state, early=early, others=others, least=least)
+        reason = "left in good order"
+        if state == "away":
+            reason = f"{reason}; the job needs at least {least} workers"
+            self._away.add(member.name, now + self._plan.respawn_timeout)
+        self._drop(member, state, reason)
+        effects: list[Effect] = [Send(peer, request, m.Done())]
+        if state == "away":
+            effects.append(Log("warning", f"worker {member.name} is away: {reason}"))
+        effects += self._admissions.forget(member.name) + self._publish(now)
         return effects + self._release() + self._end_if_over(now)
+
+    def _others(self, member: Member) -> int:
+        """Return for how many other workers rounds wait that may still come."""
+        return sum(other.state in {"alive", "away"} and other is not member for other in self._of(Role.WORKER))
 
     def _finish(self, peer: Peer, request: int, now: float) -> list[Effect]:
         self._worker(peer).state = "finished"
@@ -466,7 +603,11 @@ class Membership:
 
     def _arrive(self, peer: Peer, request: int, message: m.Barrier, now: float) -> list[Effect]:
         check_timeout(message.timeout)
-        self._barriers.arrive(peer, request, self._worker(peer).number, message, self._roster, now)
+        member = self._worker(peer)
+        if member.state == "joining":
+            # The others have met there long ago.
+            return self._remember([Send(peer, request, m.Done())])
+        self._barriers.arrive(peer, request, member.number, message, self._roster, now)
         return self._release()
 
     def _release(self) -> list[Effect]:
@@ -511,17 +652,10 @@ class Membership:
 
     def _state_without(self, member: Member) -> str:
         """Return what becomes of a member that is gone."""
-        if member.state == "finished":
-            # Nobody waits for a worker that has finished, so its end harms nobody.
-            return "left"
-        if member.state != "alive" or member.role is not Role.WORKER or not self._epoch or self._over:
+        if member.state == "alive" and (member.role is not Role.WORKER or not self._epoch or self._over):
             return "lost"
-        if self._plan.on_worker_loss == "respawn":
-            return "away"
-        if self._plan.on_worker_loss == "shrink":
-            left = [other for other in self._of(Role.WORKER) if other.state == "alive" and other is not member]
-            return "away" if 0 < len(left) < self._plan.min_workers else "evicted"
-        return "lost"
+        mode, others, least = self._plan.on_worker_loss, self._others(member), self._plan.min_workers
+        return state_of_gone(member.state, on_worker_loss=mode, others=others, least=least)
 
     def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
         if member.role is Role.SERVER and self._epoch and not self._over:
@@ -540,7 +674,8 @@ class Membership:
         if not self._epoch:
             self._remove(member)
             return effects
-        return effects + self._publish(now) + self._release() + self._end_if_over(now)
+        effects += self._admissions.forget(member.name) + self._publish(now)
+        return effects + self._release() + self._end_if_over(now)
 
     def _end_if_over(self, now: float) -> list[Effect]:
         workers = self._of(Role.WORKER)
@@ -592,6 +727,7 @@ class Membership:
         ended, changed = self._standbys.tick(now)
         effects += ended + self._publish(now) if changed and not self._over else ended
         effects += self._remember(self._barriers.expire(self._roster, now)) + self._keeper.tick(now)
+        effects += self._admissions.expire(self._roster, now)
         return effects if self._end_by is None else effects + self._end_if_over(now)
 
     def _give_up_join(self, member: Member, missing: str, now: float) -> list[Effect]:
@@ -619,9 +755,11 @@ class Membership:
         if not self._over:
             self._standbys.validate()
         self._barriers.validate()
-        assert len(self._of(Role.WORKER)) <= self._plan.num_workers
+        self._admissions.validate()
+        joins = self._epoch and self._plan.max_workers
+        assert joins or len(self._of(Role.WORKER)) <= self._plan.num_workers
         assert len(self._of(Role.SERVER)) <= self._plan.num_servers
         if self._epoch:
             assert [w.number for w in sorted(self._of(Role.WORKER), key=lambda w: w.number)] == list(
-                range(self._plan.num_workers)
+                range(max(self._plan.num_workers, len(self._of(Role.WORKER))))
             )

@@ -49,6 +49,10 @@ class Reads:
             answers.append(Answer(named, version))
             del answers[:-MAX_ANSWERS]
 
+    def begin(self, rank: Rank, version: Version) -> None:
+        """Take note that a rank which joins begins with a version."""
+        self.answers[rank] = [Answer(0, version)]
+
     def read(self, rank: Rank, named: Version) -> Version:
         """Return the version that a rank had read when it pushed; it never goes back to an earlier one."""
         answers = self.answers.setdefault(rank, [Answer(0, self.first)])

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
     from aiokv.policy import Policy
     from aiokv.types import Key, Rank, Version
-    from aiokv.wire.messages import View, WorkerEntry
+    from aiokv.wire.messages import Boundary, View, WorkerEntry
 
 
 COUNTED = ("alive", "away", "lost")
 """States of workers for which rounds and barriers wait."""
 
-EXPECTED = ("alive", "away", "finished")
+EXPECTED = ("alive", "away", "finished", "joining")
 """States of workers from which more may come."""
+
+IN_ROUNDS = (*COUNTED, "joining")
+"""States of workers that count in rounds after some clock, though not at barriers yet."""
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
@@ -37,18 +40,28 @@ class Roster:
     """The workers of a view, by rank.
 
     Tables are made when they are first asked for: a worker hardly ever asks, and in a large cluster there are many.
+
+    Args:
+        view: the view; None: there is none yet.
+        boundary: says that another rank may count after a clock. It is taken to do so until it is known.
     """
 
-    def __init__(self, view: View | None = None) -> None:
+    def __init__(self, view: View | None = None, boundary: Boundary | None = None) -> None:
+        self._view = view
         self.epoch = view.epoch if view else 0
         self._entries = view.workers if view else ()
         self.respawns = view is not None and view.on_worker_loss == "respawn"
         """Whether a lost worker's place is kept for the next process of its name."""
         self.is_replicated = view is not None and view.replication > 1
         """Whether every parameter is on several servers."""
-        self.world = len(self._entries)
+        self.world = (view.declared if view else 0) or len(self._entries)
         """How many workers the cluster was declared with."""
+        self._boundary = boundary
         self._groups: dict[tuple[Rank, ...], list[Rank]] = {}
+
+    def bounded(self, boundary: Boundary | None) -> Roster:
+        """Return the same workers, with another rank that may count after a clock."""
+        return Roster(self._view, boundary)
 
     @cached_property
     def _workers(self) -> dict[Rank, WorkerEntry]:
@@ -64,11 +77,32 @@ class Roster:
         """Ranks of the members that are lost."""
         return sorted(entry.rank for entry in self._entries if entry.state == "lost")
 
+    @cached_property
+    def newcomers(self) -> dict[Rank, int]:
+        """The clock after which ranks count in rounds that have not done so from the beginning, by rank."""
+        since = {entry.rank: entry.since for entry in self._entries if entry.since and entry.state in IN_ROUNDS}
+        if self._boundary is not None:
+            since[self._boundary.rank] = self._boundary.clock
+        return since
+
+    def members_after(self, clock: int, group: tuple[Rank, ...]) -> list[Rank]:
+        """Return the members of a group that count in the round of a clock, ascending.
+
+        Those are among them that are joining, if they will count by then.
+        """
+        here = {rank for rank in self.members if self.newcomers.get(rank, 0) < clock}
+        here.update(rank for rank, since in self.newcomers.items() if since < clock)
+        return sorted(here.intersection(group) if group else here)
+
     def rank_of(self, name: str) -> Rank:
-        """Return the rank of a worker that is in the view. Ranks are given out by name, so few names are looked at."""
+        """Return the rank of a worker that is in the view. Ranks are given out by name, so few names are looked at.
+
+        Who has joined later may be anywhere.
+        """
         order = natural_order(name)
-        place = bisect_left(self._entries, order, key=lambda entry: natural_order(entry.name))
-        return self._entries[place].rank
+        place = bisect_left(self._entries, order, hi=self.world, key=lambda entry: natural_order(entry.name))
+        likely = self._entries[place : place + 1]
+        return next(entry.rank for entry in (*likely, *self._entries) if entry.name == name)
 
     def entry(self, rank: Rank) -> WorkerEntry | None:
         """Return a worker's entry."""
@@ -97,9 +131,11 @@ class Roster:
         """
         for rank in group:
             if rank not in self._workers:
-                raise MembershipError(f"a group with rank {rank}, but ranks are 0 to {self.world - 1}", ranks=[rank])
+                last = len(self._workers) - 1
+                raise MembershipError(f"a group with rank {rank}, but ranks are 0 to {last}", ranks=[rank])
         ranks = tuple(sorted(set(group)))
-        return () if len(ranks) == self.world else ranks
+        # All who are there from the beginning are everybody, also those who will join.
+        return () if ranks[: self.world] == tuple(range(self.world)) else ranks
 
     def check_policy(self, policy: Policy, what: str) -> None:
         """Refuse a policy whose rounds are known to one server only, where that must not be lost.

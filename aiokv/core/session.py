@@ -11,7 +11,8 @@ from aiokv.core import stimuli as st
 from aiokv.core.bundle import name_keys
 from aiokv.core.calls import NO_CALL, Call, Calls, Change
 from aiokv.core.compression import Compression, make_compression
-from aiokv.core.deadlines import check_timeout
+from aiokv.core.crossing import Crossing
+from aiokv.core.deadlines import check_timeout, earliest
 from aiokv.core.directory import Directory
 from aiokv.core.effects import (
     URGENT,
@@ -68,6 +69,7 @@ ANSWERS = (
     m.Tally,
     m.Reached,
     m.Pushes,
+    m.Entered,
 )
 """The only messages by which requests are answered."""
 
@@ -110,6 +112,7 @@ class Session:
         self._directory = Directory(self.policy)
         self._calls = Calls(self._directory, self._label, self._links.outage, max_open_pushes=max_open_pushes)
         self._passing = Passing(self._calls.open_pushes, self._calls.is_unanswered)
+        self._crossing = Crossing(self._calls.open_pushes)
         self._compression = Compression()
         self._changes = 0
         """How often it was changed."""
@@ -119,10 +122,14 @@ class Session:
         self._closed = False
         self._going_on: int | None = None
         """The call that asks where another process was."""
+        self._joins = False
+        """Whether this worker has come to a running cluster, and does not know yet where it is to begin."""
         self._expulsion: AiokvError | None = None
         """Why this worker is no member any longer, as far as it knows."""
         self._leave = NO_CALL
         """The call with which it leaves."""
+        self._draining: tuple[st.Depart, float] | None = None
+        """How it will leave when all that it has pushed is answered, and when at the latest."""
 
     # --- read only ---
 
@@ -222,7 +229,11 @@ class Session:
         """Return the time at which a `Tick` is wanted."""
         answer, joiner = self._calls.deadline(), self._joiner.deadline()
         # After every stimulus, so not by `earliest`.
-        return joiner if answer is None or (joiner is not None and joiner < answer) else answer
+        first = joiner if answer is None or (joiner is not None and joiner < answer) else answer
+        asking = self._crossing.deadline()
+        if asking is None and self._draining is None:
+            return first
+        return earliest(first, asking, None if self._draining is None else self._draining[1])
 
     # --- the door ---
 
@@ -231,6 +242,10 @@ class Session:
         effects = self._handle(stimulus, now)
         if self._passing.is_active:
             effects = self._pass_clocks(effects)
+        if self._crossing.is_active:
+            effects += self._crossing.look(self._directory.clock)
+        if self._draining is not None and (now >= self._draining[1] or not self._calls.is_pushing):
+            effects += self._drained(self._draining[0], now)
         return self._links.passing(effects) if self._links.down else effects
 
     def _handle(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
@@ -250,9 +265,10 @@ class Session:
             case st.ReadState() | st.WriteState() | st.ReadRules() | st.WriteRules() | st.Adopt() | st.Resume():
                 return self._save_or_load(stimulus, now)
             case st.Cancel(call):
+                self._crossing.forget(call)
                 return self._calls.cancel(call)
-            case st.Depart(call, timeout):
-                return self._depart(call, timeout, now)
+            case st.Depart():
+                return self._depart(stimulus, now)
             case _:
                 return self._set(stimulus, now)
 
@@ -272,8 +288,8 @@ class Session:
                 return self._await_round(stimulus, now)
             case st.ConfigureCompression():
                 return self._set_compression(stimulus, now)
-            case st.GoOn():
-                return self._go_on(stimulus, now)
+            case st.GoOn() | st.AskMembers():
+                return self._find_place(stimulus, now)
             case st.RestoreResiduals(call, keys, timeout):
                 return self._restore(Call(call, "restore of residuals", timeout), keys)
             case _:
@@ -338,8 +354,10 @@ class Session:
             return effects
         self._passing.viewed(view)
         self._roster = Roster(view)
+        effects += self._crossing.viewed(self._roster)
         if first:
             self._rank = self._roster.rank_of(self._joiner.name)
+            self._joins = self._is_joining
             self._directory.settle(view)
             self._calls.whole = view.on_worker_loss == "shrink"
             connects = self._links.begin(view, now)
@@ -375,8 +393,9 @@ class Session:
 
     def _check_open(self, call: Call) -> None:
         check_timeout(call.timeout)
-        if self._closed or not self._joiner.joined:
-            raise ClosedError(f"{call.what}: this worker is {'closed' if self._closed else 'not connected'}")
+        if self._closed or self._draining is not None or not self._joiner.joined:
+            state = "leaving" if self._draining is not None else "closed" if self._closed else "not connected"
+            raise ClosedError(f"{call.what}: this worker is {state}")
 
     def _check_ready(self, call: Call) -> None:
         self._check_open(call)
@@ -392,7 +411,7 @@ class Session:
             check_priority(stimulus.priority)
             call.tensors = self._directory.check(stimulus.tensors, len(stimulus.rows))
             call.compression = self._compression
-            if self._finished or stimulus.operation is st.Operation.INIT:
+            if self._finished or self._joins or stimulus.operation is st.Operation.INIT:
                 self._check_options(call, stimulus)
         except AiokvError as error:
             return [Fail(call.number, error)]
@@ -402,6 +421,9 @@ class Session:
         operation, options = transfer.operation, transfer.options
         if self._finished and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
             raise MembershipError(f"{call.what}: this worker has finished; nobody waits for its contributions")
+        if self._joins and operation in {st.Operation.PUSH, st.Operation.PUSHPULL}:
+            text = f"{call.what}: this worker joins a running job: call resume_step before the first push"
+            raise MembershipError(text)
         if operation is not st.Operation.INIT:
             return
         get_policy(options.policy or self.policy)
@@ -539,6 +561,12 @@ class Session:
             self._changing = None
         return effects
 
+    def _find_place(self, stimulus: st.GoOn | st.AskMembers, now: float) -> list[Effect]:
+        """Find out where this worker is to begin, or with whom it goes on."""
+        if isinstance(stimulus, st.AskMembers):
+            return self._ask_members(stimulus, now)
+        return self._go_on(stimulus, now)
+
     def _go_on(self, stimulus: st.GoOn, now: float) -> list[Effect]:
         call = Call(stimulus.call, "resume_step", stimulus.timeout, result=[])
         try:
@@ -547,7 +575,23 @@ class Session:
         except AiokvError as error:
             return [Fail(call.number, error)]
         self._going_on = call.number
-        return self._calls.send(call, parts, now)
+        if not self._is_joining:
+            return self._calls.send(call, parts, now)
+        self._calls.open(call, now)
+        return self._calls.ask_scheduler(call, m.Enter(answer_time(call.timeout)))
+
+    @property
+    def _is_joining(self) -> bool:
+        """Whether the others do not wait for this worker yet, as far as it knows."""
+        entry = self._roster.entry(self._rank)
+        return entry is not None and entry.state == "joining"
+
+    def _ask_members(self, stimulus: st.AskMembers, now: float) -> list[Effect]:
+        try:
+            self._check_ready(Call(stimulus.call, "members", stimulus.timeout))
+        except AiokvError as error:
+            return [Fail(stimulus.call, error)]
+        return self._crossing.ask(stimulus, self._roster, now)
 
     def _gone_on(self, number: int, effects: list[Effect]) -> list[Effect]:
         """Count from what the servers have, if all of them have said it."""
@@ -556,7 +600,12 @@ class Session:
             return effects
         self._going_on = None
         try:
-            done.result = self._directory.go_on(done.result)
+            entry = self._roster.entry(self._rank)
+            if self._joins and entry is not None:
+                done.result = self._directory.admit(entry.since, done.result)
+                self._joins = False
+            else:
+                done.result = self._directory.go_on(done.result)
         except AiokvError as error:
             return [Fail(number, error) if one is done else one for one in effects]
         self._passing.resumed(self._directory.clock)
@@ -630,6 +679,8 @@ class Session:
                 return self._joiner.tell_view()
             case m.CheckpointAt(clock):
                 return self._passing.asked(clock, self._directory.clock)
+            case m.Boundary():
+                return self._crossing.bounded(message, self._directory.clock, self._roster)
             case m.Error(code, text, details):
                 error = from_code(code, text, details)
                 return self._joiner.fail(error) if self._joiner.joining else self._dismissed(error)
@@ -646,6 +697,9 @@ class Session:
                     return []
                 self._calls.take(peer, request)
                 return self._attach_answered(peer, message, now)
+            if isinstance(message, m.Entered):
+                # What was pushed by now is all up to the boundary, after which this worker counts.
+                return self._calls.go_on(peer, request, self._directory.push_counts, now)
             effects = self._calls.answered(peer, request, message, nbytes)
             if self._going_on is not None:
                 effects = self._gone_on(self._going_on, effects)
@@ -719,7 +773,11 @@ class Session:
         self._expulsion = error
         self._joiner.leave()
         self._joiner.on_lost()
-        failed = self._calls.fail_all(lambda what: type(error)(f"{what}: {error.message}", **error.details))
+
+        def error_of(what: str) -> AiokvError:
+            return type(error)(f"{what}: {error.message}", **error.details)
+
+        failed = self._calls.fail_all(error_of) + self._crossing.fail_all(error_of)
         return [Disconnect(SCHEDULER, "this worker is no member any longer"), *failed]
 
     def _tick(self, now: float) -> list[Effect]:
@@ -728,17 +786,30 @@ class Session:
         effects = self._joiner.tick(now, " and ".join(absent))
         if reason := self._joiner.silence(now):
             effects += self._cut(SCHEDULER, reason)
-        return effects + self._calls.expire(now)
+        return effects + self._calls.expire(now) + self._crossing.expire(now)
 
     # --- leaving ---
 
-    def _depart(self, number: int, timeout: float, now: float) -> list[Effect]:
+    def _drained(self, depart: st.Depart, now: float) -> list[Effect]:
+        """Leave, now that all that was pushed is answered, or that there is no more time for that."""
+        effects = self._depart(st.Depart(depart.call, max(0.0, depart.timeout - now), drains=True), now)
+        self._draining = None
+        return effects
+
+    def _depart(self, depart: st.Depart, now: float) -> list[Effect]:
+        number, timeout = depart.call, depart.timeout
         if self._closed:
             return [Complete(number)]
+        if depart.drains and self._joiner.joined and self._expulsion is None and self._draining is None:
+            # Its time-out becomes the time at which it is over.
+            self._draining = (st.Depart(number, now + timeout, drains=True), now + answer_time(timeout))
+            return []
         effects = self._joiner.fail(ClosedError("join: the worker was closed while it was joining"))
-        effects += self._calls.fail_all(
-            lambda what: ClosedError(f"{what}: the worker was closed while the call was pending")
-        )
+
+        def error_of(what: str) -> AiokvError:
+            return ClosedError(f"{what}: the worker was closed while the call was pending")
+
+        effects += self._calls.fail_all(error_of) + self._crossing.fail_all(error_of)
         self._closed = True
         if not self._joiner.joined or self._expulsion is not None:
             return [*effects, Complete(number)]
@@ -746,7 +817,7 @@ class Session:
         self._leave = number
         call = Call(number, "leave", timeout)
         self._calls.open(call, now)
-        return effects + self._calls.ask_scheduler(call, m.Leave())
+        return effects + self._calls.ask_scheduler(call, m.Leave(depart.drains))
 
     # --- for tests ---
 

@@ -400,6 +400,14 @@ class Resume(Record):
     updates: Mapping[Key, int]
 
 
+class AskMembers(Record):
+    """The user wants to know which ranks push in a step, counted from 0."""
+
+    call: int
+    step: int
+    timeout: float
+
+
 class GoOn(Record):
     """Go on where the process was that had this worker's place before; the result is the number of its complete steps.
 
@@ -417,10 +425,11 @@ class Cancel(Record):
 
 
 class Depart(Record):
-    """Leave the cluster in good order."""
+    """Leave the cluster in good order; with `drains` when all that was pushed is answered."""
 
     call: int
     timeout: float
+    drains: bool = False
 
 
 SavingCall = ReadState | WriteState | ReadRules | WriteRules | Adopt | Resume
@@ -463,6 +472,7 @@ Stimulus = (
     | RestoreResiduals
     | Encoded
     | GoOn
+    | AskMembers
     | Cancel
     | Depart
 )

@@ -91,6 +91,12 @@ class BlockingClient(KVStore):
         """Leave, and join the cluster that comes after this one at the same address. See `aiokv.Client.rejoin`."""
         self._client = self._run(self._client.rejoin())
 
+    def leave(self, *, timeout: float | None = None) -> None:
+        """Leave the cluster when all that was pushed counts. See `aiokv.Client.leave`."""
+        if self._thread is not None:
+            self._thread.run(self._client.leave(timeout=timeout))
+        self._end(abort=False)
+
     def _end(self, *, abort: bool, timeout: float | None = None) -> None:
         if self._thread is None:
             return

@@ -55,6 +55,7 @@ class Scheduler(Node):
             on_worker_loss=config.on_worker_loss,
             respawn_timeout=config.respawn_timeout,
             min_workers=config.min_workers,
+            max_workers=config.max_workers,
             reconnect_grace=min(config.reconnect_grace, config.death_timeout),
             replication=config.replication,
             checkpoints=checkpoints,

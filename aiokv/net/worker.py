@@ -126,11 +126,22 @@ class Client(Driver, Operations):
         Args:
             timeout: seconds to wait for the scheduler's answer; `Config.death_timeout` when not given.
         """
+        await self._leave(self.config.death_timeout if timeout is None else timeout, drains=False)
+
+    async def leave(self, *, timeout: float | None = None) -> None:
+        """Leave the cluster when all that was pushed counts; from now on nothing else can be called.
+
+        Args:
+            timeout: seconds to wait for that and for the scheduler's answer; `Config.call_timeout` when not given. What
+                is not answered by then fails.
+        """
+        await self._leave(self._seconds(timeout), drains=True)
+
+    async def _leave(self, seconds: float, *, drains: bool) -> None:
         if not self._open:
             return
-        seconds = self.config.death_timeout if timeout is None else timeout
         try:
-            await self._call(lambda call: st.Depart(call, seconds))
+            await self._call(lambda call: st.Depart(call, seconds, drains))
         except AiokvError as error:
             logger.warning("left without a word to the scheduler: %s", error)
         finally:

@@ -19,6 +19,7 @@ class ASP(ChunkPolicy):
 
     name: ClassVar[str] = "asp"
     per_push: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
 
     def version_of(self, *, sequence: int, newest: Version) -> Version:
         """Return the next version, whoever pushes."""

@@ -40,6 +40,9 @@ class Policy(abc.ABC):
     decides: ClassVar[bool] = False
     """Whether it is a `RoundPolicy`."""
 
+    admits: ClassVar[bool] = False
+    """Whether a worker can join while training goes on."""
+
     waits: ClassVar[bool] = True
     """A push is answered when its update is made; otherwise only the one that closes the round waits for that, and the
     others are answered when they have arrived.

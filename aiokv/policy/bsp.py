@@ -22,6 +22,7 @@ class BSP(ChunkPolicy):
 
     name: ClassVar[str] = "bsp"
     in_step: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
 
     def version_of(self, *, sequence: int, newest: Version) -> Version:
         """Return the round, whatever is open."""

@@ -108,8 +108,11 @@ class WorkerEntry(Message):
     """One worker of a view.
 
     `state` is "alive", "finished" (here, but without contributions from now on), "left" (in good order), "lost" (with
-    the reason), "evicted" (the others go on without it) or "away": its process is gone, its place is kept for the next
-    one, and what waits for it waits on.
+    the reason), "evicted" (the others go on without it), "away": its process is gone, its place is kept for the next
+    one, and what waits for it waits on; or "joining": it is here, but the others do not wait for it yet.
+
+    In rounds it counts from the first clock after `since` on: 0 for a worker of the beginning, and for one that is
+    joining and of which that is not known yet.
     """
 
     rank: int
@@ -117,6 +120,7 @@ class WorkerEntry(Message):
     incarnation: int
     state: str = "alive"
     reason: str = ""
+    since: int = 0
 
 
 class StandbyEntry(Message):
@@ -160,6 +164,8 @@ class View(Message):
     `checkpoints`, and `run` is in their names. `resume` is the folder of the one with which the servers begin.
 
     `replication` is on how many servers every parameter is: with 2 each has a standby.
+
+    `declared` is how many workers the cluster has begun with; 0: as many as there are in `workers`.
     """
 
     epoch: int
@@ -175,6 +181,7 @@ class View(Message):
     run: int = 0
     resume: str = ""
     replication: int = 1
+    declared: int = 0
 
 
 class GetView(Message):
@@ -202,7 +209,12 @@ class Finish(Message):
 
 
 class Leave(Message):
-    """I am done, in good order: do not count me any longer. Answered `Done`."""
+    """I leave in good order. Answered `Done`; the others do not wait for me.
+
+    If it is `early`, my work is not done: where too few are left they wait for somebody in my place.
+    """
+
+    early: bool = False
 
 
 class Stop(Message):
@@ -1009,6 +1021,50 @@ class Replicated(Message):
     number: int
 
 
+# --- workers that join while training goes on; see `core.admission` ---
+
+
+class Enter(Message):
+    """Let me count, from a boundary between rounds on. Answered `Entered` when all others are past that."""
+
+    timeout: float
+
+
+class Entered(Message):
+    """You count in all rounds after a clock."""
+
+    clock: int
+
+
+class Boundary(Message):
+    """The scheduler asks servers and workers whether a rank may count in all rounds after a clock. Answered
+    `BoundaryClock`.
+
+    Who says so does nothing beyond that clock before there is another view, or another boundary. One whose clock is 0
+    says that nobody is to join.
+    """
+
+    clock: int
+    rank: int
+
+
+class BoundaryClock(Message):
+    """The newest clock that this node has gone to; it is beyond the one that was asked for if that is too early.
+
+    A `reason` says why nobody can join at all.
+    """
+
+    clock: int
+    newest: int
+    reason: str = ""
+
+
+class Passed(Message):
+    """A worker has begun with what comes after a boundary, and has answers to all that it had pushed before it."""
+
+    clock: int
+
+
 FRAME_TYPES: Final[dict[int, type[Message]]] = {
     1: Hello,
     2: Challenge,
@@ -1067,9 +1123,14 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     88: Switched,
     89: GetPushes,
     90: Pushes,
+    91: Enter,
+    92: Entered,
+    93: Boundary,
+    94: BoundaryClock,
     95: Gathered,
     96: Settled,
     97: GetView,
+    98: Passed,
     100: CheckpointAt,
     101: CheckpointClock,
     102: CheckpointPart,

@@ -24,6 +24,8 @@ from aiokv.wire.messages import (
     AttachStandby,
     AwaitRound,
     Barrier,
+    Boundary,
+    BoundaryClock,
     Bundled,
     Challenge,
     ChangeOptimizer,
@@ -40,6 +42,8 @@ from aiokv.wire.messages import (
     Delete,
     Done,
     DropStandby,
+    Enter,
+    Entered,
     Error,
     Finish,
     ForgetKey,
@@ -64,6 +68,7 @@ from aiokv.wire.messages import (
     MemberState,
     Message,
     Met,
+    Passed,
     Proof,
     Pull,
     PullBundle,
@@ -191,7 +196,7 @@ GOLDEN = [
     Golden(
         View(
             epoch=3,
-            workers=(WorkerEntry(0, "w0", 1), WorkerEntry(1, "w1", 2, "lost", "no heartbeat")),
+            workers=(WorkerEntry(0, "w0", 1), WorkerEntry(1, "w1", 2, "lost", "no heartbeat", 7)),
             servers=(
                 ServerEntry(0, "s0", 1, "10.0.0.3", 9000),
                 ServerEntry(1, "s", 2, "h", 9, standby=StandbyEntry("t/1", "t", 4, "i", 8, "ready"), process="u"),
@@ -206,17 +211,18 @@ GOLDEN = [
             run=2,
             resume="/ck/r",
             replication=2,
+            declared=1,
         ),
         258,
         0,
-        "41494f4b 01 11 0000  0201000000000000  0000000000000000 97000000  00000000",
-        "9d  03"
-        "  92  95 00 a2 7730 01 a5 616c697665 a0"
-        "      95 01 a2 7731 02 a4 6c6f7374 ac 6e6f20686561727462656174"
+        "41494f4b 01 11 0000  0201000000000000  0000000000000000 9a000000  00000000",
+        "9e  03"
+        "  92  96 00 a2 7730 01 a5 616c697665 a0 00"
+        "      96 01 a2 7731 02 a4 6c6f7374 ac 6e6f20686561727462656174 07"
         "  92  99 00 a2 7330 01 a8 31302e302e302e33 cd 2328 a5 616c697665 a0 c0 a0"
         "      99 01 a1 73 02 a1 68 09 a5 616c697665 a0  96 a3 742f31 a1 74 04 a1 69 08 a5 7265616479  a1 75"
         "  cb 3fe0000000000000  ce 00080000  ce 00100000  cb 4024000000000000"
-        "  a7 7265737061776e  64 a3 2f636b 02 a5 2f636b2f72 02",
+        "  a7 7265737061776e  64 a3 2f636b 02 a5 2f636b2f72 02 01",
     ),
     Golden(
         Heartbeat(),
@@ -233,11 +239,11 @@ GOLDEN = [
         "94  a5 65706f6368  cb 4024000000000000  92 01 03  81 a1 6e 02",
     ),
     Golden(
-        Leave(),
+        Leave(early=True),
         4,
         0,
-        "41494f4b 01 14 0000  0400000000000000  0000000000000000 01000000  00000000",
-        "90",
+        "41494f4b 01 14 0000  0400000000000000  0000000000000000 02000000  00000000",
+        "91  c3",
     ),
     Golden(
         Stop("done"),
@@ -555,6 +561,34 @@ GOLDEN = [
         "92  04  07",
     ),
     Golden(
+        Enter(2.0),
+        9,
+        0,
+        "41494f4b 01 5b 0000  0900000000000000  0000000000000000 0a000000  00000000",
+        "91  cb 4000000000000000",
+    ),
+    Golden(
+        Entered(7),
+        9,
+        0,
+        "41494f4b 01 5c 0000  0900000000000000  0000000000000000 02000000  00000000",
+        "91  07",
+    ),
+    Golden(
+        Boundary(7, 2),
+        0,
+        0,
+        "41494f4b 01 5d 0000  0000000000000000  0000000000000000 03000000  00000000",
+        "92  07  02",
+    ),
+    Golden(
+        BoundaryClock(7, 9, "no"),
+        0,
+        0,
+        "41494f4b 01 5e 0000  0000000000000000  0000000000000000 06000000  00000000",
+        "93  07  09  a2 6e6f",
+    ),
+    Golden(
         Gathered(3, 7, 5, 2, (4,)),
         9,
         0,
@@ -574,6 +608,13 @@ GOLDEN = [
         0,
         "41494f4b 01 61 0000  0000000000000000  0000000000000000 01000000  00000000",
         "90",
+    ),
+    Golden(
+        Passed(7),
+        0,
+        0,
+        "41494f4b 01 62 0000  0000000000000000  0000000000000000 02000000  00000000",
+        "91  07",
     ),
     Golden(
         CheckpointAt(7),

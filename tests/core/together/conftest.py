@@ -146,6 +146,7 @@ class Cluster:
         self.breaks = self.may_break if breaks is None else breaks
         """How many connections to servers, of workers and of other servers, may still end for no reason."""
         self.random = random.Random(seed)
+        self.policy = policy
         self.now = 0.0
         self.ready: dict[tuple[str, Peer], deque[tuple[Node, st.Stimulus | None, bytes | None]]] = {}
         self.later: list[tuple[float, Node, Peer, str]] = []
@@ -571,6 +572,10 @@ class User:
     def go_on(self) -> int:
         """Begin to ask where the process was that had this worker's place before."""
         return self._feed(lambda call: st.GoOn(call, 10.0))
+
+    def members(self, step: int) -> int:
+        """Begin to ask who counts in a step."""
+        return self._feed(lambda call: st.AskMembers(call, step, 10.0))
 
     def result(self, call: int) -> Any:
         """Return what a call has returned."""

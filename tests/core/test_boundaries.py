@@ -1,0 +1,244 @@
+"""A server lets a rank count behind a boundary: in all of its keys from the same round on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec import structs
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.types import SCHEDULER, peer_of_server
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Asked, Server
+
+NEW = 2
+"""The rank that joins."""
+
+
+def view(server: Server, *, state: str = "joining", since: int = 0, rank: int = NEW, **changes: object) -> None:
+    """Let the scheduler say what has become of a rank."""
+    last = server.machine._joiner.view
+    assert last is not None
+    server.epoch += 1
+    others = [entry for entry in last.workers if entry.rank != rank]
+    entries = sorted([*others, m.WorkerEntry(rank, f"worker-{rank}", 7, state, "", since)], key=lambda each: each.rank)
+    changed = structs.replace(last, epoch=server.epoch, workers=tuple(entries), declared=2, **changes)
+    server.handle(st.Received(SCHEDULER, 0, changed))
+
+
+def announce(server: Server, clock: int, rank: int = NEW) -> m.Message | None:
+    """Let the scheduler ask for a boundary; return the answer."""
+    effects = server.handle(st.Received(SCHEDULER, 0, m.Boundary(clock, rank)))
+    answers = [effect.message for effect in effects if isinstance(effect, ef.Send) and effect.peer == SCHEDULER]
+    return answers[0] if answers else None
+
+
+def step(server: Server, *ranks: int, number: float = 1.0) -> list[Asked]:
+    """Let ranks push a number once more."""
+    return [server.push(rank, number, clock=1 + server.pushed.get((rank, "w"), 0)) for rank in ranks]
+
+
+def begin(server: Server, rank: int = NEW) -> object:
+    """Let the new rank attach and ask where it begins."""
+    assert server.attach(rank, incarnation=7).answer == m.Done()
+    answer = server.ask(rank, m.GetPushes("w", (1,), "float32", 0, 1, 5.0)).answer
+    if isinstance(answer, m.Pushes):
+        server.pushed[rank, "w"] = answer.count
+    return answer
+
+
+@pytest.fixture
+def two(make_server: type[Server]) -> Server:
+    """A server of two workers that have made three rounds of one key; a third one has come."""
+    server = make_server(2)
+    server.init()
+    for _ in range(3):
+        step(server, 0, 1)
+    view(server)
+    return server
+
+
+def value(server: Server) -> float:
+    """Return the value of the key."""
+    return float(server.values["w", 0][max(server.values["w", 0])])
+
+
+def test_a_round_behind_the_boundary_is_not_made_before_it_is_known_whether_the_rank_counts(two: Server) -> None:
+    assert announce(two, 4) == m.BoundaryClock(4, 3)
+    before = step(two, 0, 1)
+    assert not any(each.pending for each in before)
+    behind = step(two, 0, 1)
+    assert all(each.pending for each in behind)
+    assert value(two) == 8.0
+    view(two, since=4)
+    assert all(each.pending for each in behind)
+    assert begin(two) == m.Pushes(4, 4)
+    pulled = two.pull(NEW)
+    assert pulled.payload == 8.0
+    (mine,) = step(two, NEW, number=100.0)
+    assert not any(each.pending for each in (*behind, mine))
+    assert value(two) == 110.0
+
+
+def test_a_boundary_before_what_is_made_is_too_early(two: Server) -> None:
+    assert announce(two, 2) == m.BoundaryClock(2, 3)
+    assert not any(each.pending for each in step(two, 0, 1))
+
+
+def test_rounds_go_on_when_nobody_joins_after_all(two: Server) -> None:
+    announce(two, 3)
+    behind = step(two, 0, 1)
+    assert all(each.pending for each in behind)
+    assert announce(two, 0) is None
+    assert not any(each.pending for each in behind)
+    assert value(two) == 8.0
+
+
+def test_rounds_go_on_when_a_view_does_not_have_the_rank(two: Server) -> None:
+    announce(two, 3)
+    behind = step(two, 0, 1)
+    view(two, state="evicted")
+    assert not any(each.pending for each in behind)
+
+
+def test_rounds_go_on_when_the_scheduler_is_there_again_and_knows_nothing_new(two: Server) -> None:
+    announce(two, 3)
+    behind = step(two, 0, 1)
+    last = two.machine._joiner.view
+    assert last is not None
+    two.handle(st.Received(SCHEDULER, 0, last))
+    assert not any(each.pending for each in behind)
+
+
+def test_a_later_boundary_takes_the_place_of_an_earlier_one(two: Server) -> None:
+    announce(two, 3)
+    waiting = step(two, 0, 1)
+    announce(two, 4)
+    assert not any(each.pending for each in waiting)
+    assert all(each.pending for each in step(two, 0, 1))
+
+
+def test_a_sum_that_has_gone_past_the_place_of_the_rank_is_too_late_for_it(make_server: type[Server]) -> None:
+    server = make_server(3)
+    server.init()
+    server.states[0] = ("left", "")
+    server.publish()
+    for _ in range(2):
+        step(server, 1, 2)
+    step(server, 1)
+    view(server, rank=0)
+    # Sums are made in the order of the ranks, and that of round 3 has begun with rank 1.
+    assert announce(server, 2, rank=0) == m.BoundaryClock(2, 3)
+    assert announce(server, 3, rank=0) == m.BoundaryClock(3, 3)
+
+
+def test_a_rank_that_comes_again_begins_behind_the_boundary_and_not_where_it_was(make_server: type[Server]) -> None:
+    server = make_server(2)
+    server.init()
+    step(server, 0, 1)
+    server.states[1] = ("left", "")
+    server.publish()
+    for _ in range(3):
+        step(server, 0)
+    view(server, rank=1)
+    announce(server, 4, rank=1)
+    view(server, rank=1, since=4)
+    assert begin(server, 1) == m.Pushes(4, 4)
+    step(server, 0)
+    step(server, 1, number=100.0)
+    assert value(server) == 2.0 + 3.0 + 101.0
+
+
+def test_where_each_push_counts_at_once_it_begins_beside_the_slowest(make_server: type[Server]) -> None:
+    server = make_server(2, policy="ssp:1")
+    server.init()
+    for rank in (0, 0, 0, 1, 1):
+        step(server, rank)
+    view(server)
+    assert announce(server, 3) == m.BoundaryClock(3, 3)
+    view(server, state="alive", since=3)
+    assert begin(server) == m.Pushes(2, 3)
+    # Rank 0 leads the two others by one.
+    assert not server.pull(0).pending
+    step(server, 0)
+    held = server.pull(0)
+    assert held.pending
+    step(server, 1)
+    assert held.pending
+    step(server, NEW)
+    assert not held.pending
+
+
+def test_a_rule_that_looks_at_what_was_read_knows_what_the_rank_begins_with(make_server: type[Server]) -> None:
+    server = make_server(1, policy="asp")
+    server.init()
+    server.ask(0, m.SetOptimizer("dcasgd", {"learning_rate": 1.0}, "sum", 5.0))
+    for _ in range(3):
+        step(server, 0)
+        server.pull(0)
+    view(server, rank=1)
+    view(server, rank=1, state="alive", since=3)
+    begin(server, 1)
+    step(server, 1)
+    assert only_apply(server).read == 3
+
+
+def only_apply(server: Server) -> ef.Apply:
+    """Return the last update."""
+    return [effect for effect in server.effects if isinstance(effect, ef.Apply)][-1]
+
+
+def test_keys_of_other_groups_are_not_concerned(make_server: type[Server]) -> None:
+    server = make_server(3)
+    server.init()
+    server.init("pair", group=(0, 1))
+    step(server, 0, 1, 2)
+    for rank in range(2):
+        server.push(rank, 1.0, key="pair", clock=2)
+    view(server, rank=3)
+    announce(server, 2, rank=3)
+    view(server, rank=3, since=2)
+    begin(server, 3)
+    pushes = [server.push(rank, 1.0, key="pair", clock=3) for rank in range(2)]
+    assert not any(each.pending for each in pushes)
+
+
+@pytest.mark.parametrize("policy", ["k_sync:1", "sync_switch:0.5:10", "round_robin"])
+def test_a_policy_with_which_nobody_can_join_is_named(make_server: type[Server], policy: str) -> None:
+    server = make_server(2, policy=policy)
+    server.init()
+    view(server)
+    text = f"key 'w' has policy {policy}, with which nobody can join a running job"
+    assert announce(server, 1) == m.BoundaryClock(1, 0, text)
+
+
+def test_a_boundary_holds_although_an_earlier_view_is_taken_over_only_now(make_server: type[Server]) -> None:
+    """Until server 0 has decided what counts of a worker that is gone, server 1 does not take over the view without it.
+
+    So the view may come before the boundary, and its workers after it.
+    """
+    server = make_server(2, index=1, servers=2, settings={"on_worker_loss": "shrink"})
+    server.init()
+    leader = peer_of_server(0)
+
+    def decide(verdict: str) -> None:
+        """Let server 0 decide about the call that it was asked about last."""
+        asked = [send for send in server.seen(ef.Send) if send.peer == leader and isinstance(send.message, m.Gathered)]
+        server.handle(st.Received(leader, asked[-1].request, m.Settled(verdict)))
+
+    lost = server.push(1, whole=m.Whole(1, 1, 2))
+    server.handle(st.Connected(leader))
+    server.handle(st.Received(leader, 1, m.Done()))
+    server.evict(1)
+    assert lost.pending
+    assert announce(server, 1) == m.BoundaryClock(1, 0)
+    decide("gone")
+    first = server.push(0, whole=m.Whole(1, 1, 2), clock=1)
+    decide("")
+    second = server.push(0, whole=m.Whole(2, 1, 2), clock=2)
+    decide("")
+    assert (first.pending, second.pending) == (False, True)

@@ -1,0 +1,146 @@
+"""Workers join and leave while others train: each round has the pushes of those who count in it, and of nobody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as hs
+
+from aiokv.core.session import Session
+from aiokv.errors import AiokvError
+from aiokv.types import Role
+from tests.core.together.conftest import User
+
+if TYPE_CHECKING:
+    from aiokv.types import Key
+    from tests.core.together.conftest import Array, Cluster, Script
+
+KEYS: dict[Key, tuple[int, ...]] = {"big": (7, 5), "small": (3,), "scalar": ()}
+"""The first is cut into chunks over all servers."""
+
+STEPS = 6
+
+SEEDS = hs.integers(0, 2**32)
+many_orders = settings(max_examples=60)
+
+
+def filled(value: float) -> dict[Key, Array]:
+    """Return an array for every key."""
+    return {key: np.full(shape, value, np.float32) for key, shape in KEYS.items()}
+
+
+def gradients(values: dict[Key, Array], step: int, rank: int) -> dict[Key, Array]:
+    """Return what a worker pushes: another number for every value that was read."""
+    return {
+        key: np.asarray(array * np.float32(0.3) + np.float32(step - rank * 0.7), np.float32)
+        for key, array in values.items()
+    }
+
+
+class Elastic:
+    """Lets workers come to a cluster of two after so many deliveries, and leave after so many steps of theirs.
+
+    Args:
+        cluster: where.
+        moments: when each of those comes that come later.
+        stays: how many steps each of them takes at most.
+    """
+
+    def __init__(self, cluster: Cluster, moments: list[int], stays: list[int]) -> None:
+        self.cluster = cluster
+        self.coming = {2 + number: moment for number, moment in enumerate(moments)}
+        self.stays = {2 + number: stay for number, stay in enumerate(stays)}
+        self.took: dict[int, range] = {}
+        """The steps of each worker."""
+        self.told: dict[int, list[list[int]]] = {}
+        """Who counts in each of its steps, as it was told before it."""
+        self.read: dict[int, dict[Key, Array]] = {}
+        self.kills: dict[str, int] = {}
+        """Workers that die, after how many deliveries."""
+        self._step = cluster.step
+        cluster.step = self.step  # type: ignore[method-assign]
+
+    def step(self) -> None:
+        """Let one thing happen, or a worker come."""
+        for rank in list(self.coming):
+            self.coming[rank] -= 1
+            if self.coming[rank] <= 0:
+                del self.coming[rank]
+                self.come(rank)
+        for name in list(self.kills):
+            self.kills[name] -= 1
+            if self.kills[name] <= 0 and name in self.cluster.nodes:
+                del self.kills[name]
+                self.cluster.kill(name)
+        self._step()
+
+    def come(self, rank: int) -> None:
+        """Start a worker."""
+        joiner = self.cluster.joiner(Role.WORKER, rank)
+        self.cluster.add(joiner.name, Session(joiner, policy=self.cluster.policy))
+        self.cluster.scripts[joiner.name] = self.train(User(self.cluster, self.cluster.nodes[joiner.name]))
+        self.cluster.advance(joiner.name, None)
+
+    def train(self, user: User) -> Script:
+        """Train from the first step in which this worker counts."""
+        if (yield user.join()) is not None:
+            # All was over before it came.
+            return
+        assert (yield user.transfer("init", filled(1))) is None
+        asked = user.go_on()
+        if isinstance((yield asked), AiokvError):
+            return
+        start = user.result(asked)
+        self.took[user.rank] = range(start, min(STEPS, start + self.stays.get(user.rank, STEPS)))
+        values = filled(-1)
+        assert (yield user.transfer("pull", values)) is None
+        for step in self.took[user.rank]:
+            members = user.members(step)
+            assert (yield members) is None
+            self.told.setdefault(user.rank, []).append(user.result(members))
+            values = gradients(values, step, user.rank)
+            assert (yield user.transfer("pushpull", values)) is None
+        self.read[user.rank] = values
+        assert (yield user.leave()) is None
+
+    def after(self, steps: int) -> dict[Key, Array]:
+        """Return the weights after so many steps: w += the sum of the gradients, in the order of the ranks."""
+        values = filled(1)
+        for step in range(steps):
+            parts = [gradients(values, step, rank) for rank in sorted(self.took) if step in self.took[rank]]
+            for key in values:
+                total = parts[0][key]
+                for part in parts[1:]:
+                    total = total + part[key]
+                values[key] = values[key] + total
+        return values
+
+    def check(self) -> None:
+        """Compare bits: every worker has read what is made of the pushes of those who counted."""
+        for rank, values in self.read.items():
+            expected = self.after(self.took[rank].stop)
+            for key, array in values.items():
+                np.testing.assert_array_equal(array, expected[key], err_msg=f"{key} of rank {rank}")
+        assert not any(store.slots for store in self.cluster.stores.values())
+
+
+@pytest.mark.parametrize("mode", ["fail", "shrink", "respawn"])
+@many_orders
+@given(
+    seed=SEEDS,
+    servers=hs.integers(1, 3),
+    moments=hs.lists(hs.integers(1, 300), min_size=1, max_size=2),
+    stays=hs.lists(hs.integers(1, STEPS), min_size=2, max_size=2),
+)
+def test_scenario_65_workers_that_come_and_go_count_in_all_keys_from_one_step_on_and_no_round_is_lost(
+    make_cluster: type[Cluster], mode: str, seed: int, servers: int, moments: list[int], stays: list[int]
+) -> None:
+    cluster = make_cluster(seed, workers=2, servers=servers, max_workers=4, on_worker_loss=mode)
+    elastic = Elastic(cluster, moments, stays)
+    cluster.run(elastic.train)
+    cluster.settle()
+    assert elastic.took[0] == elastic.took[1] == range(STEPS)
+    elastic.check()
