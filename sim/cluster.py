@@ -11,6 +11,7 @@ from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
 from aiokv.core.membership import ClusterPlan, Membership
 from aiokv.core.session import Session
+from aiokv.core.stimuli import NodeEnded
 from aiokv.policy import get_policy
 from aiokv.types import Role
 from sim.checks import Checks
@@ -130,7 +131,10 @@ class _Cluster:
             self._checks,
             self._count_update,
             check and scenario.cluster.workers <= MAX_VALIDATED,
+            self._host,
         )
+        self._siblings: dict[str, list[str]] = {}
+        """Nodes in the process of another one, by its name."""
         self._run.checkpoints = self._world.disk.complete
         self._starts = 0
         self._nodes: dict[str, Node] = {}
@@ -245,17 +249,29 @@ class _Cluster:
             respawn_timeout=cluster.respawn_timeout,
             min_workers=cluster.min_workers,
             reconnect_grace=cluster.reconnect_grace,
+            replication=cluster.replication,
             checkpoints=checkpoints,
         )
 
-    def _start_server(self, name: str) -> None:
-        coordinator = Coordinator(self._joiner(Role.SERVER, name))
+    def _start_server(self, name: str, standby: int = -1) -> Node:
+        coordinator = Coordinator(self._joiner(Role.SERVER, name, standby))
         node = self._add_node(name, coordinator, listens=True)
+        node.server = coordinator
         self._tallies.append((name, coordinator.tallies))
         if self._decides:
             node.drops = Drops(self._run, name)
         timeout, start = self._scenario.cluster.join_timeout, self._timeline.starts.get(name, 0.0)
         self._processes[name] = self._env.process(serve(node, self._run, self._env, timeout, start))
+        return node
+
+    def _host(self, host: Node, index: int, name: str) -> None:
+        """Start a standby in the process of a server, with which it ends."""
+        node = self._start_server(name, index)
+        self._siblings.setdefault(host.name, []).append(name)
+        assert host.over.callbacks is not None, "it wants a node"
+        assert node.over.callbacks is not None, "it has just begun"
+        host.over.callbacks.append(lambda _: node.stop("its process has ended"))
+        node.over.callbacks.append(lambda _: host.deliver(NodeEnded(name)))
 
     def _make_worker(self, name: str) -> Worker:
         scenario = self._scenario
@@ -289,10 +305,13 @@ class _Cluster:
         node = self._nodes[name] = Node(self._world, name, machine, address, flights)
         return node
 
-    def _joiner(self, role: Role, name: str) -> Joiner:
+    def _joiner(self, role: Role, name: str, standby: int = -1) -> Joiner:
         advertised = (name, PORT) if role is Role.SERVER else ("", 0)
         life = self._lives[name] = self._lives.get(name, 0) + 1
-        return Joiner(role=role, name=name, incarnation=life, scheduler=(SCHEDULER, PORT), advertised=advertised)
+        scheduler = (SCHEDULER, PORT)
+        return Joiner(
+            role=role, name=name, incarnation=life, scheduler=scheduler, advertised=advertised, standby=standby
+        )
 
     # --- faults ---
 
@@ -302,19 +321,27 @@ class _Cluster:
             return
         if strike.kind == "pause":
             assert strike.after is not None, "a pause ends"
-            node.pause(strike.after)
+            for each in self._in_process(strike.node):
+                each.pause(strike.after)
             return
+        for each in self._in_process(strike.node):
+            if strike.kind == "crash":
+                each.crash(f"{strike.node} crashed")
+            else:
+                each.freeze()
         if strike.kind == "crash":
-            node.crash(f"{strike.node} crashed")
             self._end_if_restarted(strike.node)
-        else:
-            node.freeze()
         process = self._processes.get(strike.node)
         if process is not None and process.is_alive:
             process.interrupt(strike.kind)
         if strike.after is not None:
             self._restarts += 1
             self._env.after(strike.after, self._restart, strike.node)
+
+    def _in_process(self, name: str) -> list[Node]:
+        """Return all nodes in a process that are there."""
+        nodes = [self._nodes[each] for each in (name, *self._siblings.get(name, ()))]
+        return [node for node in nodes if node.alive]
 
     def _end_if_restarted(self, crashed: str = "") -> None:
         """End the run because the whole job is started again; a node has crashed, or a worker has failed."""

@@ -360,6 +360,8 @@ class Dialogue:
             for place in self._asked.pop((node, source, request), ()):
                 if isinstance(message, m.Value):
                     self._known[node, place] = max(message.version, self._known.get((node, place), 0))
+        elif isinstance(message, m.CopySettings):
+            self._bundles.update(((node, number), keys) for number, keys in message.bundles)
         elif isinstance(message, m.View) and node in self._servers:
             # Not those of the workers: of thousands, looking at all of their views would take longer than the run.
             self._lost[node] = _lost(message)

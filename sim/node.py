@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 from aiokv.core import effects as fx
@@ -13,12 +13,14 @@ from aiokv.wire import messages as m
 from sim.ledger import Ledger
 from sim.network import Closing, Packet, Pipe
 from sim.record import DivideRecord, LogRecord, UpdateRecord
+from sim.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import simpy
 
+    from aiokv.core.coordinator import Coordinator
     from aiokv.core.effects import Effect
     from aiokv.core.stimuli import Stimulus
     from aiokv.types import Key, Peer, Version
@@ -86,10 +88,24 @@ class World:
     """Whether the state machines check themselves after every event, too."""
     host: Callable[[Node, int, str], None] = lambda host, index, name: None
     """Starts a standby in the process of a node."""
+    standing: Standing = field(init=False)
+    """Which updates stand when servers may be lost."""
+    divided: dict[tuple[Key, int], str] = field(default_factory=dict)
+    """Which node has divided a chunk, so that one that takes its place need not say so again."""
+
+    def __post_init__(self) -> None:
+        self.standing = Standing(self._stands)
+
+    def _stands(self, update: UpdateRecord) -> None:
+        self.run.updates.append(update)
+        if self.checks is not None:
+            self.checks.on_update(update)
+        self.on_update(update)
 
 
 _PUSHES: Final = (m.Push, m.PushBundle)
-_LANDING: Final = frozenset((*_PUSHES, m.Init, m.InitBundle))
+_COPIES: Final = (m.Replicate, m.Copy)
+_LANDING: Final = frozenset((*_PUSHES, *_COPIES, m.Init, m.InitBundle))
 """Messages whose payload gets a slot."""
 
 
@@ -165,6 +181,12 @@ class Node:
         """Watches what this server drops, if its policy may."""
         self.read: Version | None = None
         """The newest version that has arrived since somebody put None here."""
+        self.server: Coordinator | None = None
+        """The machine, if it is a server's."""
+        self._waited = False
+        """Whether the server has a standby for which answers wait."""
+        self._held: deque[Callable[[], None]] = deque()
+        """What sends answers that wait until the standby has what they say."""
         self.applying: dict[tuple[Key, int], list[Token]] = {}
         """The gradients of updates that are being made."""
         if address is not None:
@@ -225,8 +247,8 @@ class Node:
             self.over.succeed()
 
     def reset(self, other: str) -> None:
-        """Let the connections to another node end."""
-        for pipe in [pipe for pipe in self._pipes.values() if pipe.target.name == other]:
+        """Let the connections to another node end, and to those in its process."""
+        for pipe in [pipe for pipe in self._pipes.values() if pipe.target.name.partition("/")[0] == other]:
             pipe.reset("connection reset")
 
     def pause(self, duration: float) -> None:
@@ -273,9 +295,13 @@ class Node:
         if self._checks is not None:
             self._checks.dialogue.arrived(self.name, peer, pipe.target.name, item.request, message, self._env.now)
         slot = None
+        if isinstance(message, _COPIES):
+            place = (message.key if isinstance(message, m.Replicate) else message.keys[0], message.start)
+            self._world.standing.arrived(place, message.version, self._env.now)
         if item.nbytes and type(message) in _LANDING:
             sequence = message.sequence if isinstance(message, _PUSHES) else 0
-            slot = self.ledger.land((pipe.target.name, sequence))
+            # What a primary sends is in its own ledger.
+            slot = self.ledger.land(*[] if isinstance(message, _COPIES) else [(pipe.target.name, sequence)])
             if self._works:
                 self._work(self._world.service.receive(item.nbytes))
         self.deliver(st.Received(peer, item.request, message, slot, item.nbytes))
@@ -293,6 +319,10 @@ class Node:
         now, machine, inbox = self._env.now, self._machine, self._inbox
         while True:
             effects = machine.handle(stimulus, now=now)
+            if self.server is not None and self.server.waits_for_standby != self._waited:
+                self._waited = not self._waited
+                if not self._waited and not self.server.holds_copy:
+                    self._world.standing.alone(self.name, now)
             if effects:
                 self._trace.add(now, self.name, effects)
                 for effect in effects:
@@ -333,7 +363,10 @@ class Node:
                 self._norms(effect)
             case fx.InstallRows() | fx.ApplyRows() | fx.JoinRows():
                 raise NotImplementedError("the simulator's workloads have no row-sparse keys")
-            case fx.Restore() | fx.ReadCheckpoint() | fx.LoadSnapshots():
+            case fx.Restore(peer, request, slot=slot):
+                self.ledger.take(slot)
+                self.deliver(st.Restored(peer, request))
+            case fx.ReadCheckpoint() | fx.LoadSnapshots():
                 raise NotImplementedError("the simulator's workloads load nothing")
             case fx.Install(slot=slot) | fx.Free(slot=slot) | fx.Skip(slot=slot):
                 self.ledger.take(slot)
@@ -363,8 +396,14 @@ class Node:
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
             case fx.KeepResiduals() | fx.WriteResiduals():
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
-            case fx.Hold() | fx.LetGo() | fx.Widen():
-                raise NotImplementedError(f"a simulation has no standbys: {effect!r}")
+            case fx.Hold(answer):
+                self._held.append(lambda: self._perform(answer))
+            case fx.LetGo(count):
+                for _ in range(count):
+                    self._held.popleft()()
+            case fx.Widen():
+                # Nothing has a precision.
+                pass
             case _:
                 self._perform_rare(effect)
 
@@ -420,6 +459,8 @@ class Node:
     def _apply(self, effect: fx.Apply) -> None:
         tokens = self.ledger.take(effect.slot)
         self.applying[effect.key, effect.start] = tokens
+        if self._waited and not self._holds_copy:
+            self._world.standing.make(self._update(effect, tokens), waits=True)
         done = self._work(self._world.service.apply())
         if done > self._env.now:
             self._env.after(done - self._env.now, self._applied, effect, tokens)
@@ -433,17 +474,22 @@ class Node:
             self._waiting.append(lambda: self._applied(effect, tokens))
             return
         del self.applying[effect.key, effect.start]
-        update = UpdateRecord(
-            self._env.now, effect.key, effect.start, effect.version, effect.ranks, effect.staleness, tokens, self.name
-        )
-        self._world.run.updates.append(update)
-        if self._checks is not None:
-            self._checks.on_update(update)
-        self._world.on_update(update)
+        if not self._waited and not self._holds_copy:
+            self._world.standing.make(self._update(effect, tokens), waits=False)
         self.deliver(st.Applied(effect.key, effect.start, effect.version))
+
+    @property
+    def _holds_copy(self) -> bool:
+        return self.server is not None and self.server.holds_copy
+
+    def _update(self, effect: fx.Apply, tokens: list[Token]) -> UpdateRecord:
+        key, start, version = effect.key, effect.start, effect.version
+        return UpdateRecord(self._env.now, key, start, version, effect.ranks, effect.staleness, tokens, self.name)
 
     def _divide(self, key: Key, start: int, keys: list[Key]) -> None:
         run, checks = self._world.run, self._world.checks
+        if self._holds_copy or self._world.divided.setdefault((key, start), self.name) != self.name:
+            return
         division = DivideRecord(len(run.updates), key, start, keys)
         run.divisions.append(division)
         if checks is not None:

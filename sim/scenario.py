@@ -95,7 +95,11 @@ class Scenario(Section, frozen=True, kw_only=True):
 
     def rack(self, node: str) -> int:
         """Return the number of the rack in which a node stands."""
-        return 0 if node == SCHEDULER else int(node.rpartition("-")[2]) % self.cluster.racks
+        if node == SCHEDULER:
+            return 0
+        # A standby is on the machine of the server in whose process it is.
+        process = node.partition("/")[0]
+        return int(process.rpartition("-")[2]) % self.cluster.racks
 
     @property
     def tensors(self) -> list[TensorSection]:

@@ -41,6 +41,8 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     respawn_timeout: Positive = 30.0
     min_workers: Count = 1
     reconnect_grace: Seconds = 0.0
+    replication: Literal[1, 2] = 1
+    """On how many servers every parameter is."""
     checkpoint_every: Annotated[int, Meta(ge=0)] = 0
     """A checkpoint of the whole cluster after so many rounds; 0: none."""
     checkpoint_seconds: Seconds = 0.0

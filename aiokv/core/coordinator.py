@@ -166,6 +166,16 @@ class Coordinator:
         """Since when neither the scheduler nor a worker is connected."""
         self._stopped = False
 
+    @property
+    def holds_copy(self) -> bool:
+        """Whether this node has, or is to have, a copy of what another server has."""
+        return isinstance(self._twin, Standby)
+
+    @property
+    def waits_for_standby(self) -> bool:
+        """Whether nobody is answered before a standby has what the answer says."""
+        return isinstance(self._twin, Copying) and self._twin.waits
+
     # --- the door ---
 
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:

@@ -98,7 +98,7 @@ class Copying:
         self._entry: m.StandbyEntry | None = None
         self._index = 0
         self._alone = alone
-        self._waits = not alone
+        self.waits = not alone
         """Whether answers wait for the standby."""
         self._dirty: dict[Subject, None] = {}
         """What the standby does not have as it is, and gets as a whole."""
@@ -145,7 +145,7 @@ class Copying:
         if new is None:
             return effects
         if new.state == "ready":
-            self._told = self._waits = True
+            self._told = self.waits = True
         elif self._told:
             # The scheduler may have been started again before it heard that.
             effects.append(Send(SCHEDULER, 0, m.StandbyReady(self._index, new.name)))
@@ -162,7 +162,7 @@ class Copying:
         self._sent.clear()
         self._copies = self._attempt = self._filled = 0
         self._dirty = {SETTINGS: None} | dict.fromkeys(self._catalog.chunks)
-        self._acked, self._give_up_at, self._told, self._waits = self._last, None, False, not alone
+        self._acked, self._give_up_at, self._told, self.waits = self._last, None, False, not alone
         self._refused = False
         return effects + self._let_all_go() if alone else effects
 
@@ -198,7 +198,7 @@ class Copying:
             wanted += self._send_dirty()
         if not self._told:
             wanted += self._tell_ready()
-        if answers and self._waits and (self._dirty or self._acked < self._last or self._held):
+        if answers and self.waits and (self._dirty or self._acked < self._last or self._held):
             self._held.append((None if self._dirty else self._last, answers))
             return [Hold(effect) if _is_answer(effect) else effect for effect in wanted]  # type: ignore[arg-type]
         return wanted
@@ -273,7 +273,7 @@ class Copying:
         if not self._dirty:
             self._held = deque((self._last if need is None else need, count) for need, count in self._held)
             if not self._filled:
-                self._filled, self._waits = self._last, True
+                self._filled, self.waits = self._last, True
         return effects
 
     def _settings(self) -> Effect:
@@ -431,7 +431,7 @@ class Copying:
         assert known == sorted(known)
         assert needs[: len(known)] == known, "what is not sent yet comes last"
         assert all(need > self._acked for need in known), "what all is there for has gone"
-        assert not self._held or self._waits
+        assert not self._held or self.waits
         assert len(known) == len(needs) or self._dirty
 
 
