@@ -131,6 +131,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "place, and nothing is lost. The scheduler's setting counts for all."
         ),
     ] = 1
+    elastic_servers: Annotated[
+        Flag,
+        says(
+            "Servers may come while the cluster is there, and take over parts of others that have more than one. The "
+            "scheduler's setting counts for all. With replication = 2 they always may."
+        ),
+    ] = False
     chunk_bytes: Annotated[ChunkBytes, says("The most bytes of a parameter that move and are updated as one.")] = (
         512 * 1024
     )

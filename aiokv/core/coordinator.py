@@ -29,6 +29,7 @@ from aiokv.core.effects import (
 )
 from aiokv.core.exchanges import Exchanges, Requested
 from aiokv.core.joiner import REGISTER_REQUEST, Joiner
+from aiokv.core.leaving import LEAVE_REQUEST, Leaving
 from aiokv.core.making import Making
 from aiokv.core.neighbours import Neighbours
 from aiokv.core.norms import Norms, Outcome
@@ -48,6 +49,7 @@ from aiokv.core.stimuli import (
     Connected,
     ConnectFailed,
     Decoded,
+    Depart,
     Executed,
     Join,
     NodeEnded,
@@ -154,6 +156,7 @@ class Coordinator:
         makers = (self._rounds, self._steps, self._deciding, self._answers, self._making, self._rules)
         self._changes = PolicyChanges(self._catalog, *makers, self._deadlines, self._exchanges.divide_all)
         self._whole = WholeCalls(self._neighbours, self._deadlines, self._enter, self._after_pushes)
+        self._leaving = Leaving(joiner, lambda reason, failed: self._stop(reason, failed=failed))
         self._hosted: dict[str, None] = {}
         """Names of the standbys in this process."""
         self._twin: Copying | Standby | None = None
@@ -218,6 +221,8 @@ class Coordinator:
                 return self._tick(now)
             case Join(call, timeout):
                 return self._joiner.join(call, timeout, now)
+            case Depart(_, timeout):
+                return self._leaving.begin(timeout, now)
             case _:
                 return self._link_event(stimulus, now)
 
@@ -267,7 +272,7 @@ class Coordinator:
         """Return the time at which a `Tick` is wanted."""
         return earliest(
             *(self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline()),
-            *(self._deciding.deadline(), self._alone_until),
+            *(self._deciding.deadline(), self._alone_until, self._leaving.deadline()),
             self._twin.deadline() if isinstance(self._twin, Copying) else None,
         )
 
@@ -297,6 +302,8 @@ class Coordinator:
             case m.Error(code, text, details) if request == REGISTER_REQUEST:
                 error = from_code(code, text, details)
                 return self._joiner.fail(error) if self._joiner.joining else self._stop(error.message, failed=True)
+            case m.Done() | m.Error() if request == LEAVE_REQUEST:
+                return self._leaving.answered(message)
             case m.HostStandby(index, name):
                 return self._host(index, name)
             case m.Boundary():
@@ -678,6 +685,8 @@ class Coordinator:
         )
         if self._joiner.joining:
             return self._joiner.fail(error)
+        if given_up := self._leaving.scheduler_gone():
+            return given_up
         text = f"{error}; {self._joiner.name} serves its workers until they leave, and looks for it"
         return [Log("warning", text), *self._checkpoints.scheduler_gone(), *reconnects]
 
@@ -834,7 +843,7 @@ class Coordinator:
         effects = self._joiner.tick(now)
         if reason := self._joiner.silence(now):
             effects += [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason, now)]
-        effects += self._stop_when_alone(now)
+        effects += self._stop_when_alone(now) + self._leaving.tick(now)
         effects += self._unanswered(*self._neighbours.due(now), now)
         effects += self._steps.decided(self._deciding.due(self._roster, now), now)
         if isinstance(self._twin, Copying):

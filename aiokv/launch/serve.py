@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING, Protocol, Self
 
 from aiokv.launch.signals import handle_signals
@@ -32,12 +33,16 @@ class Node(Protocol):
     async def wait_stopped(self) -> Stop:
         """Wait until the node's work is over."""
 
+    def leave(self) -> bool:
+        """Begin to leave in good order; return False if that is not possible."""
+
 
 async def serve(node: Node, announce: Callable[[], None]) -> Outcome:
     """Run a node until its work is over or a signal asks it to end.
 
     A node that a signal ended has not done its work, so its exit code says so, as a shell would: 128 + the signal.
-    There is no reason then: who sent the signal knows it.
+    There is no reason then: who sent the signal knows it. SIGTERM lets a server leave in good order first, if others
+    can go on with what it has; a second signal does not wait for that.
 
     Args:
         node: the node, not yet started.
@@ -49,7 +54,8 @@ async def serve(node: Node, announce: Callable[[], None]) -> Outcome:
 
     def end(number: int) -> None:
         received.append(number)
-        task.cancel()
+        if number != signal.SIGTERM or len(received) > 1 or not node.leave():
+            task.cancel()
 
     with handle_signals(end):
         try:
@@ -60,4 +66,6 @@ async def serve(node: Node, announce: Callable[[], None]) -> Outcome:
             if not received:
                 raise
             return Outcome(EXIT_SIGNAL_BASE + received[0])
+    if received and stop.failed:
+        return Outcome(EXIT_SIGNAL_BASE + received[0], stop.reason)
     return Outcome(1 if stop.failed else 0, stop.reason)

@@ -155,6 +155,10 @@ class Node(Driver):
             raise ClosedError(f"this {type(self).__name__} is not started: use `async with`")
         return await asyncio.shield(self._stopped)
 
+    def leave(self) -> bool:
+        """Ask the others to go on without this node, and end then; return False if there is nobody to be asked."""
+        return False
+
     def _stop(self, effect: ef.Stop) -> None:
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(effect)

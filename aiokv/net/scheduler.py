@@ -58,6 +58,7 @@ class Scheduler(Node):
             max_workers=config.max_workers,
             reconnect_grace=min(config.reconnect_grace, config.death_timeout),
             replication=config.replication,
+            elastic_servers=config.elastic_servers,
             checkpoints=checkpoints,
         )
         self._start(Membership(plan))

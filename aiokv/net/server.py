@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from aiokv.net.link import AnyLink
 
 JOIN_CALL = 0
+LEAVE_CALL = 1
 
 BUSY_SECONDS = 1e-3
 """What devices report waits so long while a thread works on rows."""
@@ -115,6 +116,11 @@ class Server(Node):
         self.advertised = joiner.advertised
         self._start(Coordinator(joiner))
         self.feed(st.Join(JOIN_CALL, config.join_timeout))
+
+    def leave(self) -> bool:
+        """Stay until other servers have all that this process serves, and end then. See `Node.leave`."""
+        self.feed(st.Depart(LEAVE_CALL, self.config.call_timeout))
+        return True
 
     @property
     def store(self) -> ParameterStore:

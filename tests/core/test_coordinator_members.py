@@ -446,6 +446,36 @@ def test_server_does_not_stay_for_a_standby(server: Server) -> None:
     assert server.seen(ef.Stop)
 
 
+def test_server_that_is_to_end_stays_until_others_have_what_it_had(server: Server) -> None:
+    (log, send) = server.handle(st.Depart(1, 20.0))
+    assert send == ef.Send(SCHEDULER, 2, m.LeaveServer())
+    assert isinstance(log, ef.Log)
+    server.tick(9.9)
+    assert not server.seen(ef.Stop)
+    assert server.handle(st.Received(SCHEDULER, 2, m.Done())) == [ef.Stop("others serve what it had")]
+
+
+@pytest.mark.parametrize("why", ["refused", "time", "scheduler"])
+def test_server_that_is_to_end_does_so_when_nobody_takes_over(server: Server, why: str) -> None:
+    server.handle(st.Depart(1, 20.0))
+    if why == "refused":
+        server.handle(st.Received(SCHEDULER, 2, m.Error(MembershipError.code, "it is the only one", {})))
+    elif why == "time":
+        server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+        assert server.machine.deadline() is not None
+        server.tick(20.0)
+    else:
+        server.handle(st.PeerLost(SCHEDULER, "reset"))
+    (stop,) = server.seen(ef.Stop)
+    assert stop.failed
+
+
+def test_server_without_a_scheduler_ends_at_once_when_it_is_told_to(outsider: Server) -> None:
+    (stop,) = outsider.handle(st.Depart(1, 20.0))
+    assert isinstance(stop, ef.Stop)
+    assert stop.failed
+
+
 def test_standby_stays_for_a_while_without_a_scheduler() -> None:
     """Its server may be lost, too, so that it has the only copy."""
     address = ("h", 2)

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 class FakeNode:
     """A node whose work is over when `stop` says so."""
 
-    def __init__(self, stop: Stop | None = None) -> None:
+    def __init__(self, stop: Stop | None = None, left: Stop | None = None) -> None:
         self.host, self.port = "127.0.0.1", 0
+        self._left = left
+        self._ended: asyncio.Future[Stop]
         self.is_closed = False
         self._stop = stop
 
@@ -37,10 +39,16 @@ class FakeNode:
         """Remember it."""
         self.is_closed = True
 
+    def leave(self) -> bool:
+        """End as it is said, if it is."""
+        if self._left is not None:
+            self._ended.set_result(self._left)
+        return self._left is not None
+
     async def wait_stopped(self) -> Stop:
-        """Return why, at once or never."""
-        never: asyncio.Future[Stop] = asyncio.get_running_loop().create_future()
-        return self._stop or await never
+        """Return why, at once, or when it has left, or never."""
+        self._ended = asyncio.get_running_loop().create_future()
+        return self._stop or await self._ended
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,18 @@ async def test_address_is_announced_when_it_is_known() -> None:
     node, ports = FakeNode(Stop("done")), []
     await serve(node, lambda: ports.append(node.port))
     assert ports == [4321]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows delivers no signals to itself")
+@pytest.mark.parametrize(
+    ("left", "code"), [(Stop("others serve what it had"), 0), (Stop("it is the last one", failed=True), 143)]
+)
+def test_node_that_is_asked_to_end_leaves_in_good_order_if_it_can(left: Stop, code: int) -> None:
+    async def main() -> Outcome:
+        asyncio.get_running_loop().call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
+        return await serve(FakeNode(left=left), lambda: None)
+
+    assert asyncio.run(main()) == Outcome(code, left.reason)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows delivers no signals to itself")

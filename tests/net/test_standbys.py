@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import aiokv
 from aiokv.config import load_config
 from aiokv.core import stimuli as st
 from aiokv.net.inquiry import ask_waiting
@@ -15,9 +16,10 @@ from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-    import aiokv
     from tests.net.conftest import Cluster, MakeCluster
 
 SHAPES = {"cut": (300, 200), "whole": (40, 30), "small": (7,), "other": (3, 3)}
@@ -40,25 +42,34 @@ async def test_a_sibling_that_ends_leaves_its_process_as_it_is(
 
 
 async def test_siblings_are_closed_with_the_node_that_has_started_them(cluster: MakeCluster) -> None:
-    async with cluster(workers=1, servers=2, replication=2) as running:
+    async with cluster(workers=1, servers=3, replication=2) as running:
         await copied(running)
         siblings = [server.siblings[name] for server in running.servers for name in server.siblings]
-        assert len(siblings) == 2
+        assert len(siblings) == 3
     for sibling in siblings:
         await sibling.wait_stopped()
 
 
-async def copied(running: Cluster) -> None:
-    """Wait until every server has a standby that is ready."""
+async def wait_for(running: Cluster, is_it: Callable[[dict[str, str]], bool]) -> None:
+    """Wait until the states of all nodes of servers, by name, are as they should be."""
     config = load_config(environ={}, scheduler=running.scheduler.address, **running.settings)
     for _ in range(1000):
         answer = (await ask_waiting(config, timeout=5.0))["scheduler"]
         assert isinstance(answer, m.Waiting)
-        states = [member.state for member in answer.members if member.role is Role.SERVER]
-        if states.count("alive") == sum(state.endswith(", ready") for state in states):
+        states = {member.name: member.state for member in answer.members if member.role is Role.SERVER}
+        if is_it(states):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"not all have one: {states}")
+    raise AssertionError(f"this is all that has come of it: {states}")
+
+
+async def copied(running: Cluster) -> None:
+    """Wait until every server has a standby that is ready."""
+
+    def are_ready(states: dict[str, str]) -> bool:
+        return 3 == sum(state == "alive" for state in states.values()) == sum("ready" in one for one in states.values())
+
+    await wait_for(running, are_ready)
 
 
 async def crash(server: aiokv.Server) -> None:
@@ -107,4 +118,39 @@ async def test_servers_that_die_change_no_bit_of_what_is_trained(cluster: MakeCl
             await crash(running.servers[0])
 
         weights = await train(running, rule, {3: first, 8: second})
+        assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
+
+
+async def test_a_server_that_leaves_changes_no_bit_and_fails_no_call(cluster: MakeCluster) -> None:
+    async with cluster(workers=2, servers=3) as running:
+        expected = await train(running, "adam", {})
+    async with cluster(workers=2, servers=3) as running:
+
+        async def leave() -> None:
+            assert running.servers[1].leave()
+            assert not (await running.servers[1].wait_stopped()).failed
+
+        weights = await train(running, "adam", {4: leave})
+        assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
+
+
+async def test_a_server_that_joins_takes_a_place_of_one_that_has_two(cluster: MakeCluster) -> None:
+    async with cluster(workers=2, servers=3) as running:
+        expected = await train(running, "sgd", {})
+    async with cluster(workers=2, servers=3, elastic_servers=True) as running:
+        address = running.scheduler.address
+        joined = aiokv.Server(scheduler=address, name="server-9", **running.settings)
+
+        async def leave() -> None:
+            running.servers[1].leave()
+            await running.servers[1].wait_stopped()
+
+        async def join() -> None:
+            await joined.start()
+            await wait_for(running, lambda states: any(states.get(name) == "alive" for name in joined.siblings))
+
+        try:
+            weights = await train(running, "sgd", {3: leave, 7: join})
+        finally:
+            await joined.close()
         assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
