@@ -289,6 +289,23 @@ async def test_scenario_16_one_worker_too_many_is_told_so(cluster: MakeCluster) 
         await running.each(lambda kv: kv.barrier())
 
 
+async def test_scenario_64_one_who_dies_before_the_cluster_is_complete_is_replaced(cluster: MakeCluster) -> None:
+    """One of two alive is no cluster; its place is free again when it is gone."""
+    async with cluster(workers=2, start_workers=False) as running:
+        gone = running.client("worker-a")
+        joining = asyncio.create_task(gone.start())
+        await asyncio.wait({joining}, timeout=0.2)
+        assert not joining.done()
+        await gone.abort()
+        with pytest.raises(ClosedError):
+            await joining
+        running.workers = [running.client("worker-b"), running.client("worker-c")]
+        await running.each(lambda kv: kv.start())
+        assert [kv.rank for kv in running.workers] == [0, 1]
+        await running.each(lambda kv: kv.init("w", full(0)))
+        np.testing.assert_array_equal(await running.each(lambda kv: kv.pushpull("w", full(1))), [full(2)] * 2)
+
+
 GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     bytes.fromhex("1603010200010001fc0303") + bytes(100),

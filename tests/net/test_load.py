@@ -15,6 +15,8 @@ from aiokv.net.tcp import Link
 from aiokv.types import TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     import aiokv
     from tests.net.conftest import MakeCluster
 
@@ -133,6 +135,43 @@ async def test_ten_runs_give_the_same_bits(cluster: MakeCluster) -> None:
             for weights in await asyncio.gather(*(work(kv, late[kv.rank]) for kv in running.workers)):
                 digests.add(hashlib.sha256(weights).hexdigest())
     assert len(digests) == 1
+
+
+async def run_beside(call: Coroutine[Any, Any, object], pause: float) -> list[float]:
+    """Return how many seconds there were from one tick to the next while a call was under way."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(call)
+    gaps: list[float] = []
+    before = loop.time()
+    while not task.done():
+        await asyncio.sleep(pause)
+        now = loop.time()
+        gaps.append(now - before)
+        before = now
+    await task
+    return gaps
+
+
+@pytest.mark.parametrize("shared_memory", ["auto", "off"])
+async def test_scenario_62_the_loop_turns_while_100_mb_are_pushed(cluster: MakeCluster, shared_memory: str) -> None:
+    """In a turn no more is done than can be copied in some ms, by the worker and by the server, which share it."""
+    size = 25_000_000
+    async with cluster(workers=1, shared_memory=shared_memory) as running:
+        (kv,) = running.workers
+        gradient = np.ones(size, np.float32)
+        await kv.init("w", gradient)
+        turns = await run_beside(kv.push("w", gradient), 0)
+        assert len(turns) >= gradient.nbytes / (4 * MIB)
+
+
+@pytest.mark.slow
+async def test_scenario_62_a_ticker_is_never_50_ms_late(cluster: MakeCluster) -> None:
+    async with cluster(workers=1) as running:
+        (kv,) = running.workers
+        gradient = np.ones(25_000_000, np.float32)
+        await kv.init("w", gradient)
+        for _ in range(5):
+            assert max(await run_beside(kv.push("w", gradient), 0.01)) < 0.05
 
 
 @pytest.mark.slow
