@@ -266,7 +266,9 @@ class Standbys:
     def _balance(self) -> list[Effect]:
         """Begin to move an index from the process that has most to the one that has fewest, when all is well."""
         servers, hosts = list(self._servers.values()), self._hosts()
-        is_well = all(one.is_here and (self._replication == 1 or self._is_ready(one.number)) for one in servers)
+        # A connection that has ended may be the first sign of a loss, and what moves has no other copy for a while.
+        is_well = all(one.is_here and one.connected for one in (*servers, *self.others()))
+        is_well = is_well and (self._replication == 1 or all(self._is_ready(one.number) for one in servers))
         if not self.takes_spares or not hosts or not is_well or self._moves or self._leaving:
             return []
         places = [self.process_of(one.name) for one in servers]
@@ -321,7 +323,8 @@ class Standbys:
 
     def lose(self, lost: Member, reason: str) -> list[Effect]:
         """Do without a node, and without all others of its process; standbys that are ready take their places."""
-        nodes = [lost, *(one for one in self._members.values() if self._processes.get(one.name) == lost.name)]
+        siblings = [one for one in self._members.values() if self._processes.get(one.name) == lost.name]
+        nodes = [lost, *(one for one in siblings if one.is_here)]
         effects: list[Effect] = []
         for node in nodes:
             why = reason if node is lost else f"the process of {lost.name} is gone: {reason}"

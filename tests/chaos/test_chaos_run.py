@@ -21,11 +21,22 @@ PLAN = ChaosPlan(
 the one before; the first comes at once, so something is killed on a slow machine, too."""
 
 
+REPLICATED = ChaosPlan(
+    seconds=6.0,
+    workers=2,
+    servers=3,
+    replication=2,
+    faults=FaultPlan(kill=("server",), disturb=(), every=0.05, longest=0.3, seed=1),
+)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP and no SIGKILL")
-def test_weights_are_bit_equal_and_nothing_is_lost_after_processes_were_killed() -> None:
-    report = asyncio.run(run(PLAN))
+@pytest.mark.parametrize("plan", [PLAN, REPLICATED], ids=["from checkpoints", "with copies"])
+def test_weights_are_bit_equal_and_nothing_is_lost_after_processes_were_killed(plan: ChaosPlan) -> None:
+    report = asyncio.run(run(plan))
     assert report.problems == []
     assert report.bit_equal
     assert report.lost == 0
     assert report.kills >= 1
-    assert report.applied == report.steps * len(SHAPES) * PLAN.workers > 0
+    assert report.applied == report.steps * len(SHAPES) * plan.workers > 0
+    assert not (report.resumes and plan.replication > 1), "nobody had to begin again"

@@ -180,6 +180,18 @@ def test_with_copies_the_copy_moves_first(make_scheduler: type[Scheduler]) -> No
     assert hosted(scheduler) == [("server-1", 0)]
 
 
+def test_no_copy_moves_while_somebody_may_be_lost(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=1, servers=3, replication=2, reconnect_grace=1.0)
+    scheduler.form("worker-0", *SERVERS)
+    fill(scheduler, 0, 1, 2)
+    scheduler.drop("server-0")
+    scheduler.tick(1.0)
+    fill(scheduler, 0, 2)
+    scheduler.drop("server-1")
+    register(scheduler, "server-0", incarnation=9, again=True)
+    assert standbys(scheduler)[0] == ("server-2", "ready")
+
+
 def test_with_copies_in_the_right_place_none_moves(make_scheduler: type[Scheduler]) -> None:
     scheduler = make_scheduler(workers=1, servers=2, replication=2)
     scheduler.form("worker-0", "server-0", "server-1")
