@@ -286,8 +286,10 @@ class Promises:
             live = self._live(ranks, update.time)
             least = rule.size(len(live), nth)[0]
             if not self._is_whole:
-                # Those who were evicted have brought some keys of their last step, and not others.
-                least -= sum(time <= update.time for time in self._run.evicted.values())
+                # Those who were evicted have brought some keys of their last step, and not others; a round of which they
+                # alone have brought a key is none of that key.
+                gone = sum(time <= update.time for time in self._run.evicted.values())
+                least, most = least - gone, max(most, rule.size(len(ranks), nth + gone)[1])
             if not least <= size <= most:
                 expected = str(most) if least == most else f"{least} to {most}"
                 found.append(f"version {version} holds {size} gradients, {self._policy} wants {expected}")

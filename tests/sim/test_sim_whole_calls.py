@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.cluster import simulate
-from sim.compute import Erlang, Normal, ShiftedExponential
+from sim.compute import Constant, Erlang, Normal, ShiftedExponential
 from sim.faults import Crash, Hang
 from sim.progress import lacking_progress
 from sim.sections import ClusterSection, JobSection, NetworkSection, TensorSection
@@ -99,3 +99,23 @@ def test_gradient_of_a_lost_worker_may_be_too_late_for_one_group_alone(make_scen
             fault=(Crash(node="worker-1", at=tenths / 10),),
         )
         simulate(scenario, "quorum:2:0.25:0", 29670)
+
+
+def test_key_without_a_round_that_a_lost_worker_alone_has_brought_is_not_behind_for_that(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    """Its first version is what the second round has made, of which the policy wants more."""
+    scenario = make_scenario(
+        3,
+        1,
+        Constant(mean=0.5),
+        cluster=cluster(3, 1),
+        tensor=(
+            TensorSection(key="key-0", shape=(40,), dtype="int32"),
+            TensorSection(key="key-2", shape=(3, 5), dtype="float64"),
+        ),
+        network=NetworkSection(bandwidth=2000.0, sharing="fifo"),
+        job=JobSection(overlap=True),
+        fault=(Hang(node="worker-0", at=1.368),),
+    )
+    assert lacking_progress(simulate(scenario, "adasync:1:1.0", 107104)) == []
