@@ -129,6 +129,8 @@ class Job:
         self.call = effect.call
         self.codec = effect.codec
         self.tensors = tensors
+        self.kept = [(key, tensor.kept) for (_, key, _), tensor in zip(effect.tensors, tensors, strict=True)]
+        """What is kept of each key that it encodes."""
         self.nbytes = sum(tensor.gradient.nbytes for tensor in tensors)
         self.waits = any(isinstance(tensor.gradient, Resident) for tensor in tensors)
         """Whether it has to wait for a device."""

@@ -191,6 +191,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls_names: Annotated[
         Flag, says("With TLS: a listener's certificate must name the host or the address at which it was reached.")
     ] = False
+    residual_folder: Annotated[
+        Text,
+        says(
+            "A folder of a worker's machine: there it keeps, step by step, what compression has left of its gradients, "
+            "for the process that takes its place when it is lost (on_worker_loss = 'respawn'); empty: nowhere."
+        ),
+    ] = ""
     checkpoint_folder: Annotated[
         Text,
         says(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from aiokv.core.session import Session
     from aiokv.list_sums import Merger
     from aiokv.reseeding import Reseeded
+    from aiokv.residual_journal import ResidualJournal
     from aiokv.types import Key
 
 T = TypeVar("T")
@@ -89,6 +90,8 @@ class Operations(ABC):
     """How long a message can be."""
 
     _checkpoint_folder = ""
+    _journal: ResidualJournal | None = None
+    """Where it is kept what compression has left of gradients, for who takes this worker's place."""
     """Where files have to be that are saved and loaded; empty: anywhere."""
 
     @abstractmethod
@@ -708,20 +711,23 @@ class Operations(ABC):
         await self._call(lambda call: st.RestoreResiduals(call, list(state), self._seconds(None)))
 
     async def _resume_compression(self, step: int) -> None:
-        """Go on with what compression had left of this worker's gradients, if the job begins with a checkpoint.
+        """Go on with what compression had left of this worker's gradients: in a checkpoint, or where it was kept.
 
         Args:
-            step: this worker's number of steps so far. If it is another one than the checkpoint's, the worker has taken
-                the place of one of this job, and what that had left is lost.
+            step: this worker's number of steps so far. If it is another one than the checkpoint's, with which the job
+                has begun, the worker has taken the place of one of this job.
 
         Raises:
             DataError: the checkpoint is damaged.
         """
-        place = self._session.resumed_from
-        if not place:
-            return
-        read = functools.partial(read_residuals, place, self.rank, step, self._checkpoint_folder)
-        state = await self._compute(read, SLOW)
+        place, state = self._session.resumed_from, {}
+        if place:
+            read = functools.partial(read_residuals, place, self.rank, step, self._checkpoint_folder)
+            state = await self._compute(read, SLOW)
+        if self._journal is not None:
+            keys = [record.key for record in self._session.records]
+            kept = await self._compute(functools.partial(self._journal.begin, keys, self.rank, step), SLOW)
+            state = state or kept
         if state:
             await self.restore_compression_state(state)
 

@@ -286,8 +286,8 @@ class Promises:
             live = self._live(ranks, update.time)
             least = rule.size(len(live), nth)[0]
             if not self._is_whole:
-                # Those who were evicted have brought some keys of their last step, and not others; a round of which they
-                # alone have brought a key is none of that key.
+                # Those who were evicted have brought some keys of their last step, and not others. A round is none of a
+                # key that they alone would have brought.
                 gone = sum(time <= update.time for time in self._run.evicted.values())
                 least, most = least - gone, max(most, rule.size(len(ranks), nth + gone)[1])
             if not least <= size <= most:

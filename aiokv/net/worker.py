@@ -26,6 +26,7 @@ from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.operations import Operations
+from aiokv.residual_journal import ResidualJournal
 from aiokv.residuals import residual_file
 from aiokv.types import Peer, Role
 from aiokv.wire.limits import DEFAULT_LIMITS
@@ -86,6 +87,8 @@ class Client(Driver, Operations):
 
         self._most_bytes = DEFAULT_LIMITS.max_payload_bytes
         self._checkpoint_folder = config.checkpoint_folder
+        if config.residual_folder:
+            self._journal = ResidualJournal(config.residual_folder, config.cluster, self._name)
 
     # --- life ---
 
@@ -309,7 +312,7 @@ class Client(Driver, Operations):
 
     def _encode(self, effect: ef.Encode) -> None:
         job = self._compressor.begin(effect, self._arguments[effect.call].sources, self.rank)
-        if job.waits or job.nbytes > TURN_BYTES:
+        if job.waits or job.nbytes > TURN_BYTES or self._journal is not None:
             task = self._encoding[effect.call] = self._loop.create_task(self._encode_aside(job))
             task.add_done_callback(lambda _: self._encoding.pop(effect.call))
             return
@@ -328,6 +331,8 @@ class Client(Driver, Operations):
     async def _encode_aside(self, job: Job) -> None:
         """Encode in a thread: the loop must not wait for it."""
         await asyncio.to_thread(job.run)
+        if self._journal is not None and job.error is None:
+            await asyncio.to_thread(self._journal.write, job, self.rank)
         self.feed(self._compressor.finish(job))
 
     def _fail(self, call: int, error: AiokvError) -> None:

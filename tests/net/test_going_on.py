@@ -17,6 +17,7 @@ from aiokv.errors import AiokvError, StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     import aiokv
     from tests.net.conftest import Cluster, MakeCluster
@@ -178,3 +179,28 @@ async def test_process_that_goes_on_after_another_one_has_its_place_changes_noth
         finally:
             process.kill()
             await process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("codec", "params"), [("2bit", {"threshold": 3.0}), ("randomk", {"fraction": 0.25}), ("topk", {"fraction": 0.25})]
+)
+@pytest.mark.parametrize("pushed", [0, 2, 4])
+async def test_what_compression_had_left_goes_on_in_the_next_process(
+    cluster: MakeCluster, tmp_path: Path, codec: str, params: dict[str, Any], pushed: int
+) -> None:
+    settings = {**SETTINGS, "residual_folder": str(tmp_path)}
+
+    async def compress(kv: aiokv.Client) -> None:
+        await kv.set_gradient_compression(codec, **params)
+
+    async with cluster(**SETTINGS) as running:
+        await running.each(compress)
+        expected = (await running.each(train))[0]
+    async with cluster(**settings) as running:
+        await running.each(compress)
+        survivor = asyncio.create_task(train(running.workers[0]))
+        await die(running.workers[1], list(SHAPES)[:pushed])
+        async with respawned(running, "worker-1", residual_folder=str(tmp_path)) as kv:
+            await compress(kv)
+            assert_same(await train(kv), expected)
+        assert_same(await survivor, expected)
