@@ -256,9 +256,9 @@ def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
         return []
     [rank], [staleness] = update.ranks, update.staleness
     expected = update.version - 1 - chunk.last.get(rank, 0)
-    again = run.scenario.cluster.on_worker_loss == "respawn" or any(
-        isinstance(fault, Reset) for fault in run.scenario.fault
-    )
+    cluster = run.scenario.cluster
+    again = cluster.on_worker_loss == "respawn" or cluster.replication > 1
+    again = again or any(isinstance(fault, Reset) for fault in run.scenario.fault)
     if staleness < expected and again:
         # The answer to a push that comes again has what was made meanwhile, and so has a step that is made again.
         return []

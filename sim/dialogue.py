@@ -333,7 +333,9 @@ class Dialogue:
                 self._evicted.setdefault(entry.name, now)
         for name in _lost(view):
             silent = now - self._heard.get(name, 0.0)
-            if name not in _lost(before) and name not in self._closed and silent < self._death - ROUNDING:
+            # A standby is lost with its process.
+            ended = name in self._closed or name.partition("/")[0] in self._closed
+            if name not in _lost(before) and not ended and silent < self._death - ROUNDING:
                 self._report([f"{name} is called lost, but was heard {silent:g} s before"])
 
     # --- messages that arrive ---

@@ -131,6 +131,11 @@ class Pipe:
         if self._moving is None:
             self._next()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its sending side has closed the connection, or it has ended otherwise."""
+        return self._closed
+
     def close(self, reason: str) -> None:
         """Tell the target that there is nothing more to come, after all that was sent before."""
         if self._closed:

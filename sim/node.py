@@ -321,7 +321,7 @@ class Node:
             effects = machine.handle(stimulus, now=now)
             if self.server is not None and self.server.waits_for_standby != self._waited:
                 self._waited = not self._waited
-                if not self._waited and not self.server.holds_copy:
+                if not self._waited and self.server.serves:
                     self._world.standing.alone(self.name, now)
             if effects:
                 self._trace.add(now, self.name, effects)
@@ -443,7 +443,8 @@ class Node:
             drop = self.drops.sent(peer, request, message, self._env.now)
             if drop is not None and self._checks is not None:
                 self._checks.on_drop(drop)
-        if self._checks is not None:
+        # What comes over a connection that the other side has closed is not looked at.
+        if self._checks is not None and not pipe.back.is_closed:
             to, now = pipe.target.name, self._env.now
             self._checks.dialogue.sent(self.name, peer, to, request, message, payload, now)
         pipe.send(Packet(request, message, 0 if payload is None else _nbytes(payload, self._world.states)), priority)
@@ -474,8 +475,8 @@ class Node:
             self._waiting.append(lambda: self._applied(effect, tokens))
             return
         del self.applying[effect.key, effect.start]
-        if not self._waited and not self._holds_copy:
-            self._world.standing.make(self._update(effect, tokens), waits=False)
+        if not self._holds_copy:
+            self._world.standing.make(self._update(effect, tokens), waits=self._waited)
         self.deliver(st.Applied(effect.key, effect.start, effect.version))
 
     @property

@@ -161,7 +161,7 @@ class Coordinator:
         """Names of the standbys in this process."""
         self._twin: Copying | Standby | None = None
         """What deals with this server's standby; or, of a standby, with what it is to have."""
-        self._serves = False
+        self.serves = False
         """Whether the newest view says so, and all is here."""
         self._had_none = False
         """Whether there was no standby, so that answers do not wait for one that is new."""
@@ -456,8 +456,8 @@ class Coordinator:
         """Serve a part of the keys, or hold a copy of one, as a view says."""
         entry = self._joiner.entry_of(view)
         if entry is None:
-            if self._serves:
-                self._twin, self._serves = None, False
+            if self.serves:
+                self._twin, self.serves = None, False
                 return self._stop("another node serves its part of the keys by now", failed=False)
             if self._twin is None and any(_holds(each, self._joiner.name) for each in view.servers):
                 known = (self._catalog, self._rules, self._codecs, self._answers, self._exchanges, self.tallies)
@@ -468,7 +468,7 @@ class Coordinator:
             self._twin.place = entry
             peer, reason = self._twin.peer, "its standby has taken its place"
             return [] if peer is None else [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
-        self._serves = True
+        self.serves = True
         effects = self._resuming.viewed(view, entry.index)
         self._checkpoints.viewed(view, entry.index)
         return effects + self._look_for_standby(entry, now)
@@ -491,7 +491,7 @@ class Coordinator:
         """Serve what this node had a copy of."""
         view = self._joiner.view
         assert view is not None, "it says so"
-        self._twin, self._serves, self._had_none = None, True, True
+        self._twin, self.serves, self._had_none = None, True, True
         self._catalog.complete_bundles()
         self._resuming.skip(view, entry.index)
         self._checkpoints.viewed(view, entry.index)
@@ -503,8 +503,8 @@ class Coordinator:
 
     @property
     def _is_filling(self) -> bool:
-        """Whether workers wait, because the values are not here yet, or those of a copy."""
-        return self._resuming.is_busy or isinstance(self._twin, Standby)
+        """Whether workers wait, because the values are not here yet, or another node has them in the newest view."""
+        return self._resuming.is_busy or (self._joiner.view is not None and not self.serves)
 
     def _standby_link(self, stimulus: Connected | ConnectFailed) -> list[Effect]:
         if not isinstance(self._twin, Copying):
@@ -833,7 +833,7 @@ class Coordinator:
             return self._whole.wait(name)
         attach = self._attaching[name]
         what = f"{attach.name} at {self._joiner.name}"
-        if isinstance(self._twin, Standby):
+        if not self.serves:
             return Wait(what, "it does not serve its part of the keys yet", attach.timeout)
         if self._resuming.is_busy:
             return Wait(what, "the checkpoint is not loaded yet", attach.timeout)

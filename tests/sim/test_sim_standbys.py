@@ -106,3 +106,12 @@ def test_updates_stand_when_the_standby_has_them() -> None:
     standing.make(made(3, "server-0"), waits=True)
     standing.alone("server-0", 2.0)
     assert len(stand) == 3
+
+
+def test_update_stands_that_the_standby_has_before_its_server_waits_for_that() -> None:
+    stand: list[UpdateRecord] = []
+    standing = Standing(stand.append)
+    standing.arrived(("w", 0), 1, 1.0)
+    assert not stand, "the server has not made it yet"
+    standing.make(made(1, "server-0"), waits=True)
+    assert [update.version for update in stand] == [1]

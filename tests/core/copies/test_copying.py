@@ -410,3 +410,22 @@ def test_key_that_never_came_may_be_forgotten(make_world: Callable[..., World]) 
     world.settle()
     told = there(world.standby).machine.handle(st.Received(linked(world), 9, m.ForgetKey(99, "v")), now=0.0)
     assert told == [ef.Send(linked(world), 0, m.Replicated(99))]
+
+
+def test_process_that_has_come_back_under_a_lost_server_s_name_lets_no_worker_in(
+    make_world: Callable[..., World],
+) -> None:
+    """It has nothing; the worker goes on with who has the place when it sees the view."""
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    spare = world.make("server-0/again")
+    world.publish()
+    world.settle()
+    attach = m.Attach(0, "worker-0", 1, world.epoch, 60.0)
+    assert spare.machine.handle(st.Received(70, 1, attach), now=0.0) == []
+    waiting = spare.machine.handle(st.Received(71, 7, m.GetWaiting()), now=0.0)
+    assert "it does not serve its part of the keys yet" in str(waiting)
+    (refused,) = spare.machine.handle(st.Tick(), now=100.0)[-1:]
+    assert isinstance(refused, ef.Refuse)
+    assert "did not begin to serve" in str(refused.error)
