@@ -118,6 +118,14 @@ class Checkpoints:
         self._clocks.begin(self._clocks.every, clock)
         self.newest = clock
 
+    def taken_over(self, clock: int) -> list[Effect]:
+        """Go on after a clock in the place of another server: what that one had not written is not written any more."""
+        self.resumed(clock)
+        every = self._clocks.every
+        last = clock // every * every if every else 0
+        reason = f"server {self._index} is another node by now"
+        return [Send(SCHEDULER, 0, m.CheckpointPart(last, None, reason))] if last else []
+
     def before(self, chunk: Chunk, clock: int) -> list[Effect]:
         """Hold on to the value of a chunk that is about to be updated, if the update belongs to no open checkpoint."""
         if clock > self.newest:

@@ -495,11 +495,12 @@ class Coordinator:
         self._catalog.complete_bundles()
         self._resuming.skip(view, entry.index)
         self._checkpoints.viewed(view, entry.index)
-        self._checkpoints.resumed(self._rules.newest)
+        given_up = self._checkpoints.taken_over(self._rules.newest)
         for chunk in self._catalog.chunks.values():
             self._rounds.begin(chunk)
         text = f"{self._joiner.name} serves the part of server {entry.index} from now on"
-        return [Log("warning", text, "failover"), *self._look_for_standby(entry, now), *self._let_in(now)]
+        log = Log("warning", text, "failover")
+        return [log, *given_up, *self._look_for_standby(entry, now), *self._let_in(now)]
 
     @property
     def _is_filling(self) -> bool:

@@ -9,7 +9,9 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.cluster_checkpoints import NEVER, Clocks
+from aiokv.core.catalog import Catalog
+from aiokv.core.cluster_checkpoints import NEVER, Checkpoints, Clocks
+from aiokv.core.rules import Rules
 from aiokv.core.saved_chunks import ChunkState
 from aiokv.errors import DataError
 from aiokv.types import SCHEDULER
@@ -598,3 +600,15 @@ def test_next_checkpoint_is_the_one_after_the_loaded_one(make_server: Make) -> N
     for clock in (3, 4, 5):
         both_push(rig, "w", clock)
     assert held(rig) == [(4, "w", 4, {0: 4, 1: 4})]
+
+
+@pytest.mark.parametrize(("every", "clock", "given_up"), [(4, 10, [8]), (4, 8, [8]), (4, 3, []), (0, 10, [])])
+def test_who_takes_the_place_of_another_server_says_which_part_there_will_not_be(
+    every: int, clock: int, given_up: list[int]
+) -> None:
+    """The others may have written theirs already, and the scheduler would wait for this one."""
+    checkpoints = Checkpoints(Catalog(), Rules())
+    checkpoints.viewed(m.View(9, (), (), 1.0, 64, 64, 10.0, checkpoint_every=every), 1)
+    parts = [m.CheckpointPart(each, None, "server 1 is another node by now") for each in given_up]
+    assert checkpoints.taken_over(clock) == [ef.Send(SCHEDULER, 0, part) for part in parts]
+    assert checkpoints.newest == clock

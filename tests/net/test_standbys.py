@@ -17,6 +17,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -82,13 +83,17 @@ async def crash(server: aiokv.Server) -> None:
     await server.close()
 
 
+def first_weights() -> dict[str, NDArray[np.float32]]:
+    """Return the weights with which training begins."""
+    return {key: np.linspace(-1, 1, int(np.prod(shape)), dtype="f4").reshape(shape) for key, shape in SHAPES.items()}
+
+
 async def train(running: Cluster, rule: str, at: dict[int, Any]) -> dict[str, NDArray[np.float32]]:
     """Train for some steps, doing something before some of them; return the weights."""
-    first = {key: np.linspace(-1, 1, int(np.prod(shape)), dtype="f4").reshape(shape) for key, shape in SHAPES.items()}
 
     async def work(worker: aiokv.Client) -> dict[str, NDArray[np.float32]]:
         await worker.set_optimizer(rule, **RULES[rule])
-        weights = {key: value.copy() for key, value in first.items()}
+        weights = first_weights()
         await worker.init(weights)
         for step in range(STEPS):
             if step in at and worker.rank == 0:
@@ -154,3 +159,25 @@ async def test_a_server_that_joins_takes_a_place_of_one_that_has_two(cluster: Ma
         finally:
             await joined.close()
         assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
+
+
+async def test_checkpoints_go_on_when_a_server_is_another_node(cluster: MakeCluster, tmp_path: Path) -> None:
+    """One of round 10, with a server that was lost at round 5, has what one without losses has."""
+    loaded = []
+    for replication in (1, 2):
+        how: dict[str, Any] = {"checkpoint_folder": str(tmp_path / str(replication))}
+        async with cluster(workers=2, servers=3, checkpoint_every=10, replication=replication, **how) as running:
+            await train(running, "sgd", {5: lambda running=running: die(running)} if replication == 2 else {})
+        async with cluster(workers=2, servers=2, resume="latest", **how) as running:
+            weights = first_weights()
+            await running.each(lambda worker: worker.init(first_weights()))
+            await running.workers[0].pull(weights)
+            loaded.append(weights)
+    assert all(np.array_equal(loaded[0][key], loaded[1][key]) for key in SHAPES)
+    assert not np.array_equal(loaded[0]["cut"], first_weights()["cut"])
+
+
+async def die(running: Cluster) -> None:
+    """Let a server crash as soon as it has a standby."""
+    await copied(running)
+    await crash(running.servers[1])
