@@ -168,6 +168,9 @@ async def test_checkpoints_go_on_when_a_server_is_another_node(cluster: MakeClus
         how: dict[str, Any] = {"checkpoint_folder": str(tmp_path / str(replication))}
         async with cluster(workers=2, servers=3, checkpoint_every=10, replication=replication, **how) as running:
             await train(running, "sgd", {5: lambda running=running: die(running)} if replication == 2 else {})
+            await running.each(lambda worker: worker.close())
+            # It waits for the checkpoint that is under way.
+            await running.scheduler.wait_stopped()
         async with cluster(workers=2, servers=2, resume="latest", **how) as running:
             weights = first_weights()
             await running.each(lambda worker: worker.init(first_weights()))
