@@ -1,0 +1,70 @@
+"""Connections that are held up or half open, and clocks that jump: everything counts once, nothing waits silently."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from aiokv.errors import CallTimeoutError
+from tests.net.test_reconnecting import assert_same, flaky_cluster, train
+
+if TYPE_CHECKING:
+    from aiokv.chaos.proxy import Proxy
+    from tests.net.conftest import MakeCluster
+
+DAY = 86_400.0
+
+
+async def hold_up(proxies: list[Proxy]) -> None:
+    """Hold up the connections to one server after the other, until cancelled."""
+    for proxy in itertools.cycle(proxies):
+        await proxy.hold(0.05)
+        await asyncio.sleep(0.005)
+
+
+async def test_connections_that_are_held_up_change_no_bit(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"workers": 2, "servers": 2, "shared_memory": "off"}
+    async with cluster(**settings) as running:
+        expected = await train(running)
+    async with flaky_cluster(cluster, monkeypatch, seed=1, cuts=0, **settings) as (running, proxies):
+        holding = asyncio.create_task(hold_up(proxies))
+        assert_same(await train(running), expected)
+        holding.cancel()
+
+
+async def test_call_over_a_connection_that_is_half_open_ends_in_time_and_counts_once_when_it_comes_through(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"workers": 1, "policy": "asp", "shared_memory": "off"}
+    async with flaky_cluster(cluster, monkeypatch, seed=1, cuts=0, **settings) as (running, [proxy]):
+        (kv,) = running.workers
+        await kv.init("w", np.zeros(3, np.float32))
+        await kv.set_optimizer("accumulate")
+        holding = asyncio.create_task(proxy.hold(60.0))
+        await asyncio.sleep(0)
+        with pytest.raises(CallTimeoutError, match="push of 'w': no answer from server 0"):
+            await kv.push("w", np.ones(3, np.float32), timeout=1.0)
+        holding.cancel()
+        np.testing.assert_array_equal(await kv.pull("w"), np.ones(3))
+        await kv.push("w", np.ones(3, np.float32))
+        np.testing.assert_array_equal(await kv.pull("w"), np.full(3, 2))
+
+
+async def test_a_clock_that_jumps_changes_nothing(cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock on the wall, as a user or a time server sets it: by a day, back and forth, whenever it is looked at."""
+    settings = {"workers": 2, "servers": 2, "heartbeat": 0.1, "death_timeout": 2.0}
+    async with cluster(**settings) as running:
+        expected = await train(running)
+    wall, jumps = time.time, itertools.cycle((DAY, -DAY, 0.0))  # noqa: TID251 - to change it
+    monkeypatch.setattr(time, "time", lambda: wall() + next(jumps))
+    async with cluster(**settings) as running:
+        assert_same(await train(running), expected)
+        await running.each(lambda kv: kv.barrier())
+        assert [kv.num_dead_nodes for kv in running.workers] == [0, 0]
