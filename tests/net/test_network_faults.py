@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ async def hold_up(proxies: list[Proxy]) -> None:
 async def test_connections_that_are_held_up_change_no_bit(
     cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"workers": 2, "servers": 2, "shared_memory": "off"}
+    settings: dict[str, Any] = {"workers": 2, "servers": 2, "shared_memory": "off"}
     async with cluster(**settings) as running:
         expected = await train(running)
     async with flaky_cluster(cluster, monkeypatch, seed=1, cuts=0, **settings) as (running, proxies):
@@ -42,7 +42,7 @@ async def test_connections_that_are_held_up_change_no_bit(
 async def test_call_over_a_connection_that_is_half_open_ends_in_time_and_counts_once_when_it_comes_through(
     cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"workers": 1, "policy": "asp", "shared_memory": "off"}
+    settings: dict[str, Any] = {"workers": 1, "policy": "asp", "shared_memory": "off"}
     async with flaky_cluster(cluster, monkeypatch, seed=1, cuts=0, **settings) as (running, [proxy]):
         (kv,) = running.workers
         await kv.init("w", np.zeros(3, np.float32))
