@@ -65,6 +65,8 @@ class Arguments:
     lists: dict[int, list[Any]] = field(default_factory=dict)
     row_values: list[Array] = field(default_factory=list)
     """The values of the rows that are sent; their sources are bytes."""
+    squares: dict[int, float] = field(default_factory=dict)
+    """The sum of the squares of what is sent, in float64, where a device has added them."""
     buffers: dict[int, memoryview] = field(default_factory=dict)
     """Answers of any length, by number."""
     device_outs: list[DeviceOut] = field(default_factory=list)
@@ -89,19 +91,22 @@ class Arguments:
         """How many bytes `merge` has to add."""
         return sum(array.nbytes for arrays in self.lists.values() for array in arrays)
 
-    def merge(self, merger: Merger, codec: Codec | None = None) -> None:
+    def merge(self, merger: Merger, codec: Codec | None = None, *, measures: bool = False) -> None:
         """Put the sum of each list in the place of its first array, which stays as it is.
 
         Args:
             merger: who makes the sums.
             codec: with which they will be encoded; where a device can do that, they are left there.
+            measures: let devices add the squares of what they sum.
 
         Raises:
             SpecMismatchError: an array lies where it can't be summed.
             SumOverflowError: a sum of whole numbers is out of range.
         """
         numbers = list(self.lists)
-        sums = merger.sum([self.keys[n] for n in numbers], list(self.lists.values()), codec)
+        squares: dict[int, float] | None = {} if measures else None
+        sums = merger.sum([self.keys[n] for n in numbers], list(self.lists.values()), codec, squares)
+        self.squares = {numbers[place]: found for place, found in (squares or {}).items()}
         for number, total in zip(numbers, sums, strict=True):
             self.sources[number] = total
         self.lists = {}

@@ -13,9 +13,10 @@ from aiokv.arrays import check_finite
 from aiokv.core.bundle import name_keys
 from aiokv.errors import ConfigError, NormLimitError
 from aiokv.gradients import global_norm
+from aiokv.list_sums import Resident
 
 if TYPE_CHECKING:
-    from aiokv.arrays import Arguments
+    from aiokv.arrays import Arguments, Array
     from aiokv.types import Key
 
 LAST = 64
@@ -64,14 +65,17 @@ class Guard:
         Raises:
             NotFiniteError: names the key and what is no number in it.
         """
-        arrays = arguments.values
+        arrays, squares = arguments.values, arguments.squares
         if self._checks_finite:
-            check_finite(arguments.keys, arrays)
+            # What a device has measured comes here only if it is to be shown what is wrong with it.
+            looked = [n for n in range(len(arrays)) if not math.isfinite(squares.get(n, math.nan))]
+            check_finite([arguments.keys[n] for n in looked], [_in_host(arrays[n]) for n in looked])
         if not self._measures:
             return 0.0
         # A norm that is too large for a float64 is infinite, and refused as such.
         with np.errstate(all="ignore"):
-            return global_norm(array for array in arrays if array.dtype.kind not in "biu")
+            rest = (array for n, array in enumerate(arrays) if n not in squares and array.dtype.kind not in "biu")
+            return math.hypot(global_norm(rest), math.sqrt(math.fsum(squares.values())))
 
     def admit(self, keys: list[Key], norm: float) -> None:
         """Accept a norm, or refuse it.
@@ -99,3 +103,7 @@ class Guard:
             f"the gradient of {name_keys(named)} has a norm of {norm:.4g}, but {why}; nothing of this call was pushed"
         )
         raise NormLimitError(text, keys=list(keys), expected=limit, got=norm)
+
+
+def _in_host(array: Array | Resident) -> Array:
+    return array.to_host() if isinstance(array, Resident) else array

@@ -93,13 +93,21 @@ class Merger:
         """Those that this store uses, by their numbers."""
         return self._devices
 
-    def sum(self, keys: Sequence[Key], lists: Sequence[Sequence[Any]], codec: Codec | None = None) -> list[Any]:
+    def sum(
+        self,
+        keys: Sequence[Key],
+        lists: Sequence[Sequence[Any]],
+        codec: Codec | None = None,
+        squares: dict[int, float] | None = None,
+    ) -> list[Any]:
         """Return the sum of each key's arrays, in their order; the same bits wherever it is made.
 
         Args:
             keys: the keys.
             lists: for each key its arrays, of one spec.
             codec: with which the sums will be encoded; where a device can do that, they stay there, as `Resident`.
+            squares: takes, by the key's place, the sums of squares that devices have added: each in float64, and finite
+                if and only if all elements are.
 
         Raises:
             SpecMismatchError: an array lies on a device that this store does not use.
@@ -112,12 +120,16 @@ class Merger:
             self._assign(plan, number, key, arrays, codec)
         for device, work in plan.items():
             bare = {n: [_bare(array) for array in given[n]] for n in (*work.sums, *work.kept)}
+            measured: list[float | None] | None = None if squares is None else []
             if work.sums:
-                for n, total in zip(work.sums, device.sum_lists([bare[n] for n in work.sums]), strict=True):
+                for n, total in zip(work.sums, device.sum_lists([bare[n] for n in work.sums], measured), strict=True):
                     found[n] = total
             if work.kept:
-                for n, total in zip(work.kept, device.keep_sums([bare[n] for n in work.kept]), strict=True):
+                for n, total in zip(work.kept, device.keep_sums([bare[n] for n in work.kept], measured), strict=True):
                     found[n] = Resident(device, total, given[n][0])
+            if squares is not None and measured is not None:
+                numbers = zip((*work.sums, *work.kept), measured, strict=True)
+                squares |= {n: each for n, each in numbers if each is not None}
             if work.fetched:
                 arrays = device.fetch([_bare(given[n][place]) for n, place in work.fetched])
                 for (n, place), array in zip(work.fetched, arrays, strict=True):

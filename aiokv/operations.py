@@ -867,18 +867,18 @@ class Operations(ABC):
             raise
         await self._use(staged.copy, SLOW)
 
-    async def _merge(self, arguments: Arguments, codec: PushCodec | None = None) -> None:
+    async def _merge(self, arguments: Arguments, codec: PushCodec | None = None, *, measures: bool = False) -> None:
         if arguments.lists:
             nbytes = SLOW if self._merger.devices else arguments.listed_nbytes
-            await self._prepare(lambda: arguments.merge(self._merger, codec), nbytes)
+            await self._prepare(lambda: arguments.merge(self._merger, codec, measures=measures), nbytes)
 
     async def _ready(self, operation: st.Operation, arguments: Arguments) -> None:
         """Put together what a call sends, and refuse what must not be pushed."""
         pushes = operation in {st.Operation.PUSH, st.Operation.PUSHPULL}
         codec = self._session.compression.push
-        # Dense keys that are sent with rows are not compressed, and what is looked at has to be in the host's memory.
-        keeps = pushes and not arguments.rows and not self._guard.looks
-        await self._merge(arguments, codec if keeps else None)
+        # Dense keys that are sent with rows are not compressed.
+        keeps = pushes and not arguments.rows
+        await self._merge(arguments, codec if keeps else None, measures=pushes and self._guard.looks)
         if keeps and codec != self._session.compression.push:
             # It was changed meanwhile.
             await self._prepare(arguments.bring, SLOW)

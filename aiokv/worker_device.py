@@ -22,10 +22,11 @@ Ids = NDArray[np.int64]
 class Device(Protocol):
     """What a worker uses a device for."""
 
-    def sum_lists(self, lists: Sequence[Sequence[Any]], /) -> list[Array]:
+    def sum_lists(self, lists: Sequence[Sequence[Any]], squares: list[float | None] | None = None, /) -> list[Array]:
         """Return the sum of each list of arrays of one float dtype, in their order, in the host's memory.
 
-        Low precisions are added in float32, and rounded once.
+        Low precisions are added in float32, and rounded once. `squares` takes the sum of the squares of each, added in
+        float64: it is finite if and only if all elements are. None for sums of float64.
         """
         ...
 
@@ -44,7 +45,7 @@ class Device(Protocol):
         """Say whether gradients of a dtype can be encoded there."""
         ...
 
-    def keep_sums(self, lists: Sequence[Sequence[Any]], /) -> list[Any]:
+    def keep_sums(self, lists: Sequence[Sequence[Any]], squares: list[float | None] | None = None, /) -> list[Any]:
         """Return the sums that `sum_lists` makes, in float32 on the device; one array of float32 is its own sum."""
         ...
 

@@ -31,7 +31,7 @@ class Simulated:
         """How many arrays each sum was made of."""
         self.fetched = 0
 
-    def sum_lists(self, lists: Sequence[Sequence[Any]], /) -> list[Array]:
+    def sum_lists(self, lists: Sequence[Sequence[Any]], squares: list[float | None] | None = None, /) -> list[Array]:
         self.summed += [len(arrays) for arrays in lists]
         return [sum_in_order([np.asarray(array) for array in arrays], get_backend("reference")) for arrays in lists]
 
@@ -42,8 +42,8 @@ class Simulated:
     def encodes(self, codec: Any, dtype: str, /) -> bool:
         return dtype == "float32"
 
-    def keep_sums(self, lists: Sequence[Sequence[Any]], /) -> list[Array]:
-        return [total.reshape(-1) for total in self.sum_lists(lists)]
+    def keep_sums(self, lists: Sequence[Sequence[Any]], squares: list[float | None] | None = None, /) -> list[Array]:
+        return [total.reshape(-1) for total in self.sum_lists(lists, squares)]
 
 
 class OnGPU:

@@ -49,7 +49,7 @@ class Device:
         self._streams: dict[str, Any] = {}
         self._run = Launches().run
 
-    def sum_lists(self, lists: Sequence[Sequence[Any]]) -> list[Array]:
+    def sum_lists(self, lists: Sequence[Sequence[Any]], squares: list[float | None] | None = None) -> list[Array]:
         """Return the sum of each list in the host's memory; one launch makes those of one dtype and length of a list.
 
         What lies on this device is used where it lies; what lies elsewhere is copied here first. Low precisions are
@@ -57,6 +57,7 @@ class Device:
 
         Args:
             lists: arrays of one spec each, of floats.
+            squares: takes the sum of the squares of each sum; None of float64, whose squares may be too large.
 
         Raises:
             SpecMismatchError: an array can't be used.
@@ -65,7 +66,10 @@ class Device:
         with self._lock, cuda.gpus[self.number]:
             rows = [[self._bring(array) for array in arrays] for arrays in lists]
             sums = Packed(self.memory, [(row[0].size, row[0].dtype) for row in rows])
-            self._sum(rows, sums.tensors)
+            measured: dict[int, float] | None = None if squares is None else {}
+            self._sum(rows, sums.tensors, measured)
+            if squares is not None and measured is not None:
+                squares.extend(self._squares(sums.tensors, measured))
             return [found.reshape(arrays[0].shape) for found, arrays in zip(sums.read(), lists, strict=True)]
 
     def sum_rows(self, ids: Array, values: Any) -> tuple[Array, Array]:
@@ -101,7 +105,7 @@ class Device:
         """Say whether gradients of a dtype can be encoded here."""
         return encoding.encodes(codec, dtype)
 
-    def keep_sums(self, lists: Sequence[Sequence[Any]]) -> list[Tensor]:
+    def keep_sums(self, lists: Sequence[Sequence[Any]], squares: list[float | None] | None = None) -> list[Tensor]:
         """Return the sums that `sum_lists` makes of arrays of at most float32, in float32 on this device.
 
         A single array of float32 is its own sum, and stays the caller's.
@@ -121,7 +125,10 @@ class Device:
             totals = self._packed([rows[n] for n in made], FLOAT32)
             self._sum([sources[n] for n in made], totals)
             found = dict(zip(made, totals, strict=True))
-            return [found.get(n, row[0]) for n, row in enumerate(rows)]
+            sums = [found.get(n, row[0]) for n, row in enumerate(rows)]
+            if squares is not None:
+                squares.extend(self._squares(sums, {}))
+            return sums
 
     def new_encoder(self, codec: Codec, key: Key, size: int, dtype: str, step: int) -> DeviceEncoder:
         """Return what encodes the gradients of a key here, and keeps their residual."""
@@ -236,8 +243,24 @@ class Device:
         memory_of(here).copy_to_device(memory_of(tensor))
         return replace(here, shape=tensor.shape)
 
-    def _sum(self, rows: Sequence[list[Tensor]], outs: Sequence[Tensor]) -> None:
-        """Write sums of arrays of one dtype each, in that dtype or, of a low precision, in float32."""
+    def _squares(self, sums: Sequence[Tensor], measured: dict[int, float]) -> list[float | None]:
+        """Return the sums of squares, of what is not yet measured; all sums have elements."""
+        left: dict[str, list[int]] = {}
+        for number, each in enumerate(sums):
+            if number not in measured and each.dtype.itemsize <= FLOAT32.itemsize:
+                left.setdefault(each.dtype.name, []).append(number)
+        for dtype, numbers in left.items():
+            results = self._run(reduce.squares_spec(dtype), [[sums[n]] for n in numbers])
+            measured |= zip(numbers, reduce.by_tensor(results, [sums[n].size for n in numbers]), strict=True)
+        return [measured.get(number) for number in range(len(sums))]
+
+    def _sum(
+        self, rows: Sequence[list[Tensor]], outs: Sequence[Tensor], measured: dict[int, float] | None = None
+    ) -> None:
+        """Write sums of arrays of one dtype each, in that dtype or, of a low precision, in float32.
+
+        What has its squares added in the same pass goes to `measured`: sums that are not rounded once more.
+        """
         groups: dict[tuple[int, str, str], list[int]] = {}
         for number, (row, out) in enumerate(zip(rows, outs, strict=True)):
             groups.setdefault((len(row), row[0].dtype.name, out.dtype.name), []).append(number)
@@ -249,6 +272,9 @@ class Device:
                     totals = self._packed(sources, FLOAT32)
                     reduce.sum_into(totals, sources, run=self._run)
                     reduce.narrow(totals, targets, run=self._run)
+                elif measured is not None and targets[0].dtype == FLOAT32:
+                    results = reduce.sum_with_squares(targets, sources, run=self._run)
+                    measured |= zip(numbers, reduce.by_tensor(results, [each.size for each in targets]), strict=True)
                 else:
                     reduce.sum_into(targets, sources, run=self._run)
 

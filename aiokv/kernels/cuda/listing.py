@@ -83,6 +83,7 @@ def _sums() -> list[Listed]:
     ]
     return [
         *found,
+        streaming("squares of float32", reduce.squares_spec("float32")),
         Listed("total of squares", reduce.total_kernel, ("float64[1]", "float64[1]")),
         Listed("factor of a norm", reduce.factor_kernel, ("float64[1]", "float64[1]", "float32[2]")),
     ]

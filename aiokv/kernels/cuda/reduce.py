@@ -116,7 +116,30 @@ def sum_and_squares(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, st
     Raises:
         SpecMismatchError: arrays do not fit, or the results are not float32 or less.
     """
+    return total_of(sum_with_squares(outs, sources, stream=stream, run=run), stream)
+
+
+def sum_with_squares(outs: Sequence[Any], sources: Sequence[Sequence[Any]], *, stream: Any = 0, run: Run = once) -> Any:
+    """Write sums as `sum_into` does, and return the sum of the squares of each part, float64 on the device.
+
+    Raises:
+        SpecMismatchError: arrays do not fit, or the results are not float32 or less.
+    """
     return _sum(outs, sources, stream, run, squares=True)
+
+
+@functools.cache
+def squares_spec(dtype: str) -> Streaming:
+    """Return the kernel that adds the squares of what is there."""
+    element = "def element_of(source):\n    return multiply_wide(wide(source), wide(source)),"
+    return Streaming("squares", (("source", dtype),), (), element, reduction="add")
+
+
+def by_tensor(results: Any, sizes: Sequence[int]) -> list[float]:
+    """Return the sum of the results of each tensor's parts; all tensors have elements."""
+    parts = [-(-size // launch.PART) for size in sizes]
+    found: list[float] = np.add.reduceat(results.copy_to_host(), np.cumsum([0, *parts[:-1]])).tolist()
+    return found
 
 
 def _sum(outs: Sequence[Any], sources: Sequence[Sequence[Any]], stream: Any, run: Run, *, squares: bool) -> Any:
@@ -137,7 +160,7 @@ def _sum(outs: Sequence[Any], sources: Sequence[Sequence[Any]], stream: Any, run
         spec = sum_spec(out, tuple(dtypes[done:end]), adds=bool(done), squares=squares and end == len(dtypes))
         results = run(spec, _columns(spec, found, rows, done, end), None, stream)
         done = end
-    return total_of(results, stream) if squares else None
+    return results if squares else None
 
 
 def _columns(spec: Streaming, outs: list[Any], rows: list[list[Any]], start: int, end: int) -> list[list[Any]]:
