@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
     Ids = NDArray[np.int64]
+
+logger = logging.getLogger("aiokv")
 
 FLOATS = frozenset(PRECISIONS)
 
@@ -85,6 +88,7 @@ class Merger:
         self._devices = devices
         self.loads = [0] * len(devices)
         """Bytes of the sums on each device."""
+        self._warned: set[tuple[str, str]] = set()
         self.places: dict[Key, int] = {}
         """On which device each key is summed."""
 
@@ -144,6 +148,8 @@ class Merger:
         first = arrays[0]
         # Devices do not differ in what they can encode.
         kept = codec is not None and self._devices and self._devices[0].encodes(codec, first.dtype.name)
+        if codec is not None and not kept and any(isinstance(array, OnDevice) for array in arrays):
+            self._warn(codec, first.dtype.name)
         if self._devices and first.nbytes and first.dtype.name in FLOATS and (kept or len(arrays) > 1):
             alone = len(arrays) == 1 and isinstance(first, OnDevice)
             device = device_of(key, first, self._devices) if alone else self._devices[self._place(key, first)]
@@ -154,6 +160,13 @@ class Merger:
             if isinstance(array, OnDevice):
                 device = device_of(key, array, self._devices)
                 plan.setdefault(device, Work()).fetched.append((number, place))
+
+    def _warn(self, codec: Codec, dtype: str) -> None:
+        """Say once what is slower than it looks."""
+        if (codec.name, dtype) not in self._warned:
+            self._warned.add((codec.name, dtype))
+            text = "gradients of %s are not compressed by %r on a device: they are copied to the host's memory for that"
+            logger.warning(text, dtype, codec.name)
 
     def _sum_here(self, key: Key, arrays: list[Array]) -> Array:
         try:

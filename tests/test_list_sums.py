@@ -149,6 +149,15 @@ def test_sums_that_a_device_can_encode_stay_there_until_they_are_wanted_in_the_h
     assert (kept.values, devices[0].fetched) == (None, 2)
 
 
+def test_what_a_device_can_not_encode_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    merging, _ = merger(1)
+    for _ in range(2):
+        for dtype in ("float32", "float64"):
+            sending("w", OnGPU(np.ones(2, dtype))).merge(merging, make_codec("2bit", {}))
+    expected = "gradients of float64 are not compressed by '2bit' on a device: they are copied to the host's memory"
+    assert [record.getMessage().startswith(expected) for record in caplog.records] == [True]
+
+
 def test_a_single_array_is_encoded_where_it_lies() -> None:
     merging, devices = merger(2)
     array = OnDevice(OnGPU(np.ones(3, np.float32), number=1))

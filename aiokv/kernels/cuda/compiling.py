@@ -57,8 +57,13 @@ def moved_per_element(listed: Listed, ptx: str) -> float:
 
 
 def find_ptxas() -> str | None:
-    """Return the path of the assembler, None where there is none."""
-    return shutil.which("ptxas")
+    """Return the path of the assembler, None where there is none: that of the PATH, of a wheel, or of a toolkit."""
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415 - older ones do not look for programs
+    except ImportError:
+        return shutil.which("ptxas")
+    found: str | None = shutil.which("ptxas") or find_nvidia_binary_utility("ptxas")
+    return found
 
 
 def assemble(ptxas: str, ptx: str, capability: tuple[int, int]) -> dict[str, int]:
