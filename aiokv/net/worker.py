@@ -357,34 +357,40 @@ class Client(Driver, Operations):
         """Give tensors that came together to their arrays, unless their caller has stopped waiting."""
         for frame in frames:
             buffer = self._landed.pop((link.peer, frame.request), None)
-            if buffer is None:
-                if self._copying and frame.nbytes:
-                    self._begin_copies(frame)
+            if buffer is None and not (self._copying and frame.nbytes):
                 continue
             memory = self._session.landing(frame.request, frame.nbytes)
-            if isinstance(memory, ef.CallTensors):
+            if isinstance(memory, ef.CallTensors) and buffer is not None:
                 targets = self._arguments[memory.call].targets
                 scatter(buffer, [targets[tensor] for tensor in memory.tensors])
-            elif isinstance(memory, ef.Replica) and isinstance(frame.message, Value):
+            elif isinstance(memory, ef.Replica) and isinstance(frame.message, Value) and buffer is not None:
                 try:
                     self._update(memory, frame.message.codec, buffer)
                 except ProtocolError as error:
                     link.refuse(error)
                     return
+            if self._copying:
+                self._begin_copies(memory.target if isinstance(memory, ef.Replica) else memory)
         super().frames_received(link, frames)
 
-    def _begin_copies(self, frame: Frame) -> None:
+    def _begin_copies(self, memory: object) -> None:
         """Let devices copy what has come for their arrays, while the rest is coming."""
-        memory = self._session.landing(frame.request, frame.nbytes)
+        if not isinstance(memory, ef.CallMemory | ef.CallTensors):
+            return
+        arguments = self._arguments[memory.call]
+        staged = arguments.staged
+        if staged is None:
+            return
         if isinstance(memory, ef.CallMemory):
-            staged = self._arguments[memory.call].staged
-            came = staged is not None and staged.landed(memory.tensor, memory.start, memory.stop)
-            # One thread begins whatever has come until it gets to it.
-            if staged is not None and came and not self._copying[staged]:
-                self._copying[staged] = True
-                task = self._loop.create_task(self._copy_landed(staged))
-                self._writing[task] = None
-                task.add_done_callback(self._writing.pop)
+            came = [staged.landed(memory.tensor, memory.start, memory.stop)]
+        else:
+            came = [staged.landed(tensor, 0, arguments.targets[tensor].nbytes) for tensor in memory.tensors]
+        # One thread begins whatever has come until it gets to it.
+        if any(came) and not self._copying[staged]:
+            self._copying[staged] = True
+            task = self._loop.create_task(self._copy_landed(staged))
+            self._writing[task] = None
+            task.add_done_callback(self._writing.pop)
 
     async def _copy_landed(self, staged: Staged) -> None:
         await asyncio.to_thread(staged.begin)

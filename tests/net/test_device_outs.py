@@ -121,22 +121,26 @@ async def test_a_small_array_on_a_device_is_read_aside_too(cluster: MakeCluster,
     assert threading.current_thread().name not in device.threads
 
 
-async def test_copies_begin_when_something_has_landed(cluster: MakeCluster, device: Slow) -> None:
-    """One key is there, the other waits for a worker that has not pushed it yet."""
-    size = 100_000
-    outs = {key: OnGPU(np.zeros(size, np.float32)) for key in "ab"}
-    ones = np.ones(size, np.float32)
+@pytest.mark.parametrize(("size", "codec"), [(100_000, None), (100_000, "2bit"), (3, None)])
+async def test_copies_begin_when_something_has_landed(
+    cluster: MakeCluster, device: Slow, size: int, codec: str | None
+) -> None:
+    """Two keys are there, together if they are small; the third waits for a worker that has not pushed it yet."""
+    sizes = {"a": size, "b": size, "c": 100_000}
+    outs = {key: OnGPU(np.zeros(size, np.float32)) for key, size in sizes.items()}
+    ones = {key: np.ones(size, np.float32) for key, size in sizes.items()}
     device.done.set()
     async with cluster(workers=2) as running:
         first, second = running.workers
-        await running.each(lambda kv: kv.init({key: np.zeros(size, np.float32) for key in "ab"}))
-        call = asyncio.create_task(first.pushpull(dict.fromkeys("ab", ones), out=outs))
-        await second.push("a", ones)
+        await running.each(lambda kv: kv.set_gradient_compression(None, pull_compression=codec))
+        await running.each(lambda kv: kv.init({key: np.zeros(size, np.float32) for key, size in sizes.items()}))
+        call = asyncio.create_task(first.pushpull(ones, out=outs))
+        await second.push({key: ones[key] for key in "ab"})
         async with asyncio.timeout(20):
-            while sum(memory.size for memory, _, _ in device.begun) < ones.nbytes:  # noqa: ASYNC110 - as in `until`
+            while sum(memory.size for memory, _, _ in device.begun) < 8 * size:  # noqa: ASYNC110 - as in `until`
                 await asyncio.sleep(0)
         assert not call.done()
-        await second.push("b", ones)
+        await second.push("c", ones["c"])
         await call
-    assert [set(out.memory.tolist()) for out in outs.values()] == [{2.0}] * 2
+    assert [set(out.memory.tolist()) for out in outs.values()] == [{2.0}] * 3
     assert threading.current_thread().name not in device.threads
