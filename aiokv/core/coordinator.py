@@ -460,7 +460,7 @@ class Coordinator:
                 self._twin, self.serves = None, False
                 return self._stop("another node serves its part of the keys by now", failed=False)
             if self._twin is None and any(_holds(each, self._joiner.name) for each in view.servers):
-                known = (self._catalog, self._rules, self._codecs, self._answers, self._exchanges, self.tallies)
+                known = (self._catalog, self._rules, self._codecs, self._answers, self._exchanges, self._norms, self.tallies)
                 self._twin = Standby(self._joiner, *known, lambda reason: self._stop(reason, failed=True))
             return []
         if isinstance(self._twin, Standby):
@@ -479,12 +479,14 @@ class Coordinator:
             if entry.standby is None:
                 self._had_none = True
                 return []
-            known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming)
+            known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming, self._norms)
             self._twin = Copying(*known, alone=self._had_none)
             self._changes.on_change = self._boundaries.on_change = self._twin.renew
+            self._norms.on_total = self._twin.totalled
         effects = self._twin.viewed(entry, now)
         if entry.standby is None:
             self._twin, self._changes.on_change, self._had_none = None, None, True
+            self._norms.on_total = None
         return effects
 
     def _take_over(self, entry: m.ServerEntry, now: float) -> list[Effect]:

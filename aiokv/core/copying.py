@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from aiokv.core.compression import Codecs
     from aiokv.core.effects import Payload
     from aiokv.core.joiner import Joiner
+    from aiokv.core.norms import Norms, Total
     from aiokv.core.resuming import Resuming
     from aiokv.core.rules import Rules
     from aiokv.optim import Optimizer
@@ -70,6 +71,9 @@ Subject = tuple["Key", int]
 GONE = -2
 """In the place of a first element: the key is no more."""
 
+TOTALS = -4
+"""The same: totals of the key, which this server has added up for others too."""
+
 SETTINGS: Subject = ("", -3)
 """All that is not in chunks."""
 
@@ -83,18 +87,30 @@ class Copying:
         rules: its update rule.
         codecs: how contributions and values may be compressed.
         resuming: who loads a checkpoint first.
+        norms: who adds up totals of keys.
         alone: whether answers may go on while the first standby is being filled: it is not the one with which the
             server has begun.
     """
 
     def __init__(
-        self, joiner: Joiner, catalog: Catalog, rules: Rules, codecs: Codecs, resuming: Resuming, *, alone: bool
+        self,
+        joiner: Joiner,
+        catalog: Catalog,
+        rules: Rules,
+        codecs: Codecs,
+        resuming: Resuming,
+        norms: Norms,
+        *,
+        alone: bool,
     ) -> None:
         self._joiner = joiner
         self._catalog = catalog
         self._rules = rules
         self._codecs = codecs
         self._resuming = resuming
+        self._norms = norms
+        self._new_totals: list[tuple[Key, Total]] = []
+        """Of which the standby has to know before anything that follows."""
         self._entry: m.StandbyEntry | None = None
         self._index = 0
         self._alone = alone
@@ -161,7 +177,9 @@ class Copying:
         effects = self._unlink("it is not the standby any longer") if self._linked or self._connecting else []
         self._sent.clear()
         self._copies = self._attempt = self._filled = 0
-        self._dirty = {SETTINGS: None} | dict.fromkeys(self._catalog.chunks)
+        totals = [(key, TOTALS) for key in self._norms.totalled]
+        self._dirty = {SETTINGS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
+        self._new_totals = []
         self._acked, self._give_up_at, self._told, self.waits = self._last, None, False, not alone
         self._refused = False
         return effects + self._let_all_go() if alone else effects
@@ -177,9 +195,18 @@ class Copying:
         """Take note that something has changed a chunk of which nothing is seen in effects."""
         self._dirty[chunk.key, chunk.start] = None
 
+    def totalled(self, key: Key, total: Total) -> None:
+        """Take note that there are new totals of a key."""
+        if self._linked and (key, TOTALS) not in self._dirty:
+            self._new_totals.append((key, total))
+        else:
+            self._dirty[key, TOTALS] = None
+
     def watch(self, effects: list[Effect]) -> list[Effect]:
         """Add what the standby is to be told of effects, and hold back the answers that have to wait for that."""
-        wanted: list[Effect] = []
+        # Before the updates that are made with them.
+        wanted: list[Effect] = [self._totals(key, [total]) for key, total in self._new_totals]
+        self._new_totals = []
         answers = 0
         for effect in effects:
             kind = type(effect)
@@ -211,6 +238,7 @@ class Copying:
                 self._dirty.update(((part, 0), None) for part, _ in parts)
             case Forget(key, start):
                 self._dirty.pop((key, start), None)
+                self._dirty.pop((key, TOTALS), None)
                 # Behind it in case that the key is made again.
                 self._dirty.pop((key, GONE), None)
                 self._dirty[key, GONE] = None
@@ -268,6 +296,8 @@ class Copying:
             elif start == GONE:
                 number = self._next(subject)
                 effects.append(Send(self._peer, number, m.ForgetKey(number, key)))
+            elif start == TOTALS:
+                effects.append(self._totals(key, self._norms.remembered(key)))
             elif chunk is not None:
                 effects.append(self._copy(chunk))
         if not self._dirty:
@@ -275,6 +305,10 @@ class Copying:
             if not self._filled:
                 self._filled, self.waits = self._last, True
         return effects
+
+    def _totals(self, key: Key, totals: list[Total]) -> Effect:
+        number = self._next((key, TOTALS))
+        return Send(self._peer, number, m.CopyTotals(number, key, tuple(totals)))
 
     def _settings(self) -> Effect:
         number, catalog = self._next(SETTINGS), self._catalog

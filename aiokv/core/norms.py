@@ -5,8 +5,9 @@ it theirs, it adds them in the order of the chunks, so that the bits are always 
 key whose only chunk is here needs nobody. When one chunk can't take part, the update is refused to all that have not
 made it: there is no silent wait.
 
-A server may send its sums again, because the answer got lost with its connection. It goes on only when it has that, so
-the home remembers the last totals of each key, and needs no others.
+A server may send its sums again: the answer got lost with its connection, or its standby has its place now and makes
+again what it has not heard of. So the home remembers the last totals of each key, and its own standby is told of them
+before anybody else: when that has its place, who has gone on with totals does not send sums for them again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, UpdateRefus
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
     from aiokv.core.decisions import Question
@@ -29,6 +32,14 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Normed
     from aiokv.core.whole_calls import WholeCall
     from aiokv.types import Key, Peer, Version
+
+
+REMEMBERED = 64
+"""How many totals of a key are remembered: so far behind may a standby be, in phases of updates."""
+
+
+Total = tuple["Version", int, tuple[float, ...]]
+"""The sums of all chunks of a key before the update that makes a version, of one phase."""
 
 
 @dataclass(slots=True)
@@ -83,8 +94,10 @@ class Norms:
         self._open: dict[Key, Gathering] = {}
         self._failed: dict[Key, tuple[Version, AiokvError]] = {}
         """For each key the last update that failed, as late chunks have to hear."""
-        self._totals: dict[Key, tuple[Version, int, tuple[float, ...]]] = {}
-        """The last totals of each key, with their version and phase, as may have to be told again."""
+        self._totals: dict[Key, dict[tuple[Version, int], tuple[float, ...]]] = {}
+        """The last totals of each key, by version and phase, as may have to be told again."""
+        self.on_total: Callable[[Key, Total], None] | None = None
+        """Is called when there are new totals of a key."""
         self._places: dict[Key, list[Place]] = {}
 
     # --- chunks of this server ---
@@ -178,6 +191,24 @@ class Norms:
         self._totals.pop(key, None)
         return effects
 
+    # --- what a standby has to know ---
+
+    def remember(self, key: Key, totals: Iterable[Total]) -> None:
+        """Remember totals of a key, by version and phase; the oldest are forgotten."""
+        known = self._totals.setdefault(key, {})
+        known.update(((version, phase), each) for version, phase, each in totals)
+        while len(known) > REMEMBERED:
+            del known[next(iter(known))]
+
+    def remembered(self, key: Key) -> list[Total]:
+        """Return the last totals of a key, the newest last."""
+        return [(version, phase, each) for (version, phase), each in self._totals.get(key, {}).items()]
+
+    @property
+    def totalled(self) -> Iterator[Key]:
+        """The keys of which there are totals."""
+        return iter(self._totals)
+
     # --- at home ---
 
     def _places_of(self, key: Key) -> list[Place]:
@@ -196,9 +227,12 @@ class Norms:
         failed = self._failed.get(key)
         if failed is not None and version <= failed[0]:
             return self._refuse(asker, failed[1])
-        known = self._totals.get(key)
-        if known is not None and known[:2] == (version, phase):
-            return self._tell(asker, known[2])
+        known = self._totals.get(key, {})
+        if (version, phase) in known:
+            return self._tell(asker, known[version, phase])
+        if known and (version, phase) < next(reversed(known)):
+            text = f"key {key!r}, round {version}: its norms are remembered no longer; others have made the update"
+            return self._refuse(asker, UpdateRefusedError(text, key=key, round=version))
         gathering = self._open.get(key)
         if gathering is not None and (gathering.version, gathering.phase) != (version, phase):
             # A server that is further has done without this update.
@@ -228,7 +262,10 @@ class Norms:
         totals = first
         for sums in others:
             totals = tuple(total + own for total, own in zip(totals, sums, strict=True))
-        self._totals[key] = gathering.version, gathering.phase, totals
+        total = (gathering.version, gathering.phase, totals)
+        self.remember(key, [total])
+        if self.on_total is not None:
+            self.on_total(key, total)
         outcome = Outcome()
         askers: list[Chunk | RequestName] = [*gathering.away, *gathering.here]
         for asker in askers:

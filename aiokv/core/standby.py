@@ -46,13 +46,14 @@ if TYPE_CHECKING:
     from aiokv.core.compression import Codecs
     from aiokv.core.exchanges import Exchanges
     from aiokv.core.joiner import Joiner
+    from aiokv.core.norms import Norms
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import Received, Restored
     from aiokv.core.tallies import Tallies
     from aiokv.optim import Optimizer
     from aiokv.types import Incarnation, Key, Peer
 
-COPIED = (m.Replicate, m.Copy, m.CopySettings, m.ForgetKey)
+COPIED = (m.Replicate, m.Copy, m.CopySettings, m.ForgetKey, m.CopyTotals)
 """What a primary sends to its standby."""
 
 
@@ -66,6 +67,7 @@ class Standby:
         codecs: where its codecs are.
         answers: who knows the workers of the newest view.
         exchanges: who divides bundles and forgets keys.
+        norms: who remembers totals of keys.
         tallies: where contributions are counted.
         stop: ends the node, for a reason.
     """
@@ -78,6 +80,7 @@ class Standby:
         codecs: Codecs,
         answers: Answers,
         exchanges: Exchanges,
+        norms: Norms,
         tallies: Tallies,
         stop: Callable[[str], list[Effect]],
     ) -> None:
@@ -87,6 +90,7 @@ class Standby:
         self._codecs = codecs
         self._answers = answers
         self._exchanges = exchanges
+        self._norms = norms
         self._tallies = tallies
         self._stop = stop
         self._primary: tuple[str, Incarnation] | None = None
@@ -185,6 +189,9 @@ class Standby:
                 return self._fill(received, message, now)
             case m.CopySettings():
                 return self._settings(message)
+            case m.CopyTotals(_, key, totals):
+                self._norms.remember(key, totals)
+                return []
             case _:
                 assert isinstance(message, m.ForgetKey), "all others are above"
                 return self._forget(message.key)

@@ -1015,6 +1015,14 @@ class ForgetKey(Message):
     key: str | int
 
 
+class CopyTotals(Message):
+    """The newest totals of a key whose home the server is, by version and phase: nobody has been told of them before."""
+
+    number: int
+    key: str | int
+    totals: tuple[tuple[int, int, tuple[float, ...]], ...]
+
+
 class Replicated(Message):
     """All is here up to this number."""
 
@@ -1148,6 +1156,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     117: CopySettings,
     118: ForgetKey,
     119: Replicated,
+    120: CopyTotals,
 }
 """Frame type number -> the class of its control message."""
 

@@ -165,12 +165,16 @@ class Cluster:
         for index in range(servers):
             joiner = self.joiner(Role.SERVER, index)
             self.add(joiner.name, Coordinator(joiner))
-            self.stores[joiner.name] = Store()
+            self.stores[joiner.name] = self.make_store()
             self.feed(self.nodes[joiner.name], st.Join(next(self._calls), 30.0))
         most = max_open_pushes or self.random.choice([1, 2, 16])
         for index in range(workers):
             joiner = self.joiner(Role.WORKER, index)
             self.add(joiner.name, Session(joiner, policy=policy, max_open_pushes=most))
+
+    def make_store(self) -> Any:
+        """Return a new server's memory."""
+        return Store()
 
     def joiner(self, role: Role, index: int) -> Joiner:
         """Return a node's joiner, of a later process each time; servers listen at port 9000 + index."""
@@ -287,7 +291,7 @@ class Cluster:
         """Perform one effect."""
         match effect:
             case ef.Connect(peer, _, port, delay):
-                name = "scheduler" if port == 9091 else f"server-{port - 9000}"
+                name = self.name_at(port)
                 self.later = [each for each in self.later if each[1:3] != (node, peer)]
                 self.later.append((self.now + delay, node, peer, name))
             case ef.Send(peer, request, message, payload):
@@ -403,8 +407,13 @@ class Cluster:
             case _:
                 return None
 
+    def name_at(self, port: int) -> str:
+        """Return who listens at a port."""
+        return "scheduler" if port == 9091 else f"server-{port - 9000}"
+
     def connect(self, node: Node, peer: Peer, name: str) -> None:
-        """Open a connection, unless the other side is dead."""
+        """Open a connection, unless the other side is dead. Nothing is heard of the one before under that number."""
+        self.ready.pop((node.name, peer), None)
         other = self.nodes[name]
         if not other.alive:
             failed = st.ConnectFailed(peer, "connection refused")
@@ -443,6 +452,9 @@ class Cluster:
         """Put something on a link, if it is still there."""
         if peer in node.links:
             other, there = node.links[peer]
+            if other.links.get(there) != (node, peer):
+                # The other side has closed it.
+                return
             stimulus.peer = there
             self.ready.setdefault((other.name, there), deque()).append((other, stimulus, payload))
 

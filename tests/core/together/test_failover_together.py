@@ -1,0 +1,222 @@
+"""Server processes die, and their standbys take over: nothing fails, and the bits are those of an undisturbed run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as hs
+
+from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
+from aiokv.core.coordinator import Coordinator
+from aiokv.core.joiner import Joiner
+from aiokv.core.membership import Membership
+from aiokv.kernels import get_backend
+from aiokv.store.memory import ParameterStore
+from aiokv.storing import copy_bytes, perform
+from aiokv.types import Role
+from tests.core.together.conftest import HOST, Cluster
+
+if TYPE_CHECKING:
+    from aiokv.types import Key
+    from tests.core.together.conftest import Array, Node, Script, User
+
+SHAPES: dict[Key, tuple[int, ...]] = {"big": (7, 5), "other": (20,), "small": (3,), "tiny": (2,)}
+"""Chunks have 16 bytes here: the first two lie on all servers, in several chunks on each."""
+
+STEPS = 4
+SEEDS = hs.integers(0, 2**32)
+
+
+class Memory:
+    """A server's memory, with the rules as they are."""
+
+    def __init__(self) -> None:
+        self.store = ParameterStore(get_backend("reference"))
+
+    def land(self, payload: bytes) -> int:
+        """Keep what arrived and return its slot."""
+        slot, view = self.store.land(len(payload))
+        view[:] = payload
+        return slot
+
+
+class Replicated(Cluster):
+    """A cluster with standbys, whose server processes may die when each index has one that is ready."""
+
+    def __init__(self, seed: int, **settings: Any) -> None:
+        self.ports: dict[int, str] = {}
+        self.processes: dict[str, str] = {}
+        """In which process a node of servers is, by the name of the node with which it began."""
+        self.held: dict[str, deque[Callable[[], None]]] = {}
+        self.deaths: list[tuple[int, int]] = []
+        """When processes are to die: after how many deliveries since all standbys are ready, and whose primary is in it."""
+        self.died: list[str] = []
+        self.waited = 0
+        super().__init__(seed, breaks=0, replication=2, **settings)
+        for node in self.nodes.values():
+            if isinstance(node.machine, Coordinator):
+                self.processes[node.name] = node.name
+
+    def make_store(self) -> Memory:
+        """Return a new server's memory."""
+        return Memory()
+
+    def name_at(self, port: int) -> str:
+        """Return who listens at a port."""
+        return self.ports.get(port) or super().name_at(port)
+
+    # --- deaths ---
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether each index has a standby that is ready."""
+        scheduler = self.nodes["scheduler"].machine
+        assert isinstance(scheduler, Membership)
+        view = scheduler._view
+        return view is not None and all(
+            entry.standby is not None
+            and entry.standby.state == "ready"
+            and self.nodes[entry.name].alive
+            and self.nodes[entry.standby.name].alive
+            for entry in view.servers
+        )
+
+    def step(self) -> None:
+        """Let one thing happen; a process may die before."""
+        if self.deaths and self.is_safe:
+            self.waited += 1
+            if self.waited >= self.deaths[0][0]:
+                self.waited = 0
+                self.lose(self.deaths.pop(0)[1])
+        super().step()
+
+    def lose(self, index: int) -> None:
+        """Let the process die that has the primary of an index."""
+        scheduler = self.nodes["scheduler"].machine
+        assert isinstance(scheduler, Membership)
+        assert scheduler._view is not None
+        process = self.processes[scheduler._view.servers[index].name]
+        self.died.append(process)
+        for name in [name for name, where in self.processes.items() if where == process]:
+            if self.nodes[name].alive:
+                self.kill(name, cut=True)
+
+    # --- effects ---
+
+    def perform(self, node: Node, effect: ef.Effect) -> None:
+        """Perform one effect."""
+        match effect:
+            case ef.Hold(answer):
+                self.held.setdefault(node.name, deque()).append(self.prepared(node, answer))
+            case ef.LetGo(count):
+                for _ in range(count):
+                    self.held[node.name].popleft()()
+            case ef.StartNode(index, name):
+                self.start(self.processes[node.name], index, name)
+            case ef.Stop() if isinstance(node.machine, Coordinator) and node.alive:
+                super().perform(node, effect)
+                self.kill(node.name)
+            case _:
+                super().perform(node, effect)
+
+    def prepared(self, node: Node, answer: ef.Send | ef.Refuse) -> Callable[[], None]:
+        """Make an answer as it is now; return what sends it."""
+        if isinstance(answer, ef.Refuse):
+            return partial(super().perform, node, answer)
+        stimulus = st.Received(-9, answer.request, answer.message)
+        return partial(self.send, node, answer.peer, stimulus, self.bytes_of(node, answer.payload))
+
+    def start(self, process: str, index: int, name: str) -> None:
+        """Start a standby in a process."""
+        port = 9500 + len(self.ports)
+        self.ports[port] = name
+        joiner = Joiner(
+            role=Role.SERVER,
+            name=name,
+            incarnation=1,
+            scheduler=(HOST, 9091),
+            advertised=(HOST, port),
+            standby=index,
+        )
+        self.processes[name] = process
+        self.add(name, Coordinator(joiner))
+        self.stores[name] = self.make_store()
+        self.feed(self.nodes[name], st.Join(next(self._calls), 30.0))
+
+    def perform_store(self, node: Node, store: Any, effect: ef.Effect) -> None:
+        """Perform an effect on a server's memory; of what takes time it hears later."""
+        done = perform(store.store, effect)
+        if done is not None:
+            self.ready.setdefault((node.name, -100), deque()).append((node, done, None))
+
+    def bytes_of(self, node: Node, payload: ef.Payload | None) -> bytes | None:
+        """Return what a payload refers to."""
+        match payload:
+            case ef.StoredChunk(key, start, version):
+                store = self.stores[node.name].store  # type: ignore[attr-defined]
+                value = store.acquire(key, start, version)
+                content: bytes = value.buffer.tobytes()
+                store.release(value)
+                return content
+            case ef.StoredSum(slot):
+                view, release = self.stores[node.name].store.lend(slot)  # type: ignore[attr-defined]
+                content = bytes(view)
+                release()
+                return content
+            case ef.StoredCopy():
+                return copy_bytes(self.stores[node.name].store, payload)  # type: ignore[attr-defined]
+            case _:
+                return super().bytes_of(node, payload)
+
+
+def trained(cluster: Cluster, rule: str, *, waits: bool) -> list[dict[Key, Array]]:
+    """Let all workers train; return what each reads in the end."""
+    finals: list[dict[Key, Array]] = []
+
+    def train(user: User) -> Script:
+        assert (yield user.join()) is None
+        values = {key: np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape) for key, shape in SHAPES.items()}
+        assert (yield user.transfer("init", values)) is None
+        assert (yield user.optimizer(rule)) is None
+        calls = []
+        for step in range(STEPS):
+            gradients = {
+                key: np.float32(0.1) * np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+                + np.float32(user.rank - step)
+                for key, shape in SHAPES.items()
+            }
+            calls.append(user.transfer("push", gradients))
+            if waits:
+                assert (yield calls[-1]) is None
+        for call in calls:
+            assert (yield call) is None
+        assert (yield user.transfer("pull", values)) is None
+        finals.append(values)
+        yield user.leave()
+
+    cluster.run(train)
+    return finals
+
+
+@pytest.mark.parametrize("rule", ["sgd", "lamb", "lans"])
+@settings(max_examples=40)
+@given(
+    seed=SEEDS,
+    deaths=hs.lists(hs.tuples(hs.integers(1, 250), hs.integers(0, 2)), min_size=1, max_size=2),
+    waits=hs.booleans(),
+)
+def test_bits_are_those_of_an_undisturbed_run(rule: str, seed: int, deaths: list[tuple[int, int]], waits: bool) -> None:
+    """Also where the norms of a tensor come from chunks of all servers, and are added up by the one that dies."""
+    expected = trained(Replicated(0, servers=3, workers=2), rule, waits=True)
+    cluster = Replicated(seed, servers=3, workers=2)
+    cluster.deaths = deaths
+    for values in trained(cluster, rule, waits=waits):
+        for key, array in values.items():
+            np.testing.assert_array_equal(array, expected[0][key], err_msg=str(key))
