@@ -460,7 +460,15 @@ class Coordinator:
                 self._twin, self.serves = None, False
                 return self._stop("another node serves its part of the keys by now", failed=False)
             if self._twin is None and any(_holds(each, self._joiner.name) for each in view.servers):
-                known = (self._catalog, self._rules, self._codecs, self._answers, self._exchanges, self._norms, self.tallies)
+                known = (
+                    self._catalog,
+                    self._rules,
+                    self._codecs,
+                    self._answers,
+                    self._exchanges,
+                    self._norms,
+                    self.tallies,
+                )
                 self._twin = Standby(self._joiner, *known, lambda reason: self._stop(reason, failed=True))
             return []
         if isinstance(self._twin, Standby):

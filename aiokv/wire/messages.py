@@ -1016,7 +1016,7 @@ class ForgetKey(Message):
 
 
 class CopyTotals(Message):
-    """The newest totals of a key whose home the server is, by version and phase: nobody has been told of them before."""
+    """The newest totals of a key whose home the server is, by version and phase; nobody has heard of them before."""
 
     number: int
     key: str | int

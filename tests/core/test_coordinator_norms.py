@@ -411,6 +411,22 @@ def test_sums_that_come_again_over_another_connection_are_answered_as_the_first(
     assert pair.seen(ef.Apply)[-1].norms == [[(4.0, 4.0)]]
 
 
+def test_sums_of_rounds_that_are_long_over_are_refused_alone(pair: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a standby that is too far behind."""
+    monkeypatch.setattr("aiokv.core.norms.REMEMBERED", 2)
+    attach(pair)
+    for version in (1, 2, 3):
+        push(pair, OURS)
+        norm(pair, 1.0, 2.0)
+        assert sums(pair, 1.0, 2.0, version=version).answer == m.Totals((2.0, 4.0))
+    waits = waiting(pair, OURS)
+    assert sums(pair, 1.0, 2.0, version=2).answer == m.Totals((2.0, 4.0))
+    late = sums(pair, 1.0, 2.0, version=1)
+    assert isinstance(late.answer, UpdateRefusedError)
+    assert "round 1: its norms are remembered no longer" in str(late.answer)
+    assert waits.pending
+
+
 def test_connection_of_a_server_that_has_made_another_one_is_closed(pair: Server, like: type[Like]) -> None:
     attach(pair)
     question = sums(pair, 1.0, 2.0)

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 SHAPES = {"cut": (300, 200), "whole": (40, 30), "small": (7,), "other": (3, 3)}
 STEPS = 12
-RULES: dict[str, dict[str, Any]] = {"sgd": {"learning_rate": 0.1, "momentum": 0.9}, "adam": {"learning_rate": 0.01}}
+RULES: dict[str, dict[str, Any]] = {
+    "sgd": {"learning_rate": 0.1, "momentum": 0.9},
+    "adam": {"learning_rate": 0.01},
+    "lamb": {"learning_rate": 0.01},
+    "lans": {"learning_rate": 0.01},
+}
 
 
 async def test_a_sibling_that_ends_leaves_its_process_as_it_is(

@@ -39,6 +39,7 @@ from aiokv.wire.messages import (
     CommandResult,
     Copy,
     CopySettings,
+    CopyTotals,
     Delete,
     Done,
     DropStandby,
@@ -750,6 +751,13 @@ GOLDEN = [
         0,
         "41494f4b 01 77 0000  0000000000000000  0000000000000000 02000000  00000000",
         "91  06",
+    ),
+    Golden(
+        CopyTotals(7, "w", ((2, 0, (1.5, 2.0)),)),
+        7,
+        0,
+        "41494f4b 01 78 0000  0700000000000000  0000000000000000 1b000000  00000000",
+        "93  07  a1 77  91  93 02 00 92 cb 3ff8000000000000 cb 4000000000000000",
     ),
 ]
 

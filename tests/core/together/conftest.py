@@ -151,7 +151,7 @@ class Cluster:
         self.ready: dict[tuple[str, Peer], deque[tuple[Node, st.Stimulus | None, bytes | None]]] = {}
         self.later: list[tuple[float, Node, Peer, str]] = []
         """Connections to be opened: when, from where, under which number, and to whom."""
-        self.stores: dict[str, Store] = {}
+        self.stores: dict[str, Any] = {}
         self.calls: dict[tuple[str, int], list[Array]] = {}
         self.waiting: dict[str, int] = {}
         self.results: dict[tuple[str, int], Any] = {}
@@ -401,7 +401,7 @@ class Cluster:
             case ef.CallMemory(call, tensor, start, stop):
                 return self.calls[node.name, call][tensor].tobytes()[start:stop]
             case ef.StoredChunk(key, start, version, nbytes):
-                value = self.stores[node.name].chunks[key, start][version].tobytes()
+                value: bytes = self.stores[node.name].chunks[key, start][version].tobytes()
                 assert len(value) == nbytes
                 return value
             case _:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,12 @@ from aiokv.core.membership import Membership
 from aiokv.kernels import get_backend
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import copy_bytes, perform
-from aiokv.types import Role
+from aiokv.types import STANDBY, Role
 from tests.core.together.conftest import HOST, Cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiokv.types import Key
     from tests.core.together.conftest import Array, Node, Script, User
 
@@ -56,7 +57,10 @@ class Replicated(Cluster):
         """In which process a node of servers is, by the name of the node with which it began."""
         self.held: dict[str, deque[Callable[[], None]]] = {}
         self.deaths: list[tuple[int, int]] = []
-        """When processes are to die: after how many deliveries since all standbys are ready, and whose primary is in it."""
+        """After how many deliveries since all standbys are ready processes are to die, and whose primary is there.
+
+        An index that there is not stands for links to standbys, which end instead.
+        """
         self.died: list[str] = []
         self.waited = 0
         super().__init__(seed, breaks=0, replication=2, **settings)
@@ -98,10 +102,15 @@ class Replicated(Cluster):
         super().step()
 
     def lose(self, index: int) -> None:
-        """Let the process die that has the primary of an index."""
+        """Let the process die that has the primary of an index, or links to standbys end."""
         scheduler = self.nodes["scheduler"].machine
         assert isinstance(scheduler, Membership)
         assert scheduler._view is not None
+        if index >= len(scheduler._view.servers):
+            for node in list(self.nodes.values()):
+                for peer in [peer for peer in node.links if node.alive and peer < STANDBY]:
+                    self.break_link(node, peer)
+            return
         process = self.processes[scheduler._view.servers[index].name]
         self.died.append(process)
         for name in [name for name, where in self.processes.items() if where == process]:
@@ -160,20 +169,25 @@ class Replicated(Cluster):
         """Return what a payload refers to."""
         match payload:
             case ef.StoredChunk(key, start, version):
-                store = self.stores[node.name].store  # type: ignore[attr-defined]
+                store = self.stores[node.name].store
                 value = store.acquire(key, start, version)
                 content: bytes = value.buffer.tobytes()
                 store.release(value)
                 return content
             case ef.StoredSum(slot):
-                view, release = self.stores[node.name].store.lend(slot)  # type: ignore[attr-defined]
+                view, release = self.stores[node.name].store.lend(slot)
                 content = bytes(view)
                 release()
                 return content
             case ef.StoredCopy():
-                return copy_bytes(self.stores[node.name].store, payload)  # type: ignore[attr-defined]
+                return copy_bytes(self.stores[node.name].store, payload)
             case _:
                 return super().bytes_of(node, payload)
+
+
+def numbers(shape: tuple[int, ...]) -> Array:
+    """Return 0, 1, 2 ... in an array."""
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
 def trained(cluster: Cluster, rule: str, *, waits: bool) -> list[dict[Key, Array]]:
@@ -182,15 +196,13 @@ def trained(cluster: Cluster, rule: str, *, waits: bool) -> list[dict[Key, Array
 
     def train(user: User) -> Script:
         assert (yield user.join()) is None
-        values = {key: np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape) for key, shape in SHAPES.items()}
+        values = {key: numbers(shape) + np.float32(1) for key, shape in SHAPES.items()}
         assert (yield user.transfer("init", values)) is None
         assert (yield user.optimizer(rule)) is None
         calls = []
         for step in range(STEPS):
             gradients = {
-                key: np.float32(0.1) * np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-                + np.float32(user.rank - step)
-                for key, shape in SHAPES.items()
+                key: np.float32(0.1) * numbers(shape) + np.float32(user.rank - step) for key, shape in SHAPES.items()
             }
             calls.append(user.transfer("push", gradients))
             if waits:
@@ -209,7 +221,7 @@ def trained(cluster: Cluster, rule: str, *, waits: bool) -> list[dict[Key, Array
 @settings(max_examples=40)
 @given(
     seed=SEEDS,
-    deaths=hs.lists(hs.tuples(hs.integers(1, 250), hs.integers(0, 2)), min_size=1, max_size=2),
+    deaths=hs.lists(hs.tuples(hs.integers(1, 250), hs.integers(0, 3)), min_size=1, max_size=3),
     waits=hs.booleans(),
 )
 def test_bits_are_those_of_an_undisturbed_run(rule: str, seed: int, deaths: list[tuple[int, int]], waits: bool) -> None:
