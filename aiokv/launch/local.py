@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 from aiokv.config import format_address, is_wildcard
@@ -17,7 +18,7 @@ from aiokv.launch.supervisor import Outcome, Phase, Step, Supervisor, describe_e
 from aiokv.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from aiokv.launch.base import Job
     from aiokv.launch.output import Output, Stream
@@ -27,6 +28,10 @@ FINISH_GRACE = 1.0
 DRAIN_SECONDS = 1.0
 """How long to wait for the last lines of nodes that have ended."""
 _MAX_QUOTE = 300
+
+RESIDUAL_FOLDER = "AIOKV_RESIDUAL_FOLDER"
+SHARED_MEMORY = "/dev/shm"
+"""A folder in memory, where the system has one."""
 
 
 class LocalLauncher(Launcher):
@@ -56,7 +61,7 @@ class LocalLauncher(Launcher):
 
     async def run(self) -> Outcome:
         """Run the job to its end; no process is left afterwards."""
-        with handle_signals(self._on_signal):
+        with handle_signals(self._on_signal), self._residual_folder():
             try:
                 if self._job.timeout is not None:
                     self._after(self._job.timeout, self._supervisor.timed_out)
@@ -74,6 +79,18 @@ class LocalLauncher(Launcher):
         text = "" if outcome.reason else "all workers are done"
         self._note("ended", text, exit_code=outcome.exit_code, reason=outcome.reason)
         return outcome
+
+    @contextlib.contextmanager
+    def _residual_folder(self) -> Iterator[None]:
+        """Give workers that are replaced a folder for what compression leaves; in memory, if that can be."""
+        is_set = self._environ.get(RESIDUAL_FOLDER)
+        if is_set or self._job.hosts or self._job.recovery.on_worker_loss != "respawn":
+            yield
+            return
+        place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="aiokv-", dir=place) as folder:
+            self._environ[RESIDUAL_FOLDER] = folder
+            yield
 
     # --- events: the supervisor decides at once, `_follow` carries it out ---
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from aiokv.launch import Outcome
 from aiokv.launch.supervisor import Recovery
 from tests.launch.fake_nodes import PAUSE, by_name, launch, make_job
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake nodes use POSIX signals")
 
@@ -57,6 +54,25 @@ def test_worker_that_is_killed_is_started_again_under_its_name_and_the_job_ends_
     assert outcome == Outcome(0)
     assert output.printed("worker-0") == ["again as worker-0"]
     assert ("restarting", {"node": "worker-0", "left": 2}) in output.notes
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_workers_that_are_replaced_find_the_same_folder_for_what_compression_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own: bool
+) -> None:
+    if own:
+        monkeypatch.setenv("AIOKV_RESIDUAL_FOLDER", str(tmp_path))
+    say = "import os; f = os.environ['AIOKV_RESIDUAL_FOLDER']; print(f, os.path.isdir(f), flush=True); "
+    dies = first_time(tmp_path / "mark", say + KILL_ME, say)
+    job = make_job(dies, workers=1, recovery=Recovery(restarts=1, on_worker_loss="respawn"))
+    outcome, output = launch(job)
+    assert outcome == Outcome(0)
+    first, second = output.printed("worker-0")
+    assert first == second
+    folder, _, is_there = first.rpartition(" ")
+    assert is_there == "True"
+    assert Path(folder).exists() is own
+    assert (folder == str(tmp_path)) is own
 
 
 def test_last_lines_of_a_node_that_is_replaced_are_shown(tmp_path: Path) -> None:
