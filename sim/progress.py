@@ -151,7 +151,9 @@ def _may_stay(run: Run, name: str) -> bool:
     never_complete = any(worker.rank < 0 for worker in run.workers)
     if name == SCHEDULER and never_complete:
         return True
-    return any(_hits(run.scenario, fault, end) for fault in run.scenario.fault for end in (name, SCHEDULER))
+    # A standby is in the process of a server, with whose name its own begins.
+    ends = (name.partition("/")[0], SCHEDULER)
+    return any(_hits(run.scenario, fault, end) for fault in run.scenario.fault for end in ends)
 
 
 def _hits(scenario: Scenario, fault: Fault, name: str) -> bool:

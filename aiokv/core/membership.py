@@ -11,6 +11,7 @@ from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
+from aiokv.core.joiner import LAST_DELAY
 from aiokv.core.members import Member
 from aiokv.core.places import Place, place_of, state_of_gone, state_of_leaver
 from aiokv.core.rebuilding import Rebuilding, Registration
@@ -26,6 +27,9 @@ from aiokv.errors import (
 )
 from aiokv.types import Peer, Role
 from aiokv.wire import messages as m
+
+COME_BACK = 2.0 * LAST_DELAY
+"""Seconds that nodes have to come back to a scheduler that was started again, at least: they try now and then."""
 
 MAX_ANSWERED = 64
 """So many answers to a member are kept, in case that its connection ends before it has them."""
@@ -364,7 +368,7 @@ class Membership:
         """Take note of a node that registers while the cluster is rebuilt, or begin with that."""
         rebuilding = self._rebuilding
         if rebuilding is None:
-            rebuilding = self._rebuilding = Rebuilding(now + self._plan.death_timeout / 2)
+            rebuilding = self._rebuilding = Rebuilding(now + max(self._plan.death_timeout / 2, COME_BACK))
             for member in list(self._members.values()):
                 # They want to join a cluster that is there already.
                 head = (member.role, member.name, member.incarnation, member.host, member.port)

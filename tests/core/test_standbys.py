@@ -388,7 +388,7 @@ def test_who_was_a_spare_is_one_again(make_scheduler: type[Scheduler]) -> None:
 def test_a_server_that_is_not_back_is_replaced(make_scheduler: type[Scheduler]) -> None:
     scheduler = make_scheduler(workers=1, servers=2, replication=2)
     come_back(scheduler, old_view("ready"), "server-1", "server-1/0.3", "worker-0")
-    scheduler.tick(1.0)
+    scheduler.tick(2.0)
     assert servers(scheduler) == [("server-1", "alive")] * 2
 
 
