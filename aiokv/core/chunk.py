@@ -275,15 +275,12 @@ class Chunk(Record, eq=False):
     def admit(self, rank: Rank, since: int, roster: Roster, now: float) -> None:
         """Let a rank count from now on, whose first push has the clock after `since`."""
         members = self.members(roster)
-        others = [self.reflected.get(other, 0) for other in members if other != rank]
-        # It begins with the next round; without rounds, beside the slowest.
-        count = self.version if self.policy.in_step else min(others, default=0)
-        self.pushed[rank] = self.reflected[rank] = count
-        self.clocks[rank] = since
-        if self.policy.in_step:
-            self.before[rank] = self.since
-        else:
-            self.before.pop(rank, None)
+        others = [self.count(other, self.reflected.get(other, 0)) for other in members if other != rank]
+        # It begins with the next round; without rounds, beside the slowest, and with one number in all chunks.
+        number = self.version if self.policy.in_step else since
+        count = number - self.since if self.policy.in_step else min(others, default=0)
+        self.pushed[rank] = self.reflected[rank] = number
+        self.before[rank], self.clocks[rank] = number - count, since
         if self.reads is not None:
             self.reads.begin(rank, self.version)
         if self.gate is not None:

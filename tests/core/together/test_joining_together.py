@@ -58,14 +58,17 @@ class Elastic:
         self.told: dict[int, list[list[int]]] = {}
         """Who counts in each of its steps, as it was told before it."""
         self.read: dict[int, dict[Key, Array]] = {}
+        self.is_counted = False
+        """Push the same number each time, which says by whom it is."""
         self.kills: dict[str, int] = {}
         """Workers that die, after how many deliveries."""
         self._step = cluster.step
         cluster.step = self.step  # type: ignore[method-assign]
 
     def step(self) -> None:
-        """Let one thing happen, or a worker come."""
-        for rank in list(self.coming):
+        """Let one thing happen, or a worker come, when the cluster is complete."""
+        scheduler = self.cluster.nodes["scheduler"].machine
+        for rank in list(self.coming) if getattr(scheduler, "_epoch", 0) else ():
             self.coming[rank] -= 1
             if self.coming[rank] <= 0:
                 del self.coming[rank]
@@ -75,6 +78,8 @@ class Elastic:
             if self.kills[name] <= 0 and name in self.cluster.nodes:
                 del self.kills[name]
                 self.cluster.kill(name)
+                self.cluster.scripts.pop(name, None)
+                self.cluster.waiting.pop(name, None)
         self._step()
 
     def come(self, rank: int) -> None:
@@ -101,7 +106,7 @@ class Elastic:
             members = user.members(step)
             assert (yield members) is None
             self.told.setdefault(user.rank, []).append(user.result(members))
-            values = gradients(values, step, user.rank)
+            values = filled(32.0**user.rank) if self.is_counted else gradients(values, step, user.rank)
             assert (yield user.transfer("pushpull", values)) is None
         self.read[user.rank] = values
         assert (yield user.leave()) is None
@@ -144,3 +149,41 @@ def test_scenario_65_workers_that_come_and_go_count_in_all_keys_from_one_step_on
     cluster.settle()
     assert elastic.took[0] == elastic.took[1] == range(STEPS)
     elastic.check()
+
+
+@many_orders
+@given(
+    seed=SEEDS,
+    servers=hs.integers(1, 3),
+    policy=hs.sampled_from(["asp", "ssp:1", "pssp:1:1"]),
+    moments=hs.lists(hs.integers(1, 300), min_size=1, max_size=2),
+)
+def test_without_rounds_each_push_of_who_joins_counts_once_in_every_element(
+    make_cluster: type[Cluster], seed: int, servers: int, policy: str, moments: list[int]
+) -> None:
+    cluster = make_cluster(seed, workers=2, servers=servers, max_workers=4, policy=policy)
+    elastic = Elastic(cluster, moments, [STEPS, STEPS])
+    elastic.is_counted = True
+    cluster.run(elastic.train)
+    cluster.settle()
+    # Powers of 32, so that a sum says how many pushes of whom are in it.
+    total = sum(32**rank * len(steps) for rank, steps in elastic.took.items())
+    for store in cluster.stores.values():
+        for versions in store.chunks.values():
+            np.testing.assert_array_equal(versions[max(versions)], 1 + total)
+
+
+@many_orders
+@given(seed=SEEDS, servers=hs.integers(1, 3), moment=hs.integers(1, 300), death=hs.integers(1, 400))
+def test_the_others_take_all_their_steps_although_who_joins_dies_at_any_moment(
+    make_cluster: type[Cluster], seed: int, servers: int, moment: int, death: int
+) -> None:
+    cluster = make_cluster(seed, workers=2, servers=servers, max_workers=3, on_worker_loss="shrink")
+    elastic = Elastic(cluster, [moment], [STEPS])
+    elastic.kills["worker-2"] = moment + death
+    cluster.run(elastic.train)
+    cluster.settle()
+    assert elastic.took[0] == elastic.took[1] == range(STEPS)
+    values = elastic.read[0]
+    for key, array in elastic.read[1].items():
+        np.testing.assert_array_equal(array, values[key], err_msg=str(key))
