@@ -151,7 +151,7 @@ class Checks:
         """Look for what was answered before it was in an update, and is lost."""
         held = frozenset(self._run.in_flight)
         for worker in self._run.workers:
-            for number, step in enumerate(worker.pushed, start=1):
+            for number, step in worker.numbered:
                 if step.answered and (worker.name, number) not in self._run.dropped:
                     self._check_counted(worker, number, held)
 
@@ -174,7 +174,7 @@ class Checks:
             self._check_early_answers()
         if counts_together(self._run):
             self._check_whole()
-        made = {worker.name: len(worker.pushed) for worker in self._run.workers}
+        made = {worker.name: worker.last_push for worker in self._run.workers}
         never = sorted(token for chunk in self.chunks for token in chunk.holds if token[1] > made[token[0]])
         self.report([f"push {n} of {name} was applied, but never made" for name, n in never])
         for worker in self._run.workers:
@@ -195,7 +195,7 @@ def find_violations(run: Run) -> list[str]:
     for drop in run.drops:
         checks.on_drop(drop)
     for worker in run.workers:
-        for number, step in enumerate(worker.pushed, start=1):
+        for number, step in worker.numbered:
             checks.on_step(worker, number, step)
     checks.finish()
     return list(dict.fromkeys(checks.found))
@@ -234,18 +234,31 @@ def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
         found.append(f"version {update.version} holds pushes of other rounds, by {early}")
     if any(update.staleness):
         found.append(f"version {update.version} has gradients of staleness {update.staleness}")
+    comers = [name for name, _ in update.tokens if name in run.since and name in run.scenario.comers]
+    found += [
+        f"version {update.version} has a push of {name}, which joined after {run.since[name][0]}"
+        for name in comers
+        if update.version <= run.since[name][0] and any(other not in run.since for other, _ in update.tokens)
+    ]
     if len(update.ranks) < len(chunk.ranks):
         absent = set(chunk.ranks).difference(update.ranks)
         for worker in run.workers:
             is_done = _is_done(run, worker) and worker.ended <= update.time
-            gone = is_done or has_failed(run, worker, update.time)
+            gone = is_done or has_failed(run, worker, update.time) or not _counts(run, worker, update.version)
             if worker.rank in absent and not gone:
                 found.append(f"version {update.version} was made without {worker.name}")
     return found
 
 
 def _is_done(run: Run, worker: WorkerRecord) -> bool:
-    return sum(step.answered for step in worker.steps) == run.scenario.steps_of(worker.name)
+    return run.is_through(worker)
+
+
+def _counts(run: Run, worker: WorkerRecord, version: Version) -> bool:
+    """Say whether a worker is in the round that makes a version."""
+    if worker.name in run.since:
+        return version > run.since[worker.name][-1]
+    return worker.name not in run.scenario.comers
 
 
 def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
@@ -259,8 +272,10 @@ def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
     cluster = run.scenario.cluster
     again = cluster.on_worker_loss == "respawn" or cluster.replication > 1
     again = again or any(isinstance(fault, Reset) for fault in run.scenario.fault)
+    again = again or any(name in run.since for name, _ in update.tokens)
     if staleness < expected and again:
-        # The answer to a push that comes again has what was made meanwhile, and so has a step that is made again.
+        # The answer to a push that comes again has what was made meanwhile; so has a step that is made again, and what
+        # a worker reads first that joins.
         return []
     if staleness != expected:
         return [f"version {update.version} says staleness {staleness}, but {expected} versions were made between"]

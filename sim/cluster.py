@@ -248,6 +248,7 @@ class _Cluster:
             on_worker_loss=cluster.on_worker_loss,
             respawn_timeout=cluster.respawn_timeout,
             min_workers=cluster.min_workers,
+            max_workers=cluster.max_workers,
             reconnect_grace=cluster.reconnect_grace,
             replication=cluster.replication,
             checkpoints=checkpoints,
@@ -291,6 +292,8 @@ class _Cluster:
             changes=self._run.changes,
             saves=self._saves,
             expiry=self._expiry,
+            leaves_after=self._timeline.leaves.get(name),
+            is_complete=lambda: all(worker.rank >= 0 for worker in self._run.workers[: scenario.cluster.workers]),
         )
 
     def _start_worker(self, name: str) -> None:

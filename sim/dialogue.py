@@ -91,6 +91,7 @@ class Dialogue:
     def __init__(self, run: Run, report: Callable[[list[str]], None], chunks: Mapping[Place, Holdings]) -> None:
         scenario = run.scenario
         self._evicted = run.evicted
+        self._since = run.since
         self._report = report
         self._chunks = chunks
         self._may_go_back = scenario.cluster.on_worker_loss == "respawn"
@@ -329,9 +330,19 @@ class Dialogue:
             self._report([f"epoch {view.epoch} follows epoch {before.epoch}"])
         self._published = view
         for entry in view.workers:
+            joined = self._since.setdefault(entry.name, []) if entry.since else []
+            if entry.since and entry.since not in joined:
+                joined.append(entry.since)
+            elif entry.state == "joining" and not entry.since:
+                # Nothing came of it: the scheduler was started again.
+                self._since.pop(entry.name, None)
             if entry.state == "evicted":
                 self._evicted.setdefault(entry.name, now)
-        for name in _lost(view):
+            elif entry.state == "alive" and entry.name in self._evicted:
+                # It has joined again.
+                del self._evicted[entry.name]
+        given_up = [entry.name for entry in before.workers if entry.state in {"joining", "away"}]
+        for name in [name for name in _lost(view) if name not in given_up]:
             silent = now - self._heard.get(name, 0.0)
             # A standby is lost with its process.
             ended = name in self._closed or name.partition("/")[0] in self._closed

@@ -87,12 +87,12 @@ class Disk:
 
     def _check(self, place: str, state: ChunkState) -> None:
         """Compare what a checkpoint says of pushes with the updates that were made by then."""
-        names = [worker.name for worker in self._run.workers]
+        ranks = {worker.name: worker.rank for worker in self._run.workers}
         made: dict[int, list[int]] = {}
         for update in self._run.updates:
             if update.key == state.key and update.version <= state.version and update.start in (state.start, -1):
                 for name, sequence in update.tokens:
-                    made.setdefault(names.index(name), []).append(sequence)
+                    made.setdefault(ranks[name], []).append(sequence)
         for rank, sequences in made.items():
             count = dict(state.counts).get(rank, 0)
             if max(sequences) > count:

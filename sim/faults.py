@@ -52,6 +52,18 @@ class Late(Fault, frozen=True, kw_only=True, tag="late"):
     at: Positive
 
 
+class Join(Fault, frozen=True, kw_only=True, tag="join"):
+    """Another worker is started, which joins the running job: worker-N of N workers, and then the next ones."""
+
+    at: Positive
+
+
+class Leave(Fault, frozen=True, kw_only=True, tag="leave"):
+    """The worker leaves in good order after so many steps of its own, although its work is not done."""
+
+    after: Count
+
+
 class Slow(Fault, frozen=True, kw_only=True, tag="slow"):
     """Steps take `factor` times as long.
 
@@ -142,4 +154,6 @@ class Poison(Fault, frozen=True, kw_only=True, tag="poison"):
     step: Count
 
 
-AnyFault = Crash | Hang | Pause | Late | Slow | Bursts | Spot | Link | Reset | HeartbeatLoss | Poison | Torn
+AnyFault = (
+    Crash | Hang | Pause | Late | Join | Leave | Slow | Bursts | Spot | Link | Reset | HeartbeatLoss | Poison | Torn
+)

@@ -5,8 +5,33 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from aiokv.errors import CallTimeoutError, ClosedError, MembershipError, StaleEpochError, UnknownKeyError
-from sim.faults import Bursts, Crash, Fault, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Reset, Slow, Spot, Torn
+from aiokv.errors import (
+    CallTimeoutError,
+    ClosedError,
+    JoinTimeoutError,
+    MembershipError,
+    SchedulerLostError,
+    ServerLostError,
+    StaleEpochError,
+    UnknownKeyError,
+)
+from sim.faults import (
+    Bursts,
+    Crash,
+    Fault,
+    Hang,
+    HeartbeatLoss,
+    Join,
+    Late,
+    Leave,
+    Link,
+    Pause,
+    Poison,
+    Reset,
+    Slow,
+    Spot,
+    Torn,
+)
 from sim.sections import SCHEDULER
 
 if TYPE_CHECKING:
@@ -31,13 +56,16 @@ def lost_time(scenario: Scenario) -> float:
         match fault:
             case Crash() | Hang() | Spot():
                 return math.inf
+            case Leave() if scenario.cluster.min_workers > 1:
+                # The others may wait for somebody in its place.
+                return math.inf
             case Link(clog=clog, cut=cut, duration=duration, latency=latency):
                 total += latency + (duration if clog or cut else 0.0)
             case Pause(duration=duration) | HeartbeatLoss(duration=duration):
                 total += duration
             case Reset(times=times):
                 total += RECONNECTION * times
-            case Slow() | Bursts() | Late() | Poison() | Torn():
+            case Slow() | Bursts() | Late() | Poison() | Torn() | Join() | Leave():
                 pass
     return total
 
@@ -62,7 +90,13 @@ def heals(run: Run) -> bool:
 
 
 def _is_complete(run: Run, worker: WorkerRecord) -> bool:
-    return worker.error is None and sum(step.answered for step in worker.steps) == run.scenario.steps_of(worker.name)
+    return (worker.error is None and run.is_through(worker)) or _came_too_late(run, worker)
+
+
+def _came_too_late(run: Run, worker: WorkerRecord) -> bool:
+    """Say whether a worker has not come to join because the job was over by then."""
+    is_over = isinstance(worker.error, JoinTimeoutError | SchedulerLostError | ServerLostError)
+    return worker.name in run.scenario.comers and is_over and not worker.number
 
 
 def lacking_progress(run: Run) -> list[str]:

@@ -205,7 +205,8 @@ class Promises:
 
     def on_step(self, worker: WorkerRecord, number: int) -> list[str]:
         """Return what is wrong with a worker going on after its push `number`."""
-        if self._rule is None or self._rule.lead == math.inf:
+        if self._rule is None or self._rule.lead == math.inf or worker.name in self._run.since:
+            # The number of who has joined is that of the others.
             return []
         found = []
         before = worker.changes[self._phase - 1][1] if self._phase else 0
@@ -343,12 +344,18 @@ class Promises:
             for rank, worker in enumerate(self._run.workers)
             if has_failed(self._run, worker, now) or self._is_done(worker, now)
         }
+        # When those come is not looked at here.
+        gone.update(range(self._run.scenario.cluster.workers, len(self._run.workers)), self._comers_again())
         return [rank for rank in ranks if rank not in gone]
+
+    def _comers_again(self) -> list[Rank]:
+        return [worker.rank for worker in self._run.workers if worker.name in self._run.since]
 
     def _is_done(self, worker: WorkerRecord, now: float) -> bool:
         if len(worker.changes) > self._phase:
             return worker.changes[self._phase][0] <= now
-        return len(worker.steps) >= self._run.scenario.steps_of(worker.name) and worker.ended <= now
+        done = worker.left or len(worker.steps) >= self._run.scenario.steps_of(worker.name)
+        return done and worker.ended <= now
 
 
 def has_failed(run: Run, worker: WorkerRecord, now: float) -> bool:

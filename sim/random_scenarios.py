@@ -92,7 +92,26 @@ def random_scenario(seed: int) -> Scenario:
     made = msgspec.structs.replace(made, cluster=msgspec.structs.replace(made.cluster, reconnect_grace=grace))
     made = _shrinking(random.Random(f"{seed}:shrink"), _saving(seed, made))
     made = _respawning(random.Random(f"{seed}:respawn"), _tearing(seed, made))
-    return _parting_servers(random.Random(f"{seed}:servers"), made)
+    made = _parting_servers(random.Random(f"{seed}:servers"), made)
+    return _joining(random.Random(f"{seed}:join"), made)
+
+
+def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Let workers join and leave while others train, in some scenarios."""
+    cluster, job, policies = scenario.cluster, scenario.job, scenario.policies
+    fixed = job.overlap or job.save_every or job.cancel or scenario.change or cluster.restarts
+    admits = all(get_policy(policy).admits for policy in policies)
+    if fixed or not admits or not _happens(stream, 0.4):
+        return scenario
+    count = stream.choice((1, 1, 2))
+    times = sorted(round(stream.uniform(0.1, SPAN), 3) for _ in range(count))
+    names = [f"worker-{cluster.workers + number}" for number in range(count)]
+    faults: list[f.AnyFault] = [f.Join(node=name, at=at) for name, at in zip(names, times, strict=True)]
+    if _happens(stream, 0.5):
+        leaver = stream.choice((*names, *scenario.workers[1:])) if cluster.workers > 1 else names[0]
+        faults.append(f.Leave(node=leaver, after=stream.randint(1, 3)))
+    cluster = msgspec.structs.replace(cluster, max_workers=cluster.workers + count)
+    return msgspec.structs.replace(scenario, cluster=cluster, fault=(*scenario.fault, *faults))
 
 
 def _tearing(seed: int, scenario: Scenario) -> Scenario:

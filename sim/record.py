@@ -36,6 +36,8 @@ class Step(Record):
     """Seconds before `computed` in which it was stopped."""
     cancelled: bool = False
     """It was abandoned at `computed`, because its gradient would have been dropped; nothing was pushed."""
+    number: int = 0
+    """Of its push, where workers join and leave."""
 
     @property
     def work(self) -> float:
@@ -59,6 +61,10 @@ class WorkerRecord:
     steps: list[Step] = field(default_factory=list)
     error: AiokvError | None = None
     """Why the loop ended early."""
+    number: int = 0
+    """Of its last push, also of those that others had made before it joined."""
+    left: bool = False
+    """It has left before all steps were taken."""
     struck: bool = False
     """A fault has ended this worker for good."""
     torn_reads: int = 0
@@ -69,6 +75,16 @@ class WorkerRecord:
     """Seconds spent on checkpoints."""
     changes: list[tuple[float, int]] = field(default_factory=list)
     """When it asked for each change of the policy, and how many pushes it had made."""
+
+    @property
+    def numbered(self) -> list[tuple[int, Step]]:
+        """The steps that were not abandoned, with the numbers of their pushes."""
+        return [(step.number or number, step) for number, step in enumerate(self.pushed, start=1)]
+
+    @property
+    def last_push(self) -> int:
+        """The number of its last push, answered or not."""
+        return self.numbered[-1][0] if self.pushed else 0
 
     @property
     def pushed(self) -> list[Step]:
@@ -202,6 +218,8 @@ class Run:
     """Gradients that arrived at a server but were in no update when the run ended; one entry a chunk."""
     evicted: dict[str, float] = field(default_factory=dict)
     """When the others were told to go on without a worker."""
+    since: dict[str, list[int]] = field(default_factory=dict)
+    """The last round that a worker was not in, each time that it joined, as the others were told."""
     crashed: str = ""
     """The node whose crash has ended it, if the whole job is started again then."""
     unstopped: list[str] = field(default_factory=list)
@@ -219,6 +237,12 @@ class Run:
     """What came of its workload; `sim.learning.curve_of` fills it in."""
     _applied: set[Token] = field(default_factory=set, repr=False)
     _by_name: dict[str, WorkerRecord] = field(default_factory=dict, repr=False)
+
+    def is_through(self, worker: WorkerRecord) -> bool:
+        """Say whether a worker has taken all its steps, or has left in good order before that."""
+        if self.scenario.cluster.max_workers:
+            return worker.left or worker.number >= self.scenario.steps_of(worker.name)
+        return sum(step.answered for step in worker.steps) == self.scenario.steps_of(worker.name)
 
     @property
     def changes(self) -> list[ChangeSection]:

@@ -18,7 +18,7 @@ from aiokv.policy import get_policy
 from sim.assertions import LEARNED, OF_JOB, parse_assertion
 from sim.compute import Law, Recorded, read_trace
 from sim.decoding import closest, decode, mistake
-from sim.faults import AnyFault, Link, Nodes, Poison, Reset, Torn
+from sim.faults import AnyFault, Join, Leave, Link, Nodes, Poison, Reset, Torn
 from sim.models import MODELS
 from sim.problems import WORKLOADS
 from sim.sections import (
@@ -76,8 +76,14 @@ class Scenario(Section, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> list[str]:
-        """Names of the workers, by rank."""
-        return [f"worker-{rank}" for rank in range(self.cluster.workers)]
+        """Names of the workers, by rank; those that join come behind the others."""
+        return [f"worker-{rank}" for rank in range(self.cluster.workers)] + self.comers
+
+    @property
+    def comers(self) -> list[str]:
+        """Names of the workers that join while others train, in the order in which they come."""
+        joins = sorted((fault for fault in self.fault if isinstance(fault, Join)), key=lambda fault: fault.at)
+        return [name for join in joins for name in ([join.node] if isinstance(join.node, str) else join.node)]
 
     @property
     def servers(self) -> list[str]:
@@ -106,7 +112,13 @@ class Scenario(Section, frozen=True, kw_only=True):
         """The tensors of the model, or those that the file lists."""
         if self.job.model:
             return [TensorSection(key=name, shape=shape) for name, shape in MODELS[self.job.model]()]
-        return list(self.tensor)
+        everybody = tuple(range(self.cluster.workers))
+        if not self.comers:
+            return list(self.tensor)
+        # A group of all who are there from the beginning is everybody, also those who join.
+        return [
+            msgspec.structs.replace(tensor, group=()) if tensor.group == everybody else tensor for tensor in self.tensor
+        ]
 
     def select(self, nodes: Nodes) -> list[str]:
         """Return the names of the nodes that are meant.
@@ -198,6 +210,7 @@ def parse_scenario(content: bytes, file: str, changes: Sequence[tuple[str, Any]]
         _check_changes,
         _check_restarts,
         _check_times,
+        _check_joins,
         _check_names,
         _check_tensors,
         _check_trace,
@@ -288,6 +301,33 @@ def _check_times(scenario: Scenario) -> Found:
     return None
 
 
+def _check_joins(scenario: Scenario) -> Found:
+    """Look at the workers that come and go while others train."""
+    cluster, job, comers = scenario.cluster, scenario.job, scenario.comers
+    expected = [f"worker-{cluster.workers + number}" for number in range(len(comers))]
+    place = next((number for number, fault in enumerate(scenario.fault) if isinstance(fault, Join)), 0)
+    if comers != expected:
+        return f"fault[{place}].node", f"expected {', '.join(expected)}, in the order in which they come, got {comers}"
+    if comers and cluster.workers + len(comers) > cluster.max_workers:
+        most = cluster.workers + len(comers)
+        return "cluster.max_workers", f"expected {most}, for that many workers are there, got {cluster.max_workers}"
+    moves = comers or any(isinstance(fault, Leave) for fault in scenario.fault)
+    for path, is_set in (
+        ("change", scenario.change),
+        ("cluster.restarts", cluster.restarts),
+        ("job.cancel", job.cancel),
+        ("job.overlap", job.overlap),
+        ("job.save_every", job.save_every),
+        ("learning.workload", scenario.learning.workload != "none"),
+    ):
+        if moves and is_set:
+            return path, "the workers are the same from the beginning to the end there; leave out joins and leaves"
+    for policy in (get_policy(text) for text in scenario.policies):
+        if comers and not policy.admits:
+            return "policies", f"nobody can join a running job with {policy}; leave out the joins"
+    return None
+
+
 def _check_names(scenario: Scenario) -> Found:
     for table, workers in (("slow", list(scenario.slow)), ("uneven", list(scenario.uneven))):
         for name in workers:
@@ -306,7 +346,7 @@ def _check_names(scenario: Scenario) -> Found:
                 return f"fault[{number}].{field}", str(error)
         if isinstance(fault, Torn) and not set(names) <= set(scenario.servers):
             return f"fault[{number}].node", f"expected servers, got {fault.node!r}"
-        if isinstance(fault, Poison) and not set(names) <= set(scenario.workers):
+        if isinstance(fault, Poison | Leave) and not set(names) <= set(scenario.workers):
             return f"fault[{number}].node", f"expected workers, got {fault.node!r}"
     return None
 

@@ -40,6 +40,8 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     on_worker_loss: Literal["fail", "shrink", "respawn"] = "fail"
     respawn_timeout: Positive = 30.0
     min_workers: Count = 1
+    max_workers: Annotated[int, Meta(ge=0)] = 0
+    """Workers may join while others train until there are so many; 0: none."""
     reconnect_grace: Seconds = 0.0
     replication: Literal[1, 2] = 1
     """On how many servers every parameter is."""

@@ -6,7 +6,22 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Reset, Slow, Spot, Torn
+from sim.faults import (
+    Bursts,
+    Crash,
+    Hang,
+    HeartbeatLoss,
+    Join,
+    Late,
+    Leave,
+    Link,
+    Pause,
+    Poison,
+    Reset,
+    Slow,
+    Spot,
+    Torn,
+)
 from sim.pace import Pace
 
 if TYPE_CHECKING:
@@ -49,6 +64,8 @@ class Timeline:
     strikes: list[Strike] = field(default_factory=list)
     starts: dict[str, float] = field(default_factory=dict)
     """When a node is started, if it is not at the beginning."""
+    leaves: dict[str, int] = field(default_factory=dict)
+    """After how many steps a worker leaves."""
     paces: dict[str, Pace] = field(default_factory=dict)
     """How fast those workers compute whose speed changes."""
     disturbances: list[Disturbance] = field(default_factory=list)
@@ -87,8 +104,10 @@ def _add(  # noqa: C901, PLR0912 - one case for each kind
         case Pause(at=at, duration=duration):
             timeline.strikes.append(Strike(at, node, "pause", duration))
             timeline.pace(node, seed).pauses.append((at, at + duration))
-        case Late(at=at):
+        case Late(at=at) | Join(at=at):
             timeline.starts[node] = at
+        case Leave(after=after):
+            timeline.leaves[node] = after
         case Spot():
             timeline.strikes += _spot(fault, node, stream)
         case Slow():

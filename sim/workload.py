@@ -57,6 +57,10 @@ class Worker:
     """How all workers save together."""
     expiry: Expiry | None = None
     """Tells when a computation is to be abandoned, if any is."""
+    is_complete: Callable[[], bool] = lambda: True
+    """Tells whether all are there who are to be there from the beginning."""
+    leaves_after: int | None = None
+    """It leaves after so many steps."""
     flights: Flights = field(default_factory=Flights)
     """Knows when something from or to it is under way."""
     _tensors: list[TensorSection] = field(init=False)
@@ -74,12 +78,16 @@ class Worker:
         try:
             if start > env.now:
                 yield start - env.now
+            until = env.now + cluster.join_timeout
+            while record.name in self.scenario.comers and not self.is_complete() and env.now < until:
+                # Before that it would take the place of one of them.
+                yield cluster.heartbeat
             if is_first:
                 record.begun = record.ended = env.now
             yield from finish(node.call(Join(node.new_call(), cluster.join_timeout)))
             record.rank = session.rank
             yield from self._initialise(node, record.rank)
-            if cluster.on_worker_loss == "respawn":
+            if cluster.on_worker_loss == "respawn" or cluster.max_workers:
                 yield from self._go_on(node, session)
             self._begin(env.now, is_first)
             yield from self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)
@@ -96,6 +104,10 @@ class Worker:
             node.freeze()
             return
         try:
+            if record.left:
+                yield from finish(node.call(Depart(node.new_call(), cluster.call_timeout, drains=True)))
+                node.stop(f"{node.name} has left")
+                return
             if self.scenario.steps_of(record.name) < self.scenario.steps and record.error is None:
                 yield from finish(node.call(Finish(node.new_call(), cluster.call_timeout)))
                 yield self.scenario.job.linger
@@ -117,6 +129,10 @@ class Worker:
         yield from finish(node.call(GoOn(node.new_call(), self.scenario.cluster.call_timeout)))
         if session.clock:
             yield from finish(self._exchange(node, Operation.PULL, self._tensors, 0))
+        self.record.number = session.pushes
+        if 0 < session.since == session.clock:
+            # It joins, maybe again: the others have gone on without it, whatever became of its last push.
+            return
         done = sum(step.answered for step in self.record.steps)
         for step in self.record.steps:
             if not step.answered and not step.cancelled:
@@ -134,7 +150,10 @@ class Worker:
 
     @property
     def _steps_left(self) -> int:
-        return self.scenario.steps_of(self.record.name) - sum(step.answered for step in self.record.steps)
+        steps = self.scenario.steps_of(self.record.name)
+        if self.scenario.cluster.max_workers:
+            return steps - self.record.number
+        return steps - sum(step.answered for step in self.record.steps)
 
     def _compute(self, env: simpy.Environment, seconds: float, step: Step) -> Waiting:
         if self.pace is None:
@@ -160,13 +179,17 @@ class Worker:
         record.steps.append(step)
 
     def _train(self, env: simpy.Environment, node: Node) -> Waiting:
-        record, job, pushes = self.record, self.scenario.job, len(self.record.pushed)
+        record, job = self.record, self.scenario.job
+        # Who has joined goes on from the number of the others.
+        joins = self.scenario.cluster.max_workers > 0
+        pushes = record.number if joins else len(record.pushed)
         saves = job.checkpoint_interval > 0 or job.save_every > 0
         for _ in range(self._steps_left):
             if saves:
                 yield from self._save(env)
                 yield from self._save_together(env, node)
             step = Step(env.now, math.nan, math.nan, answered=False)
+            step.number = pushes + 1
             try:
                 if self.expiry is not None:
                     yield from self._compute_or_cancel(env, node, self.expiry, next(self.times), step)
@@ -185,15 +208,19 @@ class Worker:
                 if error is not None:
                     raise error
                 step.answered = True
-                if job.barrier_every and (len(record.steps) + 1) % job.barrier_every == 0:
+                taken = step.number if joins else len(record.steps) + 1
+                if job.barrier_every and taken % job.barrier_every == 0:
                     yield from self._meet(env, node, step)
                 if self.changes:
                     yield from self._change(env, node, step)
             finally:
                 self._ended(env, step)
             if not step.cancelled:
-                pushes += 1
+                record.number = pushes = pushes + 1
             self._stepped(step, pushes)
+            if len(record.steps) == self.leaves_after:
+                record.left = True
+                return
 
     def _compute_or_cancel(
         self, env: simpy.Environment, node: Node, expiry: Expiry, seconds: float, step: Step

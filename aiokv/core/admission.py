@@ -42,13 +42,17 @@ class Party(Record):
 
 
 class Entrant(Record, eq=False):
-    """A worker that wants to count. Its `clock` is the boundary that was asked for last; `fixed`: it is in a view."""
+    """A worker that wants to count. Its `clock` is the boundary that was asked for last; `fixed`: it is in a view.
+
+    Where no worker `meets` others, in no key, nobody has to be past the boundary.
+    """
 
     name: str
     rank: Rank
     waits: float
     clock: int = 0
     fixed: bool = False
+    meets: bool = False
     silent: dict[str, None] = field(default_factory=dict)
     """Who has not said yet whether it can be."""
     passed: dict[Rank, None] = field(default_factory=dict)
@@ -159,6 +163,8 @@ class Admissions:
         self._newest = max(self._newest, answer.newest)
         self._made = max(self._made, answer.newest) if is_server else self._made
         entrant = self._first
+        if entrant is not None and answer.clock == entrant.clock:
+            entrant.meets = entrant.meets or answer.waits
         if entrant is None or entrant.fixed or answer.clock != entrant.clock or name not in entrant.silent:
             return []
         if answer.reason:
@@ -180,7 +186,7 @@ class Admissions:
         return self._look(entrant)
 
     def _is_late(self, entrant: Entrant, party: Party) -> bool:
-        return party.rank is not None and party.rank not in entrant.passed
+        return entrant.meets and party.rank is not None and party.rank not in entrant.passed
 
     def _look(self, entrant: Entrant) -> list[Effect]:
         if self.verdict is not None or any(self._is_late(entrant, party) for party in self._parties):

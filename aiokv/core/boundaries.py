@@ -59,7 +59,8 @@ class Boundaries:
         newest = max([self._checkpoints.newest, *past, *made])
         if newest <= message.clock:
             self.announced = message
-        return m.BoundaryClock(message.clock, newest)
+        waits = any(chunk.policy.in_step or chunk.gate is not None for chunk in chunks)
+        return m.BoundaryClock(message.clock, newest, waits=waits)
 
     def enter(self, rank: Rank, roster: Roster, now: float) -> list[Chunk]:
         """Let a rank go on from the first of its rounds, if it has not begun with it; return the chunks concerned."""

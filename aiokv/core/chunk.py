@@ -276,9 +276,10 @@ class Chunk(Record, eq=False):
         """Let a rank count from now on, whose first push has the clock after `since`."""
         members = self.members(roster)
         others = [self.count(other, self.reflected.get(other, 0)) for other in members if other != rank]
-        # It begins with the next round; without rounds, beside the slowest, and with one number in all chunks.
+        # It begins with the next round. Without rounds it has the same number in all chunks, and is where the slowest
+        # is, but not beyond the boundary.
         number = self.version if self.policy.in_step else since
-        count = number - self.since if self.policy.in_step else min(others, default=0)
+        count = number - self.since if self.policy.in_step else min([since, *others])
         self.pushed[rank] = self.reflected[rank] = number
         self.before[rank], self.clocks[rank] = number - count, since
         if self.reads is not None:

@@ -315,6 +315,11 @@ class Directory:
             return 0
         return known.bundle.pushed if known.bundle else known.pushed
 
+    @property
+    def most(self) -> int:
+        """The most pushes of a key."""
+        return max((self.pushed(key) for key in self._known), default=0)
+
     def counted(self, key: Key) -> int:
         """Return how often a key was pushed, what was before a load included."""
         pushed = self.pushed(key)
@@ -370,7 +375,8 @@ class Directory:
     def admit(self, clock: int, counts: Sequence[tuple[Key, m.Pushes]]) -> int:
         """Count the first pushes from those of the others, behind a clock; return how many steps these have made.
 
-        Keys may have been pushed a different number of times.
+        Keys may have been pushed a different number of times. The others have made fewer steps than to the clock if all
+        of them have left before it.
         """
         self.clock = clock
         numbers = {key: made.count for key, made in counts}
@@ -379,9 +385,9 @@ class Directory:
             known.pushed, known.clock = number, clock
             if known.bundle is not None:
                 known.bundle.pushed = number
-        behind = clock - max(numbers.values())
-        self._earlier = dict.fromkeys(numbers, behind) if behind else {}
-        return clock
+        step = max(numbers.values())
+        self._earlier = dict.fromkeys(numbers, clock - step) if clock != step else {}
+        return step
 
     def _begin_push(self, key: Key) -> Pushed:
         if self._going_on:

@@ -160,6 +160,17 @@ class Session:
         return self._directory.clock
 
     @property
+    def pushes(self) -> int:
+        """The most pushes of a key, with those that others made before this worker joined."""
+        return self._directory.most
+
+    @property
+    def since(self) -> int:
+        """The clock after which this worker counts in rounds; 0: from the beginning, or that is not known yet."""
+        entry = self._roster.entry(self._rank)
+        return entry.since if entry is not None else 0
+
+    @property
     def pending(self) -> int:
         """How many requests are not answered yet."""
         return self._calls.pending
@@ -600,9 +611,8 @@ class Session:
             return effects
         self._going_on = None
         try:
-            entry = self._roster.entry(self._rank)
-            if self._joins and entry is not None:
-                done.result = self._directory.admit(entry.since, done.result)
+            if self._joins:
+                done.result = self._directory.admit(self.since, done.result)
                 self._joins = False
             else:
                 done.result = self._directory.go_on(done.result)

@@ -1059,12 +1059,13 @@ class Boundary(Message):
 class BoundaryClock(Message):
     """The newest clock that this node has gone to; it is beyond the one that was asked for if that is too early.
 
-    A `reason` says why nobody can join at all.
+    A `reason` says why nobody can join at all. A server says whether with any of its keys a worker `waits` for others.
     """
 
     clock: int
     newest: int
     reason: str = ""
+    waits: bool = False
 
 
 class Passed(Message):

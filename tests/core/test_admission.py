@@ -45,7 +45,7 @@ def say(scheduler: Scheduler, name: str, message: m.Message) -> list[ef.Effect]:
 def agree(scheduler: Scheduler, clock: int, *names: str) -> None:
     """Let nodes agree to a boundary."""
     for name in names or EVERYBODY:
-        say(scheduler, name, m.BoundaryClock(clock, clock))
+        say(scheduler, name, m.BoundaryClock(clock, clock, waits=name == "server-0"))
 
 
 def enter(scheduler: Scheduler, name: str = "worker-2", timeout: float = 5.0) -> Asked:
@@ -80,6 +80,13 @@ def test_it_counts_behind_a_boundary_to_which_all_agree_and_is_told_when_all_are
     waiting = [scheduler.barrier("worker-0"), scheduler.barrier("worker-1")]
     assert waiting[0].pending
     assert scheduler.barrier("worker-2").answer == waiting[0].answer == m.Done()
+
+
+def test_where_no_key_goes_in_rounds_nobody_has_to_be_past_it(scheduler: Scheduler) -> None:
+    asked = enter(scheduler)
+    for name in EVERYBODY:
+        say(scheduler, name, m.BoundaryClock(1, 0))
+    assert asked.answer == m.Entered(1)
 
 
 def test_a_boundary_that_somebody_is_beyond_is_given_up_for_later_ones(scheduler: Scheduler) -> None:

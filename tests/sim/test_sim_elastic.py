@@ -1,0 +1,160 @@
+"""Simulated workers that join and leave while others train."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from aiokv.errors import ConfigError
+from sim.checks import find_violations
+from sim.cluster import simulate
+from sim.compute import Constant
+from sim.faults import Crash, Join, Leave
+from sim.progress import lacking_progress
+from sim.scenario import Scenario, parse_scenario
+from sim.sections import ClusterSection, JobSection, NetworkSection, TensorSection
+
+if TYPE_CHECKING:
+    from sim.record import Run, WorkerRecord
+
+STEPS = 10
+
+
+def elastic(*faults: Any, policy: str = "bsp", **cluster: Any) -> Run:
+    """Run two workers that take steps of a second, and those that the faults bring."""
+    settings: dict[str, Any] = {"workers": 2, "servers": 2, "max_workers": 4, "chunk_bytes": 64, "split_bytes": 32}
+    job = cluster.pop("job", JobSection())
+    scenario = Scenario(
+        policies=(policy,),
+        steps=STEPS,
+        cluster=ClusterSection(**{**settings, **cluster}),
+        compute=Constant(mean=1.0),
+        network=NetworkSection(latency=0.01),
+        tensor=(TensorSection(key="big", shape=(40,)), TensorSection(key="small", shape=(3,))),
+        fault=faults,
+        job=job,
+    )
+    run = simulate(scenario, policy, 1)
+    assert find_violations(run) == []
+    return run
+
+
+def worker(run: Run, number: int) -> WorkerRecord:
+    """Return what a worker has done."""
+    return run.worker_by_name[f"worker-{number}"]
+
+
+def rounds_of(run: Run, key: str = "big", start: int = 0) -> list[list[int]]:
+    """Return the ranks in each version of a chunk."""
+    return [update.ranks for update in run.updates if (update.key, update.start) == (key, start)]
+
+
+def test_scenario_65_a_worker_is_admitted_at_the_next_boundary_and_no_round_is_lost() -> None:
+    """It asks during the fourth step, so the rounds from the fifth or sixth on are those of three workers."""
+    run = elastic(Join(node="worker-2", at=3.5))
+    [since] = run.since["worker-2"]
+    assert since in (4, 5)
+    for key, start in dict.fromkeys((update.key, update.start) for update in run.updates):
+        assert rounds_of(run, str(key), start) == [[0, 1]] * since + [[0, 1, 2]] * (STEPS - since)
+    assert [len(worker(run, number).steps) for number in range(3)] == [STEPS, STEPS, STEPS - since]
+    assert lacking_progress(run) == []
+
+
+def test_the_others_wait_for_its_first_step_only() -> None:
+    """A step takes a second, and one of theirs has begun when the newcomer begins with its first."""
+    alone, joined = elastic(), elastic(Join(node="worker-2", at=3.5))
+    assert joined.elapsed - alone.elapsed < 1.2
+
+
+def test_two_come_one_after_the_other() -> None:
+    run = elastic(Join(node="worker-2", at=2.5), Join(node="worker-3", at=2.6))
+    sizes = Counter(map(len, rounds_of(run)))
+    assert sorted(sizes) == [2, 3, 4]
+    assert sum(sizes.values()) == STEPS
+    assert run.since["worker-2"] < run.since["worker-3"]
+
+
+def test_a_worker_leaves_behind_its_open_round_and_nobody_waits_for_it() -> None:
+    run = elastic(Leave(node="worker-1", after=4))
+    assert rounds_of(run) == [[0, 1]] * 4 + [[0]] * (STEPS - 4)
+    assert worker(run, 1).left
+    assert run.elapsed == pytest.approx(elastic().elapsed, abs=0.2)
+
+
+def test_below_the_minimum_the_job_waits_for_who_joins() -> None:
+    """It goes on with the fifth round as soon as another one counts; that one was started ten seconds later."""
+    run = elastic(Leave(node="worker-1", after=4), Join(node="worker-2", at=14.5), min_workers=2)
+    assert rounds_of(run) == [[0, 1]] * 4 + [[0, 2]] * (STEPS - 4)
+    assert run.elapsed > 14.5 + STEPS - 4
+
+
+def test_a_worker_that_was_evicted_joins_again() -> None:
+    crash = Crash(node="worker-1", at=3.5, restart=1.0)
+    run = elastic(crash, on_worker_loss="shrink", death_timeout=3.0, heartbeat=0.5)
+    sizes = [len(ranks) for ranks in rounds_of(run)]
+    assert sizes == [2] * 3 + [1] * (len(sizes) - 3 - sizes[3:].count(2)) + [2] * sizes[3:].count(2)
+    assert 2 in sizes[4:]
+    assert lacking_progress(run) == []
+
+
+@pytest.mark.parametrize("policy", ["asp", "ssp:1"])
+def test_without_rounds_it_begins_at_once(policy: str) -> None:
+    run = elastic(Join(node="worker-2", at=3.5), policy=policy)
+    mine = [update for update in run.updates if update.ranks == [2] and update.key == "small"]
+    assert len(mine) == len(worker(run, 2).steps) >= STEPS - 6
+
+
+def test_barriers_open_with_those_who_count() -> None:
+    run = elastic(Join(node="worker-2", at=3.5), job=JobSection(barrier_every=1))
+    assert lacking_progress(run) == []
+
+
+def test_one_that_dies_while_it_joins_holds_nobody_up() -> None:
+    for at in (3.5, 3.6, 4.5, 5.1):
+        run = elastic(
+            Join(node="worker-2", at=3.4), Crash(node="worker-2", at=at), on_worker_loss="shrink", death_timeout=5.0
+        )
+        assert [len(worker(run, number).steps) for number in range(2)] == [STEPS, STEPS]
+
+
+TEXT = """
+policies = ["bsp"]
+steps = 5
+[cluster]
+workers = 2
+max_workers = 3
+[compute]
+law = "constant"
+mean = 1.0
+[[tensor]]
+key = "w"
+shape = [4]
+[[fault]]
+kind = "join"
+node = "worker-2"
+at = 2.5
+"""
+
+
+def test_a_file_says_who_joins() -> None:
+    scenario = parse_scenario(TEXT.encode(), "my.toml")
+    assert scenario.workers == ["worker-0", "worker-1", "worker-2"]
+    assert msgspec.structs.replace(scenario, fault=()).workers == ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("max_workers = 3\n", "", "cluster.max_workers: expected 3, for that many workers are there, got 0"),
+        ('node = "worker-2"', 'node = "worker-7"', "fault[0].node: expected worker-2, in the order in which they come"),
+        ('["bsp"]', '["k_sync:1"]', "policies: nobody can join a running job with k_sync:1"),
+        ("max_workers = 3", "max_workers = 3\nrestarts = 1", "cluster.restarts: the workers are the same"),
+    ],
+)
+def test_a_file_that_can_not_be(before: str, after: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_scenario(TEXT.replace(before, after).encode(), "my.toml")
+    assert problem in str(caught.value)
