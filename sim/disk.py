@@ -87,7 +87,8 @@ class Disk:
 
     def _check(self, place: str, state: ChunkState) -> None:
         """Compare what a checkpoint says of pushes with the updates that were made by then."""
-        ranks = {worker.name: worker.rank for worker in self._run.workers}
+        # Who has not joined in the end does not know its rank; those go by the names.
+        ranks = {one.name: one.rank if one.rank >= 0 else rank for rank, one in enumerate(self._run.workers)}
         made: dict[int, list[int]] = {}
         for update in self._run.updates:
             if update.key == state.key and update.version <= state.version and update.start in (state.start, -1):
