@@ -151,8 +151,8 @@ def test_a_mistake_is_named_with_its_line_and_what_was_expected(old: str, new: s
         ),
         (
             '[[fault]]\nkind = "crsh"\nnode = "worker-1"\nat = 1',
-            "my.toml, line 19: fault[0].kind: expected crash, hang, pause, late, join, leave, slow, bursts, spot, link, "
-            "reset, heartbeat-loss, poison, torn, got 'crsh'; did you mean 'crash'?",
+            "my.toml, line 19: fault[0].kind: expected crash, hang, pause, late, join, leave, slow, bursts, spot, "
+            "link, reset, heartbeat-loss, poison, torn, got 'crsh'; did you mean 'crash'?",
         ),
         (
             '[[fault]]\nkind = "crash"\nnode = "worker1"\nat = 1',
