@@ -65,6 +65,7 @@ from aiokv.core.stimuli import (
 from aiokv.core.tallies import Tallies
 from aiokv.core.waiting import Wait
 from aiokv.core.whole_calls import WholeCall, WholeCalls
+from aiokv.core.worker_links import WorkerLinks
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
@@ -74,7 +75,7 @@ from aiokv.errors import (
     StaleEpochError,
     from_code,
 )
-from aiokv.types import SCHEDULER, STANDBY, Incarnation, Key, Peer, Rank, Role, TensorSpec
+from aiokv.types import SCHEDULER, STANDBY, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -88,13 +89,6 @@ PARKABLE = (
     *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer, m.SetPolicy, m.AwaitRound),
 )
 """Requests that may have to wait."""
-
-GONE = ("lost", "evicted")
-"""States of workers without whom the others have gone on, or have given up."""
-
-HERE = ("alive", "away", "finished", "joining")
-"""States of workers that may connect: one that is away may only have lost its connection to the scheduler."""
-
 
 KEEPS_COPY = 60.0
 """Seconds for which a standby stays without a server and without a scheduler."""
@@ -123,11 +117,7 @@ class Coordinator:
             raise ValueError(f"a coordinator joins as a server, not as a {joiner.role}")
         self._joiner = joiner
         self._roster = Roster()
-        self._ranks: dict[Peer, Rank] = {}
-        self._peers: dict[Rank, tuple[Peer, Incarnation]] = {}
-        """The connection over which a worker has said who it is last, and which process it is."""
-        self._stale: dict[Peer, str] = {}
-        """Connections of processes in whose place there is a later one, and what they are told."""
+        self._workers = WorkerLinks()
         self._once = Once()
         self._attaching: dict[RequestName, AnyAttach] = {}
         self._catalog = Catalog()
@@ -229,7 +219,7 @@ class Coordinator:
     def _link_event(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
             case PeerLost(peer, reason):
-                self._stale.pop(peer, None)
+                self._workers.ended(peer)
                 return self._peer_lost(peer, reason, now)
             case Connected(peer) if peer == SCHEDULER:
                 registers = self._joiner.on_connected(now)
@@ -575,66 +565,32 @@ class Coordinator:
             for older in self._neighbours.attach(peer, message):
                 effects += self._cut(older, "its server has connected again", now)
             return effects
-        error = self._refusal(message)
+        error = self._workers.refusal(message, self._roster)
         if error is not None:
             return [Refuse(peer, request, error)]
-        older, _ = self._peers.get(message.rank, (peer, 0))
-        self._ranks[peer], self._peers[message.rank] = message.rank, (peer, message.incarnation)
+        before = self._workers.attach(peer, message)
         self._once.attached(message.rank, message.incarnation)
         self._alone_since = None
         effects = [Send(peer, request, m.Done())]
-        if older != peer:
-            effects += self._cut(older, "its worker has connected again", now)
+        if before is not None:
+            effects += self._cut(before, "its worker has connected again", now)
         return effects
 
     def _cut(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """Close a connection. What still comes over it must not count."""
         return [Disconnect(peer, reason), *self._peer_lost(peer, reason, now)]
 
-    def _refusal(self, message: m.Attach) -> AiokvError | None:
-        """Return why a worker is not the one that the view knows, if it is not."""
-        entry = self._roster.entry(message.rank)
-        label = f"{message.name} (rank {message.rank})"
-        if entry is not None and entry.name == message.name and entry.state in GONE:
-            text = f"{label} was declared {entry.state}: {entry.reason}"
-            return StaleEpochError(text, ranks=[message.rank])
-        if entry is not None and entry.name == message.name and entry.incarnation > message.incarnation:
-            return StaleEpochError(f"{label} is a later process by now", ranks=[message.rank])
-        if entry is None or (entry.name, entry.incarnation) != (message.name, message.incarnation):
-            return MembershipError(f"{label} is no member of epoch {self._roster.epoch}", ranks=[message.rank])
-        if entry.state not in HERE:
-            text = f"{label} is not an alive member of epoch {self._roster.epoch}"
-            return MembershipError(text, ranks=[message.rank])
-        return None
-
     def _fence(self, now: float) -> list[Effect]:
         """Take nothing any more from processes in whose place the view has later ones; tell them so."""
         effects: list[Effect] = []
-        for rank, (peer, incarnation) in list(self._peers.items()):
-            entry = self._roster.entry(rank)
-            if entry is None or entry.incarnation == incarnation:
-                continue
-            self._stale[peer] = f"rank {self._roster.label(rank)} is a later process by now"
+        for peer, error in self._workers.fence(self._roster):
             waiting = [name for name in self._deadlines if name[0] == peer]
             effects += self._peer_lost(peer, "a later process has its place", now)
-            effects += [Refuse(*name, StaleEpochError(self._stale[peer], ranks=[rank])) for name in waiting]
+            effects += [Refuse(*name, error) for name in waiting]
         return effects
 
     def _rank_of(self, peer: Peer) -> Rank:
-        rank = self._ranks.get(peer)
-        if rank is None:
-            if peer in self._stale:
-                raise StaleEpochError(self._stale[peer])
-            raise MembershipError("this connection has not said which worker it is")
-        if rank in self._roster.lost:
-            # The others were told that it is lost: what a worker that comes to again sends must change nothing.
-            text = f"rank {self._roster.label(rank)} was declared lost: {self._roster.reason(rank)}"
-            raise StaleEpochError(text, ranks=[rank])
-        entry = self._roster.entry(rank)
-        if entry is not None and entry.state == "evicted":
-            text = f"the others have gone on without rank {self._roster.label(rank)}: {entry.reason}"
-            raise StaleEpochError(text, ranks=[rank])
-        return rank
+        return self._workers.rank_of(peer, self._roster)
 
     # --- calls that count as a whole ---
 
@@ -659,7 +615,7 @@ class Coordinator:
             effects = self._exchanges.requested(received, rank, self._roster, now)
         except AiokvError as error:
             effects = [*freed(received.slot), Refuse(received.peer, received.request, error)]
-        if received.peer not in self._ranks:
+        if received.peer not in self._workers:
             effects += self._exchanges.forget_peer(received.peer)
         return effects
 
@@ -670,9 +626,7 @@ class Coordinator:
             return self._neighbour_gone(peer, reason, now)
         if isinstance(self._twin, Standby):
             self._twin.forget_peer(peer)
-        rank = self._ranks.pop(peer, None)
-        if rank is not None and self._peers[rank][0] == peer:
-            del self._peers[rank]
+        self._workers.forget_peer(peer)
         self._once.forget_peer(peer)
         for name in [name for name in self._attaching if name[0] == peer]:
             del self._attaching[name]
@@ -714,7 +668,7 @@ class Coordinator:
         # A standby is of use as long as its primary is.
         serves = view is not None and any(entry.name in self._hosted for entry in view.servers)
         holds = isinstance(self._twin, Standby) and self._twin.peer is not None
-        of_use = bool(self._ranks) or serves or holds
+        of_use = bool(self._workers) or serves or holds
         is_alone = self._joiner.joined and not self._joiner.connected and not of_use
         self._alone_since = (self._alone_since if self._alone_since is not None else now) if is_alone else None
 
@@ -827,7 +781,7 @@ class Coordinator:
         calls = []
         for name, due in self._deadlines.times():
             wait = self._wait(name)
-            rank = self._ranks.get(name[0])
+            rank = self._workers.find(name[0])
             calls.append(wait.shown(rank, self._roster, due=due, now=now))
         return m.Waiting(self._roster.epoch, tuple(calls))
 

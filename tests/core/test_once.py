@@ -26,7 +26,7 @@ COMMAND = m.Command("statistics", {}, 5.0)
 
 def again(server: Server, asked: Asked, message: m.Message, peer: int = AGAIN) -> list[ef.Effect]:
     """Let rank 0 ask the same again over another connection; return what is answered there."""
-    if peer not in server.machine._ranks:
+    if peer not in server.machine._workers:
         assert server.attach(0, peer=peer).answer == m.Done()
     effects = server.machine.handle(st.Received(peer, asked.request, message), now=server.now)
     server.machine.validate()

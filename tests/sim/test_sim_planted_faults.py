@@ -27,6 +27,7 @@ from aiokv.core.rounds import Rounds
 from aiokv.core.session import Session
 from aiokv.core.steps import Steps
 from aiokv.core.whole_calls import WholeCalls
+from aiokv.core.worker_links import WorkerLinks
 from aiokv.policy.kofn import FirstK
 from aiokv.policy.ssp import Lead
 from aiokv.wire import messages as m
@@ -234,7 +235,7 @@ def let_deadlines_pass(original: Any) -> Any:
 
 
 def accept_whoever_is_lost(original: Any) -> Any:
-    return lambda self, peer: self._ranks[peer]
+    return lambda self, peer, roster: self._ranks[peer]
 
 
 def stay_in_the_first_epoch(original: Any) -> Any:
@@ -371,7 +372,7 @@ PLANTS: dict[str, tuple[Places, str]] = {
         "too late|never answered|longer than it may|did not end in time",
     ),
     "what a lost worker pushes is accepted": (
-        {(Coordinator, "_rank_of"): accept_whoever_is_lost},
+        {(WorkerLinks, "rank_of"): accept_whoever_is_lost},
         "although the worker (was|is) known to be lost",
     ),
     "an old epoch is accepted": (
