@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 HALF = 2
 
+FEW = 1024
+"""So many payloads may be remembered at least before those that are used up are forgotten."""
+
 
 class Holdings:
     """Refuses what is too much, before there is memory for it.
 
-    What is landed is added up, and what is used up is taken off when a limit seems to be reached: so it costs next to
-    nothing as long as there is room.
+    What is landed is added up, and what is used up is taken off when a limit seems to be reached, or when twice as many
+    payloads are remembered as were there the last time: so it costs next to nothing.
 
     Args:
         store: the server's memory.
@@ -32,6 +35,8 @@ class Holdings:
         self._landed: dict[Peer, dict[Slot, int]] = {}
         self._bytes: dict[Peer, int] = {}
         self._all = 0
+        self._count = 0
+        self._most_count = FEW
 
     def land(self, peer: Peer, nbytes: int) -> tuple[Slot, memoryview]:
         """Return a new slot and its memory, to be filled.
@@ -39,6 +44,8 @@ class Holdings:
         Raises:
             OverloadedError: it would be too much.
         """
+        if self._count >= self._most_count:
+            self._recount()
         if self._bytes.get(peer, 0) + nbytes > self.most_each or self._all + nbytes > self.most:
             self._recount()
             self._check("max_held_bytes_each", self._bytes.get(peer, 0), nbytes, self.most_each)
@@ -47,6 +54,7 @@ class Holdings:
         self._landed.setdefault(peer, {})[slot] = nbytes
         self._bytes[peer] = self._bytes.get(peer, 0) + nbytes
         self._all += nbytes
+        self._count += 1
         return slot, view
 
     def _recount(self) -> None:
@@ -57,6 +65,8 @@ class Holdings:
             if not left:
                 del self._landed[peer], self._bytes[peer]
         self._all = self._store.landed_bytes
+        self._count = sum(map(len, self._landed.values()))
+        self._most_count = max(FEW, 2 * self._count)
 
     @staticmethod
     def _check(limit: str, held: int, nbytes: int, most: int) -> None:

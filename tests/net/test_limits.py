@@ -12,7 +12,7 @@ import pytest
 import aiokv
 from aiokv.errors import OverloadedError, ServerLostError
 from aiokv.kernels import get_backend
-from aiokv.net.holdings import Holdings
+from aiokv.net.holdings import FEW, Holdings
 from aiokv.store.memory import ParameterStore
 from aiokv.wire.frames import HEADER_BYTES, decode_header, decode_message
 from aiokv.wire.messages import Goodbye
@@ -171,6 +171,15 @@ def test_the_table_of_a_server_that_lives_long_stays_small() -> None:
     for _ in range(10_000):
         store.free(holdings.land(1, 1 * KIB)[0])
     assert sum(len(slots) for slots in holdings._landed.values()) <= 100
+
+
+def test_the_table_stays_small_where_payloads_are_so_small_that_no_limit_is_ever_near() -> None:
+    store, holdings = make_holdings(0)
+    held = [holdings.land(1, 8)[0] for _ in range(3_000)]
+    for _ in range(20_000):
+        store.free(holdings.land(2, 8)[0])
+    assert sum(len(slots) for slots in holdings._landed.values()) <= 2 * len(held) + FEW
+    assert set(held) <= holdings._landed[1].keys()
 
 
 def test_the_default_is_half_of_the_machine() -> None:
