@@ -342,6 +342,11 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     click.option("--cluster", metavar="ID", help="Name of the cluster.  [default: a new one]"),
     click.option("--hosts", metavar="A,B", help="Start the servers and the workers on these hosts, in turn."),
     click.option(
+        "--join",
+        metavar="HOST:PORT",
+        help="Start workers only, which join the running job whose scheduler listens there (--max-workers).",
+    ),
+    click.option(
         "--remote",
         metavar="COMMAND",
         help="What runs a command on {host}, with the stdin that it has here.  [default: ssh -o BatchMode=yes {host}]",
@@ -359,6 +364,7 @@ def run(
     restarts: int | None,
     plugins: tuple[str, ...],
     hosts: str | None,
+    join: str | None,
     remote: str | None,
     resumes: bool,
     resume: str | None,
@@ -387,17 +393,20 @@ def run(
     Example:
       aiokv run --servers 2 --workers 4 -- python train.py --epochs 10
       aiokv run -s 2 -w 4 --hosts node1,node2 -- python train.py
+      aiokv run -w 2 --join HOST:PORT --cluster ID -- python train.py
     """
     import asyncio
     import secrets
 
-    from aiokv.config import load_config
+    from aiokv.config import load_config, parse_address
     from aiokv.launch import Job, LocalLauncher
     from aiokv.launch.base import resolve_command, unique_cluster
     from aiokv.launch.supervisor import Recovery
 
     port, prefix, cluster = settings.pop("port"), settings.pop("name_prefix"), settings.pop("cluster")
     environ = _environment()
+    if join is not None and cluster is None:
+        raise click.UsageError("--join needs the --cluster of the running job, and its AIOKV_TOKEN in the environment")
     resume = resume or ("latest" if resumes else None)
     config = load_config(environ=environ, plugins=plugins or None, resume=resume, **settings)
     config.check_replication(config.num_workers if config.colocate else None)
@@ -418,6 +427,7 @@ def run(
         token=config.token or secrets.token_hex(16),
         name_prefix=prefix,
         port=port,
+        joins=None if join is None else parse_address(join),
         **_placed(config, hosts, remote),
         timeout=timeout,
         recovery=Recovery(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import socket
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -65,6 +66,10 @@ class Job:
     bind_host: str = "127.0.0.1"
     port: int = 0
     """Where the scheduler listens; 0: any free port."""
+    joins: tuple[str, int] | None = None
+    """Where the scheduler of a running job listens, which the workers join. No other nodes are started then."""
+    label: str = field(default_factory=lambda: f"{socket.gethostname()}-run{os.getpid()}")
+    """Is in the names of workers that join, so that no others have them."""
     timeout: float | None = None
     hosts: Sequence[str] = ()
     """Where the servers run, and the workers, in turn; the scheduler runs here. Empty: all of them run here."""
@@ -89,6 +94,8 @@ class Job:
 
     def names(self) -> dict[str, Role]:
         """Return the names of all nodes with their roles: the scheduler, the servers, the workers."""
+        if self.joins is not None:
+            return {f"{self.name_prefix}worker-{self.label}-{index}": Role.WORKER for index in range(self.workers)}
         names = {self.scheduler_name(): Role.SCHEDULER}
         servers = 0 if self.colocate else self.servers
         names |= {f"{self.name_prefix}server-{index}": Role.SERVER for index in range(servers)}

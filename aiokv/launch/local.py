@@ -154,7 +154,11 @@ class LocalLauncher(Launcher):
     # --- steps ---
 
     async def _begin(self) -> None:
-        """Start the scheduler; the others follow when it says where it listens."""
+        """Start the scheduler; the others follow when it says where it listens, or at once where there is one."""
+        if self._job.joins is not None:
+            self._address = self._job.joins
+            self._steps.put_nowait(self._supervisor.scheduler_ready())
+            return
         life = self._supervisor.life
         self._after(self._job.start_timeout, lambda seconds: self._supervisor.not_ready(seconds, life))
         await self._start([self._job.scheduler_name()])
@@ -219,7 +223,10 @@ class LocalLauncher(Launcher):
             if self._job.colocate
             else f"{count(self._job.servers, 'server')} and {workers}"
         )
-        self._note("ready", f"scheduler listening on {address}; starting {nodes}", address=address)
+        text = f"scheduler listening on {address}; starting {nodes}"
+        if self._job.joins is not None:
+            text = f"starting {workers} to join the job at {address}"
+        self._note("ready", text, address=address)
         await self._start([name for name in self._roles if name not in self._nodes])
 
     async def _start(self, names: list[str]) -> None:

@@ -162,6 +162,7 @@ def test_it_goes_on_from_what_the_others_have_pushed(comer: Worker) -> None:
     (push,) = comer.transfer("push").sends
     assert isinstance(push.message, m.Push)
     assert (push.message.sequence, push.message.clock) == (8, 8)
+    assert (comer.machine.since, comer.machine.pushes, comer.machine.clock) == (7, 8, 8)
 
 
 def test_keys_that_were_pushed_less_often_keep_their_numbers(comer: Worker) -> None:
