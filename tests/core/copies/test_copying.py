@@ -10,6 +10,7 @@ import pytest
 from aiokv.codec import make_codec
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
+from aiokv.core.copying import Copying
 from aiokv.errors import PolicyError, SumOverflowError
 from aiokv.tensorfile import pack
 from aiokv.types import SCHEDULER, STANDBY
@@ -263,20 +264,29 @@ def test_process_that_takes_the_place_of_a_worker_reads_what_its_step_begins_wit
     assert world.value("w").tolist() == [-6, -6, -6]
 
 
-def test_link_that_ends_in_the_middle_of_a_step_with_earlier_values(make_world: Callable[..., World]) -> None:
-    """The whole chunk is sent again, and the value before it is not kept any longer."""
+def test_value_before_a_step_is_not_kept_when_the_chunk_is_sent_again(make_world: Callable[..., World]) -> None:
     world = make_world(0, on_worker_loss="respawn")
     world.run(once(init, rule("sgd", learning_rate=1.0), push, push))
     world.settle()
-    for peer in [peer for peer in world.primary.links if peer < STANDBY]:
-        world.close(world.primary, peer)
-        world.feed(world.primary, st.PeerLost(peer, "reset"), b"")
-    chunk = world.primary.machine._catalog.chunks["w", 0]
-    twin = world.primary.machine._twin
-    twin.renew(chunk)  # type: ignore[union-attr]
+    machine = world.primary.machine
+    assert isinstance(machine._twin, Copying)
+    machine._twin.renew(machine._catalog.chunks["w", 0])
+    world.feed(world.primary, st.Tick(), b"")
+    world.settle()
+    assert not there(world.standby).store._chunks["w", 0].earlier
     world.run(once(push))
     world.settle()
     assert world.value("w", node=world.standby).tolist() == [-6, -6, -6]
+
+
+def test_scheduler_that_does_not_know_hears_again_that_the_standby_is_ready(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    world.state = "filling"
+    world.publish()
+    world.settle()
+    assert world.state == "ready"
 
 
 # --- what it can't have ---
