@@ -13,14 +13,14 @@ import pytest
 from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.kernels import get_backend
 
-FOLDER = Path(__file__).with_name("simulated")
+MODULES = sorted(Path(__file__).with_name("simulated").glob("test_*.py"))
 
 
-def run_device_tests(*, simulated: bool) -> None:
-    """Run them in another process; fail with all its output."""
+def run_tests(module: Path, *, simulated: bool) -> None:
+    """Run a module in another process; fail with all its output."""
     untraced = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "120", FOLDER],
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "120", module],
         env=untraced | {"DEVICE_TESTS": "1", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -34,15 +34,17 @@ def run_device_tests(*, simulated: bool) -> None:
 
 
 @pytest.mark.timeout(330)
-def test_servers_in_the_simulator() -> None:
-    run_device_tests(simulated=True)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.stem))
+def test_servers_in_the_simulator(module: Path) -> None:
+    run_tests(module, simulated=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(330)
-def test_servers_on_a_device() -> None:
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.stem))
+def test_servers_on_a_device(module: Path) -> None:
     try:
         get_backend("cuda")
     except (ConfigError, MissingExtraError) as error:
         pytest.skip(str(error))
-    run_device_tests(simulated=False)
+    run_tests(module, simulated=False)
