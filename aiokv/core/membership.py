@@ -121,7 +121,7 @@ class Membership:
         joined = earliest(self._joining.next(), self._silent.next(), self._away.next(), self._parted.next())
         joined = earliest(joined, self._standbys.deadline())
         if self._rebuilding is not None:
-            joined = earliest(joined, self._rebuilding.until)
+            joined = earliest(joined, self._rebuilding.until, self._rebuilding.beat_at)
         waits = (self._barriers.deadline(), self._admissions.deadline())
         return earliest(joined, *waits, self._keeper.deadline(), self._end_by)
 
@@ -368,7 +368,9 @@ class Membership:
         """Take note of a node that registers while the cluster is rebuilt, or begin with that."""
         rebuilding = self._rebuilding
         if rebuilding is None:
-            rebuilding = self._rebuilding = Rebuilding(now + max(self._plan.death_timeout / 2, COME_BACK))
+            rebuilding = self._rebuilding = Rebuilding(
+                until=now + max(self._plan.death_timeout / 2, COME_BACK), beat_at=now + self._plan.heartbeat
+            )
             for member in list(self._members.values()):
                 # They want to join a cluster that is there already.
                 head = (member.role, member.name, member.incarnation, member.host, member.port)
@@ -722,6 +724,10 @@ class Membership:
             member = self._members[name]
             text = f"{member.reason}; nobody has taken its place within {self._plan.respawn_timeout:g} s"
             effects += self._lose(member, text, now)
+        if self._rebuilding is not None and now >= self._rebuilding.beat_at:
+            # Those who are back would take silence for a loss.
+            self._rebuilding.beat_at = now + self._plan.heartbeat
+            effects += [Send(one.peer, 0, m.Heartbeat()) for one in self._rebuilding.back.values()]
         if self._rebuilding is not None and now >= self._rebuilding.until:
             effects += self._rebuild(self._rebuilding, now)
         for name in self._parted.due(now):

@@ -23,12 +23,13 @@ class Registration(Record, eq=False):
 class Rebuilding(Record, eq=False):
     """What is known of a cluster whose nodes come back, until it goes on.
 
-    `until` is when those who are not back are given up. `back` are nodes of the cluster, by name, `later` others that
-    want to join; `asked` is the newest epoch of whose view somebody was asked, and `view` the newest that has come.
-    `said` is what nodes have told meanwhile besides.
+    `until` is when those who are not back are given up, `beat_at` when the others hear from the scheduler. `back` are
+    nodes of the cluster, by name, `later` others that want to join; `asked` is the newest epoch of whose view somebody
+    was asked, and `view` the newest that has come. `said` is what nodes have told meanwhile besides.
     """
 
     until: float
+    beat_at: float
     back: dict[str, Registration] = field(default_factory=dict)
     later: list[Registration] = field(default_factory=list)
     asked: int = 0
