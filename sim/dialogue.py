@@ -177,6 +177,15 @@ class Dialogue:
 
     # --- messages that leave ---
 
+    def unheard(self, node: str, peer: Peer, to: str, request: int, message: m.Message, now: float) -> None:
+        """A node sends a message over a connection that the other side has closed: an answer is one all the same."""
+        question = self._open[node][peer].get(request) if type(message) in _ANSWERS else None
+        if question is not None and isinstance(question.message, m.Barrier):
+            # The others are let through, too.
+            self.sent(node, peer, to, request, message, None, now)
+        elif question is not None:
+            self._forget(node, {request: self._open[node][peer].pop(request)}, now)
+
     def sent(
         self, node: str, peer: Peer, to: str, request: int, message: m.Message, payload: Payload | None, now: float
     ) -> None:

@@ -443,10 +443,12 @@ class Node:
             drop = self.drops.sent(peer, request, message, self._env.now)
             if drop is not None and self._checks is not None:
                 self._checks.on_drop(drop)
-        # What comes over a connection that the other side has closed is not looked at.
-        if self._checks is not None and not pipe.back.is_closed:
+        if self._checks is not None:
             to, now = pipe.target.name, self._env.now
-            self._checks.dialogue.sent(self.name, peer, to, request, message, payload, now)
+            if pipe.back.is_closed:
+                self._checks.dialogue.unheard(self.name, peer, to, request, message, now)
+            else:
+                self._checks.dialogue.sent(self.name, peer, to, request, message, payload, now)
         pipe.send(Packet(request, message, 0 if payload is None else _nbytes(payload, self._world.states)), priority)
 
     def _is_deaf(self) -> bool:

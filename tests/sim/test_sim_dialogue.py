@@ -112,6 +112,14 @@ def test_no_answer_at_all(heard: Heard) -> None:
     assert heard.found == ["server-0 to worker-0: Pull was never answered"]
 
 
+def test_answer_over_a_connection_that_the_other_side_has_closed_is_one(heard: Heard) -> None:
+    heard.ask(PULL)
+    heard.looks.unheard("server-0", 3, "worker-0", 5, m.Value(9), 1.0)
+    heard.looks.unheard("server-0", 3, "worker-0", 6, m.Value(9), 1.0)
+    heard.looks.finish(100.0)
+    assert heard.found == []
+
+
 def test_an_answer_to_nothing(heard: Heard) -> None:
     heard.answer(m.Value(0), 0)
     assert heard.found == ["server-0 to worker-0: Value answers nothing that is open"]
