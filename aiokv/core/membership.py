@@ -82,6 +82,8 @@ class Membership:
         """Names of members whose connection has ended, and which may make another one."""
         self._barriers = Barriers()
         self._admissions = Admissions()
+        self._early: dict[Peer, Registration] = {}
+        """Workers that want to join, and have come before the cluster is complete."""
         self._keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
         servers = self._here[Role.SERVER]
         how = (plan.replication, plan.elastic_servers, plan.death_timeout)
@@ -213,10 +215,15 @@ class Membership:
         known = self._members.get(message.name)
         if known is not None:
             return effects + self._return(known, peer, request, message, now)
-        if self._epoch and message.role is Role.WORKER and self._plan.max_workers:
+        is_worker = message.role is Role.WORKER
+        if self._epoch and is_worker and self._plan.max_workers:
             return self._take_in(None, peer, request, message, now)
         is_more = len(self._here[message.role]) >= wanted
         takes_more = message.role is Role.SERVER and (message.standby >= 0 or self._standbys.takes_spares)
+        if is_more and is_worker and len(self._early) < self._plan.max_workers - wanted:
+            # It joins as soon as all are there who are to be there from the beginning.
+            self._early[peer] = Registration(peer, request, message, now)
+            return [Log("info", f"{message.role} {message.name} is here, too; waiting for {self.missing}")]
         if is_more and not takes_more:
             text = f"all {wanted} places for a {message.role} are taken; {message.name!r} is one too many"
             raise ClusterFullError(text, expected=wanted)
@@ -480,7 +487,11 @@ class Membership:
             self._joining.discard(peer)
             self._silent.add(peer, now + self._plan.death_timeout)
         text = f"complete, workers: {self._plan.num_workers}, servers: {self._plan.num_servers}"
-        return [Log("info", text), *self._publish(now)]
+        effects: list[Effect] = [Log("info", text), *self._publish(now)]
+        early, self._early = self._early, {}
+        for one in early.values():
+            effects += self._received(one.peer, one.request, one.message, now)
+        return effects
 
     def _publish(self, now: float) -> list[Effect]:
         self._epoch += 1
@@ -631,6 +642,7 @@ class Membership:
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         member = self._by_peer.get(peer)
+        self._early.pop(peer, None)
         if self._rebuilding is not None:
             self._rebuilding.forget(peer)
         if member is None:

@@ -257,6 +257,16 @@ def test_as_many_as_may_be(scheduler: Scheduler) -> None:
     assert "the name 'worker-0' is taken by a member that is alive" in str(taken.error)
 
 
+def test_who_comes_before_the_cluster_is_complete_joins_when_it_is(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=1, servers=1, max_workers=3)
+    scheduler.form("worker-0", "worker-1", "worker-2")
+    assert isinstance(scheduler.register("worker-3").error, ClusterFullError)
+    scheduler.drop("worker-1")
+    scheduler.register("server-0")
+    entries = scheduler.views["worker-2"][-1].workers
+    assert [(each.name, each.state) for each in entries] == [("worker-0", "alive"), ("worker-2", "joining")]
+
+
 def test_a_place_that_was_left_is_taken_again(scheduler: Scheduler) -> None:
     scheduler.ask("worker-1", m.Leave())
     scheduler.register("worker-1", again=True, incarnation=7)
