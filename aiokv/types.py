@@ -111,7 +111,8 @@ class Tally:
     Attributes:
         applied: how many are in an update. In rounds of all workers nothing is counted.
         dropped: how many are in none, by reason: "late" (the round was closed without it), "stale" (too old).
-        staleness: how many were applied after so many versions since the one that was read.
+        staleness: how many were applied after so many versions since the one that was read; from 1,024 on they are put
+            together under powers of 2.
         waited: seconds for which the policy held reads back.
         duplicates: how many came more than once, because a connection was made again; they count once.
     """

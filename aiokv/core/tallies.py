@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from aiokv.types import Rank
 
 
+EXACT = 1024
+"""From this staleness on counts are put together: that of a worker which pushes and never reads grows without end."""
+
+
+def bucket(staleness: int) -> int:
+    """Return under which staleness a contribution is counted: its own, or from `EXACT` on the power of 2 below."""
+    return staleness if staleness < EXACT else 1 << staleness.bit_length() - 1
+
+
 class Tallies:
     """Counts by rank. In lockstep there is nothing to count: every contribution is made, and none is stale."""
 
@@ -29,7 +38,8 @@ class Tallies:
         for rank, behind in zip(ranks, staleness, strict=True):
             tally = self._of(rank)
             tally.applied += 1
-            tally.staleness[behind] = tally.staleness.get(behind, 0) + 1
+            counted = bucket(behind)
+            tally.staleness[counted] = tally.staleness.get(counted, 0) + 1
 
     def dropped(self, rank: Rank, reason: str) -> None:
         """Count a contribution that is in no update."""
