@@ -129,7 +129,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS), hs.integers(0, STEPS))
 def test_rounds_of_all_workers(
     make_world: Callable[..., World],
@@ -166,7 +166,7 @@ def disturb(world: World, disasters: list[tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["asp", "ssp:1", "dssp:1:2", "sync_switch:0.5:5"])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS))
 def test_other_policies(
     make_world: Callable[..., World], policy: str, seed: int, disasters: list[tuple[int, str]], again: int
