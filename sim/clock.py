@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from simpy.core import EmptySchedule, Environment, StopSimulation
 from simpy.events import NORMAL, URGENT, Event, EventPriority, Timeout
@@ -14,25 +15,44 @@ from sim.process import Process
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from sim.process import Future
+
+    Action = tuple[Callable[..., object], tuple[Any, ...]]
+    """What is called, with which arguments."""
+
     Entry = tuple[float, int, int, Callable[..., object], tuple[Any, ...]]
     """Time, priority and number of something that is to happen, and what is called with which arguments."""
+
+
+FEW: Final = 256
+"""So many entries, at least, are put in order one by one."""
 
 
 class Clock(Environment):
     """An environment in which everything happens in the same order as in SimPy's own, in less time.
 
     Most events are to happen at once. They stand in a line of their own: with thousands of workers, the heap of what is
-    to happen later would be rearranged for each of them.
+    to happen later would be rearranged for each of them. What is to happen later at this moment comes first: it was put
+    there at an earlier time, or is urgent.
+
+    A heap of thousands of entries is in no cache when the next one is taken out. So it stays small: when there are too
+    many in it, all are sorted, together with those that were sorted before.
     """
 
-    now: float = 0
+    now: float = 0.0
     """The time in seconds. SimPy's is a property, and every event reads it several times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._at_once: deque[Entry] = deque()
+        self._at_once: deque[Action] = deque()
         self._later: list[Entry] = []
         """A heap."""
+        self._sorted: list[Entry] = []
+        """The last one comes first."""
+        self._next = math.inf
+        """The earliest time of both."""
+        self._most = FEW
+        """So many may be in the heap."""
 
     def event(self) -> Event:
         """Return a new event, which somebody is to trigger."""
@@ -43,7 +63,7 @@ class Clock(Environment):
         """Return an event that happens after `delay` seconds, with a value."""
         return Timeout(self, delay, value)
 
-    def process(self, generator: Generator[Event | float, Any, Any]) -> Process:  # type: ignore[override]
+    def process(self, generator: Generator[Event | Future | float, Any, Any]) -> Process:  # type: ignore[override]
         """Return a process that begins at once."""
         return Process(self, generator)
 
@@ -55,10 +75,11 @@ class Clock(Environment):
             priority: one of SimPy's.
             delay: seconds from now.
         """
-        if not delay and priority == NORMAL:
-            self._at_once.append((self.now + delay, NORMAL, next(self._eid), _happen, (event,)))
+        now = self.now
+        if priority == NORMAL and now + delay == now:
+            self._at_once.append((_happen, (event,)))
         else:
-            heappush(self._later, (self.now + delay, priority, next(self._eid), _happen, (event,)))
+            self._enter((now + delay, priority, next(self._eid), _happen, (event,)))
 
     def after(self, delay: float, action: Callable[..., object], *arguments: Any) -> None:
         """Call something later; what is due at the same time happens in the order of these calls.
@@ -70,16 +91,35 @@ class Clock(Environment):
             action: is called.
             *arguments: what it is called with.
         """
-        if delay:
-            heappush(self._later, (self.now + delay, NORMAL, next(self._eid), action, arguments))
+        if delay and (time := self.now + delay) != self.now:
+            self._enter((time, NORMAL, next(self._eid), action, arguments))
         else:
-            self._at_once.append((self.now + delay, NORMAL, next(self._eid), action, arguments))
+            self._at_once.append((action, arguments))
+
+    def _enter(self, entry: Entry) -> None:
+        later = self._later
+        heappush(later, entry)
+        if entry[0] < self._next:  # noqa: PLR1730 - for every entry, and `min` takes twice as long
+            self._next = entry[0]
+        if len(later) > self._most:
+            self._sorted += later
+            self._sorted.sort(reverse=True)
+            later.clear()
+            self._most = max(FEW, len(self._sorted) // 2)
+
+    def _take(self) -> Entry:
+        """Take out what is next of all that is later."""
+        later, ordered = self._later, self._sorted
+        entry = heappop(later) if later and not (ordered and ordered[-1] < later[0]) else ordered.pop()
+        first = later[0][0] if later else math.inf
+        self._next = ordered[-1][0] if ordered and ordered[-1][0] < first else first
+        return entry
 
     def peek(self) -> float:
         """Return the time of the next event; infinity when there is none."""
         if self._at_once:
             return self.now
-        return self._later[0][0] if self._later else float("inf")
+        return self._next
 
     def step(self) -> None:
         """Let the next event happen.
@@ -87,11 +127,10 @@ class Clock(Environment):
         Raises:
             EmptySchedule: there is none.
         """
-        at_once, later = self._at_once, self._later
-        if at_once and not (later and later[0] < at_once[0]):
-            self.now, _, _, action, arguments = at_once.popleft()
-        elif later:
-            self.now, _, _, action, arguments = heappop(later)
+        if self._at_once and self._next > self.now:
+            action, arguments = self._at_once.popleft()
+        elif self._later or self._sorted:
+            self.now, _, _, action, arguments = self._take()
         else:
             raise EmptySchedule
         action(*arguments)
@@ -106,7 +145,7 @@ class Clock(Environment):
         Raises:
             RuntimeError: nothing is left, and the event has not happened.
         """
-        at_once, later = self._at_once, self._later
+        at_once, later, ordered = self._at_once, self._later, self._sorted
         if until is not None:
             if until.callbacks is None:
                 return until.value
@@ -114,10 +153,10 @@ class Clock(Environment):
         try:
             # As `step`; a call less for each event.
             while True:
-                if at_once and not (later and later[0][0] <= self.now and later[0] < at_once[0]):
-                    self.now, _, _, action, arguments = at_once.popleft()
-                elif later:
-                    self.now, _, _, action, arguments = heappop(later)
+                if at_once and self._next > self.now:
+                    action, arguments = at_once.popleft()
+                elif later or ordered:
+                    self.now, _, _, action, arguments = self._take()
                 else:
                     break
                 action(*arguments)

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from sim.timeline import Strike
 
 MAX_VALIDATED: Final = 64
-"""Up to so many workers the state machines check themselves after every event; they look at all that waits."""
+"""Up to so many workers the state machines check themselves; they look at all that waits."""
+
+VALIDATED: Final = 8
+"""They do so after so many events of each: what is wrong with them mostly stays."""
 
 PORT: Final = 9091
 """Every node is a host of its own, named like the node, and listens here."""
@@ -56,6 +59,7 @@ def simulate(
     *,
     on_step: Callable[[], None] = lambda: None,
     check: bool = True,
+    validated: int = VALIDATED,
     origin: Origin | None = None,
 ) -> Run:
     """Run a scenario once, until all nodes have stopped, or all workers have and the others do not follow in time.
@@ -66,6 +70,7 @@ def simulate(
         seed: equal seeds give equal runs, and equal step times under every policy.
         on_step: is called whenever a worker has completed a step.
         check: look after every event whether all that must hold does.
+        validated: with `check`, the state machines of small clusters check themselves too, each after so many events.
         origin: where the run begins in a job that is started again when it fails.
 
     Raises:
@@ -77,7 +82,7 @@ def simulate(
     # Nearly all that a run makes is freed by counting references; looking for cycles would take a third of the time.
     gc.disable()
     try:
-        return _Cluster(scenario, policy, seed, on_step, check, origin or Origin()).run()
+        return _Cluster(scenario, policy, seed, on_step, validated if check else 0, origin or Origin()).run()
     finally:
         if was_enabled:
             gc.enable()
@@ -90,7 +95,7 @@ class _Cluster:
         policy: str,
         seed: int,
         on_step: Callable[[], None],
-        check: bool,
+        validated: int,
         origin: Origin,
     ) -> None:
         self._scenario = scenario
@@ -105,14 +110,14 @@ class _Cluster:
         self._timeline = timeline
         self._origin = origin
         self._run = Run(scenario, policy, seed, poisoned=timeline.poisoned)
-        self._checks = Checks(self._run, strict=True) if check else None
+        self._checks = Checks(self._run, strict=True) if validated else None
         self._network = Network(
             self._env,
             scenario.network,
             rack_of=scenario.rack,
             disturbances=timeline.disturbances,
             seed=seed,
-            metered=check,
+            metered=validated > 0,
         )
         self._saves = Saves(self._run, self._checks)
         self._enough = self._env.event()
@@ -130,7 +135,7 @@ class _Cluster:
             Disk(self._run, scenario.cluster.checkpoint_write, timeline.torn),
             self._checks,
             self._count_update,
-            check and scenario.cluster.workers <= MAX_VALIDATED,
+            validated if scenario.cluster.workers <= MAX_VALIDATED else 0,
             self._host,
         )
         self._siblings: dict[str, list[str]] = {}
@@ -222,6 +227,8 @@ class _Cluster:
                 run.duplicates[rank] = run.duplicates.get(rank, 0) + tally.duplicates
         run.in_flight = [token for node in self._nodes.values() for token in node.in_flight]
         run.links = self._network.traffic()
+        for node in self._nodes.values():
+            node.validate()
         if self._checks is not None:
             self._checks.finish(self._network)
 
@@ -257,7 +264,8 @@ class _Cluster:
     def _start_server(self, name: str, standby: int = -1) -> Node:
         coordinator = Coordinator(self._joiner(Role.SERVER, name, standby))
         node = self._add_node(name, coordinator, listens=True)
-        node.server = coordinator
+        if self._scenario.cluster.replication > 1:
+            node.server = coordinator
         self._tallies.append((name, coordinator.tallies))
         if self._decides:
             node.drops = Drops(self._run, name)

@@ -44,7 +44,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 def wrong_with(scenario: Scenario, seed: int) -> str:
     """Run a scenario and return the first thing that is wrong with it in a sentence; nothing when all is well."""
     try:
-        run = simulate(scenario, scenario.policies[0], seed)
+        run = simulate(scenario, scenario.policies[0], seed, validated=1)
     except Exception as error:  # noqa: BLE001 - whatever a bug raises is what is looked for
         return " ".join(f"{type(error).__name__}: {error}".split())
     return next(iter(lacking_progress(run)), "")

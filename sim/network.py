@@ -8,7 +8,6 @@ their connections share, and then the latency of the way. What has left arrives 
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokv.core.effects import URGENT
@@ -34,7 +33,7 @@ HEAD_BYTES: Final = 64
 Address = tuple[str, int]
 
 
-class Packet(Record, eq=False):
+class Packet(Record, eq=False, gc=False):
     """A message under way."""
 
     request: int
@@ -83,6 +82,7 @@ class Pipe:
         "back",
         "delivered",
         "flights",
+        "is_attached",
         "messages",
         "peer",
         "sent",
@@ -99,13 +99,16 @@ class Pipe:
         self._fixed = way.fixed
         self._queue: SendQueue[Packet] = SendQueue()
         self._moving: Packet | None = None
-        self._items: deque[Packet | Closing] = deque()
+        self._items: list[Packet | Closing] = []
+        """What has left the sender; mostly one, and a `deque` would take 700 bytes for it."""
         self._last = 0.0
         self._closed = False
         self._closing: Closing | None = None
         self.target = target
         self.flights: Flights | None = None
         """Is told of every message from its sending to its arrival."""
+        self.is_attached = False
+        """Whether the node that sends over it takes in what comes back."""
         self.peer: Peer = 0
         self.back: Pipe = self
         self.sent = 0
@@ -125,7 +128,12 @@ class Pipe:
         if self.flights is not None:
             self.flights.enter(self._env.now)
         if self._fabric is None:
-            self._leave(packet)
+            if self._fixed is None:
+                self._leave(packet)
+            else:
+                # As `_leave`, which would be a call for each message.
+                self._items.append(packet)
+                self._env.after(self._fixed, self._deliver)
             return
         self._queue.add(packet, priority)
         if self._moving is None:
@@ -196,8 +204,8 @@ class Pipe:
             env.after(delay, self._deliver)
 
     def _deliver(self) -> None:
-        item = self._items.popleft()
-        if isinstance(item, Packet):
+        item = self._items.pop(0)
+        if type(item) is Packet:
             self.delivered += HEAD_BYTES + item.nbytes
             if self._meter is not None:
                 self._meter.leave(self._env.now, item.sent)

@@ -12,17 +12,17 @@ from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 from sim.ledger import Ledger
 from sim.network import Closing, Packet, Pipe
+from sim.process import Future
 from sim.record import DivideRecord, LogRecord, UpdateRecord
 from sim.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import simpy
-
     from aiokv.core.coordinator import Coordinator
     from aiokv.core.effects import Effect
     from aiokv.core.stimuli import Stimulus
+    from aiokv.errors import AiokvError
     from aiokv.types import Key, Peer, Version
     from sim.checks import Checks
     from sim.clock import Clock
@@ -84,8 +84,8 @@ class World:
     """What is asked after every event whether all is well."""
     on_update: Callable[[UpdateRecord], None] = lambda update: None
     """Is called after every update of a chunk."""
-    validates: bool = False
-    """Whether the state machines check themselves after every event, too."""
+    validated: int = 0
+    """After so many events of its own a state machine checks itself, too; 0: never."""
     host: Callable[[Node, int, str], None] = lambda host, index, name: None
     """Starts a standby in the process of a node."""
     standing: Standing = field(init=False)
@@ -158,19 +158,22 @@ class Node:
         self._world = world
         self._env = world.env
         self._machine = machine
-        self._inbox: deque[Stimulus] = deque()
+        self._handle = machine.handle
+        self._inbox: list[Stimulus] = []
+        """What comes while it handles something else; hardly ever anything."""
         self._handling = False
         self._pipes: dict[Peer, Pipe] = {}
         self._attempts: dict[Peer, object] = {}
         """The newest attempt to connect under each number."""
         self._accepted = 0
-        self._calls: dict[int, simpy.Event] = {}
+        self._calls: dict[int, Future] = {}
         self._call = 0
         self._timer: float | None = None
         self._store_free_at = 0.0
         self._trace = world.trace
         self._checks = world.checks
-        self._validates = world.validates
+        self._validated = world.validated
+        self._unvalidated = 0
         self._works = world.service.takes_time
         self._flights = flights
         self._pauses = 0
@@ -209,20 +212,19 @@ class Node:
         self._call += 1
         return self._call
 
-    def call(self, stimulus: Call) -> simpy.Event:
-        """Begin a call; the event's value is None when the call succeeds, and the error when it fails.
-
-        The event itself never fails: SimPy hands a copy of the exception to who waits, without its details.
-        """
-        event = self._calls[stimulus.call] = self._env.event()
+    def call(self, stimulus: Call) -> Future:
+        """Begin a call; the future's value is None when the call succeeds, and the error when it fails."""
+        future = self._calls[stimulus.call] = Future(self._env)
         if self._checks is not None:
-            what, node, call = type(stimulus).__name__, self.name, stimulus.call
-            dialogue, now = self._checks.dialogue, self._env.now
-            dialogue.called(node, call, what, stimulus.timeout, now)
-            assert event.callbacks is not None, "a new event has not happened yet"
-            event.callbacks.append(lambda _: dialogue.returned(node, call, self._env.now))
+            what, now = type(stimulus).__name__, self._env.now
+            self._checks.dialogue.called(self.name, stimulus.call, what, stimulus.timeout, now)
         self.deliver(stimulus)
-        return event
+        return future
+
+    def _returned(self, call: int, error: AiokvError | None) -> None:
+        if self._checks is not None:
+            self._checks.dialogue.returned(self.name, call, self._env.now)
+        self._calls.pop(call).finish(error)
 
     def stop(self, reason: str) -> None:
         """End the node: its connections close, and it takes in nothing more."""
@@ -269,42 +271,57 @@ class Node:
         """Take the pipe to a node that connects, and return the number that it gets here."""
         peer = self._accepted
         self._accepted += 1
-        self._pipes[peer] = pipe
+        self._attach(peer, pipe)
         return peer
+
+    def _attach(self, peer: Peer, pipe: Pipe) -> None:
+        self._pipes[peer] = pipe
+        pipe.is_attached = True
+
+    def _detach(self, peer: Peer) -> Pipe | None:
+        pipe = self._pipes.pop(peer, None)
+        if pipe is not None:
+            pipe.is_attached = False
+        return pipe
 
     def arrive(self, peer: Peer, pipe: Pipe, item: Packet | Closing) -> None:
         """Take what came from a peer; what comes over a connection that is closed here is dropped."""
         if self._pauses:
             self._waiting.append(lambda: self.arrive(peer, pipe, item))
             return
-        if not self.alive or self._pipes.get(peer) is not pipe:
+        if not self.alive or not pipe.is_attached:
             return
-        if not isinstance(item, Packet):
-            del self._pipes[peer]
+        if type(item) is not Packet:
+            self._detach(peer)
             if self._checks is not None:
                 self._checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now)
-            self.deliver(st.PeerLost(peer, item.reason))
+            self.deliver(st.PeerLost(peer, item.reason))  # type: ignore[union-attr]
             return
-        message = item.message
+        request, message, nbytes = item.request, item.message, item.nbytes
+        # Types are not looked at by `isinstance`, which takes five times as long to say no.
         if self.drops is not None:
-            self.drops.arrived(peer, item.request, message, pipe.target.name)
-        # Not by `isinstance`, which takes five times as long to say no.
+            self.drops.arrived(peer, request, message, pipe.target.name)
+        if self._checks is not None:
+            self._checks.dialogue.arrived(self.name, peer, pipe.target.name, request, message, self._env.now)
+        slot = None
         if type(message) is m.Value:
             # A worker asks again for parts that are older than others.
             self.read = message.version if self.read is None else max(self.read, message.version)
-        if self._checks is not None:
-            self._checks.dialogue.arrived(self.name, peer, pipe.target.name, item.request, message, self._env.now)
-        slot = None
-        if isinstance(message, _COPIES):
-            place = (message.key if isinstance(message, m.Replicate) else message.keys[0], message.start)
-            self._world.standing.arrived(place, message.version, self._env.now)
-        if item.nbytes and type(message) in _LANDING:
-            sequence = message.sequence if isinstance(message, _PUSHES) else 0
-            # What a primary sends is in its own ledger.
-            slot = self.ledger.land(*[] if isinstance(message, _COPIES) else [(pipe.target.name, sequence)])
-            if self._works:
-                self._work(self._world.service.receive(item.nbytes))
-        self.deliver(st.Received(peer, item.request, message, slot, item.nbytes))
+        elif type(message) in _LANDING:
+            if isinstance(message, _PUSHES):
+                tokens = [(pipe.target.name, message.sequence)]
+            elif isinstance(message, _COPIES):
+                place = (message.key if isinstance(message, m.Replicate) else message.keys[0], message.start)
+                self._world.standing.arrived(place, message.version, self._env.now)
+                # What a primary sends is in its own ledger.
+                tokens = []
+            else:
+                tokens = [(pipe.target.name, 0)]
+            if nbytes:
+                slot = self.ledger.land(*tokens)
+                if self._works:
+                    self._work(self._world.service.receive(nbytes))
+        self.deliver(st.Received(peer, request, message, slot, nbytes))
 
     # --- the state machine's side ---
 
@@ -316,9 +333,9 @@ class Node:
             self._inbox.append(stimulus)
             return
         self._handling = True
-        now, machine, inbox = self._env.now, self._machine, self._inbox
+        now, inbox = self._env.now, self._inbox
         while True:
-            effects = machine.handle(stimulus, now=now)
+            effects = self._handle(stimulus, now=now)
             if self.server is not None and self.server.waits_for_standby != self._waited:
                 self._waited = not self._waited
                 if not self._waited and self.server.serves:
@@ -326,33 +343,49 @@ class Node:
             if effects:
                 self._trace.add(now, self.name, effects)
                 for effect in effects:
-                    self._perform(effect)
-            if self._validates:
-                machine.validate()
+                    # Half of them are.
+                    if type(effect) is fx.Send:
+                        self._send(effect)
+                    else:
+                        self._perform(effect)
+            if self._validated:
+                self._unvalidated += 1
+                if self._unvalidated >= self._validated:
+                    self.validate()
             if not inbox:
                 break
-            stimulus = inbox.popleft()
+            stimulus = inbox.pop(0)
         self._handling = False
-        wanted, timer = machine.deadline(), self._timer
+        wanted, timer = self._machine.deadline(), self._timer
         # Mostly there is an earlier one.
         if wanted is not None and (timer is None or wanted < timer):
             self._set_timer(now)
 
+    def validate(self) -> None:
+        """Let the state machine check itself, if it is to do so at all.
+
+        Raises:
+            AssertionError: something does not hold that must.
+        """
+        if self._validated:
+            self._unvalidated = 0
+            self._machine.validate()
+
     def _perform(self, effect: Effect) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each effect, none of them decides
         match effect:
             # The frequent ones come first.
-            case fx.Send():
-                self._send(effect.peer, effect.request, effect.message, effect.payload, effect.priority)
             case fx.Fold():
                 self.ledger.fold(effect.target, effect.source)
                 if self._works:
                     self._work(self._world.service.fold())
             case fx.Complete():
-                self._calls.pop(effect.call).succeed(None)
+                self._returned(effect.call, None)
             case fx.Apply():
                 self._apply(effect)
+            case fx.Send():
+                self._send(effect)
             case fx.Refuse(peer, request, error):
-                self._send(peer, request, m.Error(error.code, error.message, error.details), None, fx.URGENT)
+                self._send(fx.Send(peer, request, m.Error(error.code, error.message, error.details)))
             case fx.Combine(target, sources):
                 for source in sources:
                     self.ledger.fold(target, source)
@@ -371,7 +404,7 @@ class Node:
             case fx.Install(slot=slot) | fx.Free(slot=slot) | fx.Skip(slot=slot):
                 self.ledger.take(slot)
             case fx.Fail(call, error):
-                self._calls.pop(call).succeed(error)
+                self._returned(call, error)
             case fx.Connect(peer, host, port, delay):
                 attempt = self._attempts[peer] = object()
                 self._env.after(delay, self._connect, peer, (host, port), attempt)
@@ -432,24 +465,26 @@ class Node:
         else:
             self.deliver(written)
 
-    def _send(self, peer: Peer, request: int, message: m.Message, payload: fx.Payload | None, priority: int) -> None:
-        pipe = self._pipes.get(peer)
+    def _send(self, send: fx.Send) -> None:
+        pipe = self._pipes.get(send.peer)
         if pipe is None:
             # The connection has just ended, and the state machine will be told.
             return
+        message, payload = send.message, send.payload
         if self._deaf and isinstance(message, m.Heartbeat) and self._is_deaf():
             return
         if self.drops is not None:
-            drop = self.drops.sent(peer, request, message, self._env.now)
+            drop = self.drops.sent(send.peer, send.request, message, self._env.now)
             if drop is not None and self._checks is not None:
                 self._checks.on_drop(drop)
         if self._checks is not None:
             to, now = pipe.target.name, self._env.now
             if pipe.back.is_closed:
-                self._checks.dialogue.unheard(self.name, peer, to, request, message, now)
+                self._checks.dialogue.unheard(self.name, send.peer, to, send.request, message, now)
             else:
-                self._checks.dialogue.sent(self.name, peer, to, request, message, payload, now)
-        pipe.send(Packet(request, message, 0 if payload is None else _nbytes(payload, self._world.states)), priority)
+                self._checks.dialogue.sent(self.name, send.peer, to, send.request, message, payload, now)
+        nbytes = 0 if payload is None else _nbytes(payload, self._world.states)
+        pipe.send(Packet(send.request, message, nbytes), send.priority)
 
     def _is_deaf(self) -> bool:
         return any(begin <= self._env.now < end for begin, end in self._deaf)
@@ -523,7 +558,7 @@ class Node:
         elif pipe is None:
             self.deliver(st.ConnectFailed(peer, f"nobody listens at {address[0]}:{address[1]}"))
         elif self.alive:
-            self._pipes[peer] = pipe
+            self._attach(peer, pipe)
             if peer != SCHEDULER:
                 for each in (pipe, pipe.back):
                     each.flights = self._flights if each.takes_time else None
@@ -532,7 +567,7 @@ class Node:
             pipe.close("the node that connected is gone")
 
     def _disconnect(self, peer: Peer, reason: str) -> None:
-        pipe = self._pipes.pop(peer, None)
+        pipe = self._detach(peer)
         if pipe is not None:
             if self._checks is not None:
                 self._checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now, by_itself=True)

@@ -1,4 +1,4 @@
-"""Processes in simulated time: SimPy's, but waiting for a number of seconds takes no event."""
+"""Processes in simulated time: as those of SimPy, but waiting for a time, or for the end of a call, takes no event."""
 
 from __future__ import annotations
 
@@ -15,20 +15,49 @@ if TYPE_CHECKING:
     from sim.clock import Clock
 
 
+class Future:
+    """What at most one process waits for. It takes a third of the time of an event, and never fails.
+
+    Args:
+        env: the simulated time.
+    """
+
+    __slots__ = ("_env", "is_done", "process", "value")
+
+    def __init__(self, env: Clock) -> None:
+        self._env = env
+        self.process: Process | None = None
+        """Who waits for it."""
+        self.is_done = False
+        self.value: Any = None
+
+    def finish(self, value: Any) -> None:
+        """Let who waits for it go on with a value, after all that is to happen at once."""
+        self.is_done, self.value = True, value
+        if self.process is not None:
+            self._env.after(0.0, self._tell)
+
+    def _tell(self) -> None:
+        if self.process is not None:
+            self.process.go_on(self.value)
+
+
 class Process(Event):
     """Something that goes on by itself; it is an event too, which happens when it is over, with what it returns.
 
     Args:
         env: the simulated time.
-        generator: what it does. It yields what it waits for: an event, whose value it gets, or a number of seconds.
+        generator: what it does. It yields what it waits for: an event or a future, whose value it gets, or a number of
+            seconds.
     """
 
-    def __init__(self, env: Clock, generator: Generator[Event | float, Any, Any]) -> None:
+    def __init__(self, env: Clock, generator: Generator[Event | Future | float, Any, Any]) -> None:
         super().__init__(env)
         self._after = env.after
         self._generator = generator
-        self._target: Event | None = None
-        """The event that is waited for."""
+        self._send = generator.send
+        self._target: Event | Future | None = None
+        """What is waited for, unless it is a time."""
         self._waits = 0
         """How often it has waited for a time."""
         _urgently(env, self._begin)
@@ -43,47 +72,57 @@ class Process(Event):
         _urgently(self.env, lambda _: self._interrupt(cause))
 
     def _begin(self, _: Event) -> None:
-        self._go_on(self._generator.send, None)
+        self._go_on(self._send, None)
 
     def _interrupt(self, cause: object) -> None:
         if self.triggered:
             return
-        if self._target is not None and self._target.callbacks is not None:
+        if isinstance(self._target, Future):
+            self._target.process = None
+        elif self._target is not None and self._target.callbacks is not None:
             self._target.callbacks.remove(self._happened)
         self._waits += 1
         self._go_on(self._generator.throw, Interrupt(cause))
 
     def _wake(self, number: int) -> None:
         if number == self._waits:
-            self._go_on(self._generator.send, None)
+            self._go_on(self._send, None)
+
+    def go_on(self, value: Any) -> None:
+        """Let it go on with the value of the future that it waits for."""
+        self._go_on(self._send, value)
 
     def _happened(self, event: Event) -> None:
         if event._ok:
-            self._go_on(self._generator.send, event._value)
+            self._go_on(self._send, event._value)
         else:
             event.defused = True
             self._go_on(self._generator.throw, event._value)
 
-    def _go_on(self, step: Callable[[Any], Event | float], value: Any) -> None:
+    def _go_on(self, step: Callable[[Any], Event | Future | float], value: Any) -> None:
         """Let it do what it does until it waits again."""
-        self._target = None
         try:
             target = step(value)
-            while not isinstance(target, float) and target.callbacks is None:
+            while True:
+                if type(target) is float:
+                    self._target = None
+                    self._waits = number = self._waits + 1
+                    self._after(target, self._wake, number)
+                    return
+                if type(target) is Future:
+                    if not target.is_done:
+                        self._target, target.process = target, self
+                        return
+                elif target.callbacks is not None:  # type: ignore[union-attr]
+                    self._target = target  # type: ignore[assignment]
+                    target.callbacks.append(self._happened)  # type: ignore[union-attr]
+                    return
                 # It has happened already.
-                target = self._generator.send(target.value)
+                target = self._send(target.value)  # type: ignore[union-attr]
         except StopIteration as stop:
             self.succeed(stop.value)
         except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
             self.fail(error)
-        else:
-            if isinstance(target, float):
-                self._waits = number = self._waits + 1
-                self._after(target, self._wake, number)
-            else:
-                assert target.callbacks is not None, "it has not happened yet"
-                target.callbacks.append(self._happened)
-                self._target = target
 
 
 def _urgently(env: Environment, action: Callable[[Event], None]) -> None:

@@ -20,7 +20,7 @@ Token = tuple[str, int]
 """Stands for a gradient: the name of its worker and the number of the push (from 1) that brought it."""
 
 
-class Step(Record):
+class Step(Record, gc=False):
     """A worker computed from `start` to `computed`, and waited for the servers until `end`."""
 
     start: float

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from aiokv.core.effects import Effect
 
 
-BATCH: Final = 256
-"""So many lines are made and hashed at once."""
+BATCH: Final = 128
+"""So many lines, at most, are made and hashed at once."""
 
 
 def canonical(time: float, node: str, effect: Effect, view_digest: Callable[[View], str]) -> bytes:
@@ -39,16 +39,18 @@ def canonical(time: float, node: str, effect: Effect, view_digest: Callable[[Vie
 
 
 def _entry(time: float, node: str, effect: Effect, view_digest: Callable[[View], str]) -> tuple[Any, ...]:
-    if type(effect) is Complete and isinstance(effect.result, dict):
+    kind = type(effect)
+    if kind is Send:
+        message = effect.message  # type: ignore[union-attr]
+        # A message is encoded as a list of its fields, so its type has to be said.
+        text = _SENDS[type(message)]
+        if type(message) is View:
+            return time, node, text, effect.peer, effect.request, view_digest(message)  # type: ignore[union-attr]
+        return time, node, text, effect
+    if kind is Complete and isinstance(effect.result, dict):  # type: ignore[union-attr]
         # Its keys may be numbers, which JSON has no place for.
-        return time, node, "Complete", effect.call, list(effect.result.items())
-    if type(effect) is not Send:
-        return time, node, type(effect).__name__, effect
-    # A message is encoded as a list of its fields, so its type has to be said.
-    kind = _SENDS[type(effect.message)]
-    if type(effect.message) is View:
-        return time, node, kind, effect.peer, effect.request, view_digest(effect.message)
-    return time, node, kind, effect
+        return time, node, "Complete", effect.call, list(effect.result.items())  # type: ignore[union-attr]
+    return time, node, kind.__name__, effect
 
 
 class _Sends(dict[type, str]):
@@ -81,25 +83,30 @@ class Trace:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._entries: list[tuple[Any, ...]] = []
+        self._decided: list[tuple[float, str, list[Effect]]] = []
         self._view: View | None = None
         self._view_digest = ""
 
     def add(self, time: float, node: str, effects: list[Effect]) -> None:
         """Count in what a node decided at a time."""
-        entries = self._entries
-        for effect in effects:
-            if type(effect) is Send and type(effect.message) is not View:
-                # Most are; it is what `_entry` returns.
-                entries.append((time, node, _SENDS[type(effect.message)], effect))
-            else:
-                entries.append(_entry(time, node, effect, self._digest_of))
-            if len(entries) == BATCH:
-                self._take_in()
+        self._decided.append((time, node, effects))
+        if len(self._decided) == BATCH:
+            self._take_in()
 
     def _take_in(self) -> None:
-        self._hash.update(_ENCODER.encode_lines(self._entries))
-        self._entries.clear()
+        lines: list[tuple[Any, ...]] = []
+        for time, node, effects in self._decided:
+            for effect in effects:
+                if type(effect) is Send and type(effect.message) is not View:
+                    # Most are; it is what `_entry` returns.
+                    lines.append((time, node, _SENDS[type(effect.message)], effect))
+                else:
+                    lines.append(_entry(time, node, effect, self._digest_of))
+                if len(lines) == BATCH:
+                    self._hash.update(_ENCODER.encode_lines(lines))
+                    lines.clear()
+        self._hash.update(_ENCODER.encode_lines(lines))
+        self._decided.clear()
 
     def _digest_of(self, view: View) -> str:
         if view is not self._view:

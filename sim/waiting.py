@@ -7,11 +7,16 @@ from typing import Any
 
 import simpy
 
-Waiting = Generator[simpy.Event | float, Any, None]
+from sim.process import Future
+
+Awaited = simpy.Event | Future
+"""What a process waits for, besides a time."""
+
+Waiting = Generator[Awaited | float, Any, None]
 """Part of a process, see `sim.process`."""
 
 
-def finish(call: simpy.Event) -> Waiting:
+def finish(call: Awaited) -> Waiting:
     """Wait for the end of a node's call.
 
     Raises:

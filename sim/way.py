@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +50,10 @@ class Way:
         fixed = isinstance(net.latency, int | float) and not net.jitter and not net.loss and not disturbances
         self.fixed = net.latency + extra if fixed else None  # type: ignore[operator]
         """Seconds that every message is under way, when that is the same for all."""
+        latency = net.latency
+        self._law = None if isinstance(latency, int | float) else latency
+        self._latency = latency if isinstance(latency, int | float) else 0.0
+        self._jitter_rate = 1.0 / net.jitter if net.jitter else 0.0
         if not fixed:
             self._stream = random.Random(f"{seed}:way:{source}>{target}")
 
@@ -70,14 +75,18 @@ class Way:
         if self.fixed is not None:
             return self.fixed
         net, stream = self._net, self._stream
-        base = net.latency if isinstance(net.latency, (int, float)) else net.latency.sample(stream)
+        base = self._latency if self._law is None else self._law.sample(stream)
         if net.jitter:
-            base += stream.expovariate(1.0 / net.jitter)
+            # As `expovariate`, which would be another call for each message.
+            base -= math.log(1.0 - stream.random()) / self._jitter_rate
+        base += self._extra
         passing = 1.0 - net.loss
-        active = self._active(now) if self._disturbances else []
-        base += self._extra + sum([d.fault.latency for d in active]) if active else self._extra
-        for d in active:
-            passing *= 1.0 - d.fault.loss
+        active: list[Disturbance] = []
+        if self._disturbances:
+            active = self._active(now)
+            for d in active:
+                base += d.fault.latency
+                passing *= 1.0 - d.fault.loss
         again, tries = net.retransmit, 1
         while passing < 1.0 and tries < MAX_TRIES and stream.random() >= passing:
             base += again
@@ -89,6 +98,8 @@ class Way:
                 self.duplicate += nbytes
             if d.fault.reorder and stream.random() < d.fault.reorder:
                 base *= 1.0 + stream.random()
+        if not self._disturbances:
+            return base
         # What is held arrives after the last window that holds it.
         free = now
         for d in self._disturbances:

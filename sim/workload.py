@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from aiokv.core.stimuli import ChangePolicy, Depart, EnterBarrier, Finish, GoOn,
 from aiokv.errors import AiokvError, SchedulerLostError
 from sim.network import Flights
 from sim.record import LogRecord, Step
-from sim.waiting import Waiting, finish
+from sim.waiting import Awaited, Waiting, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -69,7 +70,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._tensors = self.scenario.tensors
-        self._parts = [(tensor.key, tensor.spec) for tensor in self._tensors]
+        self._parts = _parts_of(tuple(self._tensors))
 
     def run(self, env: simpy.Environment, node: Node, session: Session, start: float) -> Waiting:
         """Live one life on a node, as a process that begins at a time."""
@@ -258,7 +259,7 @@ class Worker:
     def _overlapped(self, env: simpy.Environment, node: Node) -> Waiting:
         """Train so that layers are pushed while others are computed (Jayarajan and others 2019, "P3")."""
         job, layers = self.scenario.job, self._tensors
-        pending: list[simpy.Event | None] = [None] * len(layers)
+        pending: list[Awaited | None] = [None] * len(layers)
         steps = self._steps_left
         for index in range(steps):
             yield from self._save(env)
@@ -284,7 +285,7 @@ class Worker:
                 self._ended(env, step)
             self.on_step()
 
-    def _need(self, env: simpy.Environment, pending: simpy.Event | None, step: Step) -> Waiting:
+    def _need(self, env: simpy.Environment, pending: Awaited | None, step: Step) -> Waiting:
         if pending is None:
             return
         start = env.now
@@ -316,7 +317,7 @@ class Worker:
     def _initialise(self, node: Node, rank: Rank) -> Waiting:
         """Initialise the tensors that this worker has to do with, those of each group with one call."""
         self._tensors = [tensor for tensor in self.scenario.tensors if not tensor.group or rank in tensor.group]
-        self._parts = [(tensor.key, tensor.spec) for tensor in self._tensors]
+        self._parts = _parts_of(tuple(self._tensors))
         for group in dict.fromkeys(tensor.group for tensor in self._tensors):
             parts = [(tensor.key, tensor.spec) for tensor in self._tensors if tensor.group == group]
             timeout, options = (
@@ -325,7 +326,7 @@ class Worker:
             )
             yield from finish(node.call(Transfer(node.new_call(), Operation.INIT, parts, timeout, options=options)))
 
-    def _exchange(self, node: Node, operation: Operation, tensors: list[TensorSection], priority: int) -> simpy.Event:
+    def _exchange(self, node: Node, operation: Operation, tensors: list[TensorSection], priority: int) -> Awaited:
         if self.scenario.job.separate and operation is Operation.PUSHPULL:
             calls = [self._exchange(node, each, tensors, priority) for each in (Operation.PUSH, Operation.PULL)]
             return node.env.process(_both(*calls))
@@ -334,7 +335,13 @@ class Worker:
         return node.call(Transfer(node.new_call(), operation, parts, timeout, priority, _NO_OPTIONS))
 
 
-def _both(first: simpy.Event, second: simpy.Event) -> Generator[simpy.Event, Any, AiokvError | None]:
+@functools.lru_cache(maxsize=64)
+def _parts_of(tensors: tuple[TensorSection, ...]) -> list[tuple[Key, TensorSpec]]:
+    """Return what a call names tensors by. Thousands of workers have the same, which is in the cache then."""
+    return [(tensor.key, tensor.spec) for tensor in tensors]
+
+
+def _both(first: Awaited, second: Awaited) -> Generator[Awaited, Any, AiokvError | None]:
     """Wait for two calls; the process's value is the error of the first one that fails, or None."""
     errors: list[AiokvError | None] = [(yield first), (yield second)]
     return errors[0] or errors[1]

@@ -40,7 +40,7 @@ class Asker(Record, eq=False):
     rank: Rank
     priority: int
     rows: bytes
-    codec: int
+    value_codec: int
     dropped: str = ""
     before: int = 0
 
@@ -50,7 +50,7 @@ def _common_version(chunks: list[Chunk]) -> Version:
     return chunks[0].version if len(chunks) == 1 else min([chunk.version for chunk in chunks])
 
 
-def _earlier(asker: Asker, chunks: list[Chunk], versions: list[Version]) -> Effect:
+def _earlier(asker: Asker | Waiter, chunks: list[Chunk], versions: list[Version]) -> Effect:
     """Return the answer with values that may be those before the current ones."""
     if NONE in versions:
         label = chunks[versions.index(NONE)].label
@@ -109,6 +109,7 @@ class Answers:
         """Let a request wait for chunks."""
         peer, request = name = (received.peer, received.request)
         waiter = Waiter(peer, request, rank, message.timeout, chunks, len(chunks), message.priority)
+        waiter.name = name
         self._waiters[name] = waiter
         waiter.value_codec = message.value_codec
         self._deadlines.add(name, now + message.timeout)
@@ -116,12 +117,12 @@ class Answers:
 
     def is_parked(self, waiter: Waiter) -> bool:
         """Return True while a request waits, and somebody is there to hear the answer."""
-        return self._waiters.get((waiter.peer, waiter.request)) is waiter
+        return self._waiters.get(waiter.name) is waiter
 
     def _unpark(self, waiter: Waiter) -> None:
-        name = (waiter.peer, waiter.request)
-        self._waiters.pop(name, None)
-        self._deadlines.discard(name)
+        # By the very tuple that it was entered with, which needs no comparing.
+        self._waiters.pop(waiter.name, None)
+        self._deadlines.discard(waiter.name)
 
     def _forget(self, waiter: Waiter) -> None:
         """Take a waiter out that is not to be answered by an update."""
@@ -163,7 +164,7 @@ class Answers:
         """Tell a worker when the value is newer than a round."""
         name = (received.peer, received.request)
         waiter = self._waiters[name] = Waiter(*name, rank, message.timeout, [chunk], 0, want_value=False)
-        waiter.key, waiter.at_least_round = message.key, message.newer_than + 1
+        waiter.name, waiter.key, waiter.at_least_round = name, message.key, message.newer_than + 1
         self._deadlines.add(name, now + message.timeout)
         return self.finish(waiter, now)
 
@@ -286,16 +287,13 @@ class Answers:
         if waiter.held_since is not None:
             self._tallies.waited(waiter.rank, now - waiter.held_since)
         if waiter.want_value:
-            peer, request, rank = waiter.peer, waiter.request, waiter.rank
-            asker = Asker(peer, request, rank, waiter.priority, waiter.rows, waiter.value_codec, waiter.dropped)
-            asker.before = waiter.before
-            return self.value(asker, waiter.chunks)
+            return self.value(waiter, waiter.chunks)
         if waiter.key is not None:
             return Send(waiter.peer, waiter.request, m.Reached(self._stage(waiter.chunks[0], waiter.rank)))
         done = m.Done(_common_version(waiter.chunks), waiter.dropped)
         return Send(waiter.peer, waiter.request, done)
 
-    def value(self, asker: Asker, chunks: list[Chunk]) -> Effect:
+    def value(self, asker: Asker | Waiter, chunks: list[Chunk]) -> Effect:
         """Return the answer with the current value of chunks, or with the one before a push of who asks."""
         if asker.before:
             versions = [chunk.version_before(asker.rank, asker.before) for chunk in chunks]
@@ -308,19 +306,19 @@ class Answers:
         for chunk in chunks:
             if chunk.reads is not None:
                 chunk.reads.answered(asker.rank, named, chunk.version)
-        if asker.codec and len(chunks) == 1 and is_compressible(chunks[0].spec.dtype, chunks[0].size):
+        if asker.value_codec and len(chunks) == 1 and is_compressible(chunks[0].spec.dtype, chunks[0].size):
             return self._difference(asker, chunks[0])
         message = m.Value(named, dropped=asker.dropped)
         if chunks[0].rounds is not None:
             message.round = self._stage(chunks[0], asker.rank)
         return Send(asker.peer, asker.request, message, payload, asker.priority)
 
-    def _difference(self, asker: Asker, chunk: Chunk) -> Effect:
+    def _difference(self, asker: Asker | Waiter, chunk: Chunk) -> Effect:
         """Answer with what the value differs by from the peer's replica; the first time with the value itself."""
         known = self.replicas.add(asker.peer, chunk.key, chunk.start)
-        codec = self._codecs.find(asker.codec) if known else None
+        codec = self._codecs.find(asker.value_codec) if known else None
         payload = StoredDifference(chunk.key, chunk.start, chunk.version, chunk.nbytes, asker.peer, codec)
-        message = m.Value(chunk.version, asker.codec if known else 0, asker.dropped)
+        message = m.Value(chunk.version, asker.value_codec if known else 0, asker.dropped)
         if chunk.rounds is not None:
             message.round = self._stage(chunk, asker.rank)
         # All at one priority: they are to be added up in the order in which they were made.

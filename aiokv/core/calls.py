@@ -74,7 +74,7 @@ class Change(Record, eq=False):
         return [key for some in self.leaving for key in some.keys]
 
 
-class Call(Record, eq=False):
+class Call(Record, eq=False, gc=False):
     """A user's call that is not answered yet.
 
     `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
@@ -104,7 +104,7 @@ class Call(Record, eq=False):
         return f"{self.verb} of {keys}" if self.transfer else self.verb
 
 
-class Request(Record, eq=False):
+class Request(Record, eq=False, gc=False):
     """A message that is not answered yet. It outlives its call when the caller stopped waiting.
 
     It is that of the `part` of a transfer, or another `message`, which has no payload.
@@ -153,7 +153,7 @@ class Calls:
         self._next_request = REGISTER_REQUEST + 1
         self._calls: dict[int, Call] = {}
         self._requests: dict[int, Request] = {}
-        self._deadlines: Deadlines[int] = Deadlines()
+        self.deadlines: Deadlines[int] = Deadlines()
         self._kept: dict[int, int] = {}
         """How many messages of a call that has ended may have to be sent again from its memory."""
         self._waiting: dict[Key, deque[Call]] = {}
@@ -214,10 +214,6 @@ class Calls:
             return None
         return pending.part.receives if pending.part.fits(nbytes) else None
 
-    def deadline(self) -> float | None:
-        """Return the time at which a call has waited too long."""
-        return self._deadlines.next()
-
     def next_clock(self) -> int:
         """Return the clock of the first push after all that the user has made so far."""
         held = [self._directory.counted(key) + sum(map(_pushes, calls)) for key, calls in self._waiting.items()]
@@ -228,7 +224,7 @@ class Calls:
     def open(self, call: Call, now: float) -> None:
         """Enter a call."""
         self._calls[call.number] = call
-        self._deadlines.add(call.number, now + call.timeout)
+        self.deadlines.add(call.number, now + call.timeout)
 
     def ask(self, call: Call | None, peer: Peer, part: Part | None = None) -> int:
         """Return the id for a request of a call, or of the session itself."""
@@ -264,7 +260,7 @@ class Calls:
                 message, payload, priority = part.message, part.sends, part.priority
             assert message is not None, "it is that of a part, or of its own"
             if call is not None and hasattr(message, "timeout"):
-                left = max(0.0, self._deadlines[call.number] - now)
+                left = max(0.0, self.deadlines[call.number] - now)
                 message = structs.replace(message, timeout=answer_time(left))
             effects.append(Send(peer, number, message, payload, priority))
         return effects
@@ -282,7 +278,7 @@ class Calls:
             if request.peer != SCHEDULER or message is None:
                 continue
             if request.call in self._calls and hasattr(message, "timeout"):
-                left: dict[str, Any] = {"timeout": answer_time(max(0.0, self._deadlines[request.call] - now))}
+                left: dict[str, Any] = {"timeout": answer_time(max(0.0, self.deadlines[request.call] - now))}
                 message = structs.replace(message, **left)
             effects.append(Send(SCHEDULER, number, message))
         return effects
@@ -542,7 +538,7 @@ class Calls:
         if call is None:
             return []
         del call.open[request]
-        return self._send(call, ask(answer_time(self._deadlines[call.number] - now)))
+        return self._send(call, ask(answer_time(self.deadlines[call.number] - now)))
 
     def take(self, peer: Peer, request: int) -> Request:
         """Take an answered request out.
@@ -615,15 +611,16 @@ class Calls:
         if call.change is not None and (effects := self._go_on(call, call.change)):
             return effects
         del self._calls[call.number]
-        self._deadlines.discard(call.number)
+        self.deadlines.discard(call.number)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
             self._directory.initialized(call.tensors, len(call.transfer.rows), call.transfer.options)
-        return [Complete(call.number, call.result), *self._changed(call)]
+        complete: list[Effect] = [Complete(call.number, call.result)]
+        return complete + self._changed(call) if self._changing else complete
 
     def _forget(self, call: Call) -> list[Effect]:
         """Forget a call before all its requests are answered; they stay known until they are."""
         del self._calls[call.number]
-        self._deadlines.discard(call.number)
+        self.deadlines.discard(call.number)
         pending = [(number, self._requests[number]) for number in call.open]
         receiving = [(request.peer, number) for number, request in pending if request.part and request.part.receives]
         effects: list[Effect] = [Release(call.number, receiving, self._to_keep(call, [one for _, one in pending]))]
@@ -700,7 +697,7 @@ class Calls:
         """End the calls that have waited too long, and say for whom."""
         effects: list[Effect] = []
         # Backwards, so that no held call is sent because the one before it has ended.
-        for number in reversed(self._deadlines.due(now)):
+        for number in reversed(self.deadlines.due(now)):
             call = self._calls[number]
             effects += self.fail(call, self._late(call))
         return effects
@@ -740,7 +737,7 @@ class Calls:
             assert all(known[call.number] is call for call in waiting)
             assert all(call.held is not None or call.number in self._changing for call in waiting)
             assert all(call.number not in self._encoding for call in list(waiting)[1:])
-        assert self._deadlines.holds(self._calls.keys())
+        assert self.deadlines.holds(self._calls.keys())
         assert not self._requests or max(self._requests) < self._next_request
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aiokv.core.decisions import Decisions
     from aiokv.core.merging import Rate
     from aiokv.core.open_rounds import OpenRounds
+    from aiokv.core.parked import RequestName
     from aiokv.core.reads import Reads
     from aiokv.core.roster import Roster
     from aiokv.core.stimuli import Received
@@ -61,9 +62,11 @@ class Waiter(Record, eq=False):
     dropped: str = ""
     held_since: float | None = None
     updates: list[Update] = field(default_factory=list)
+    name: RequestName = (0, 0)
+    """Peer and request."""
 
 
-class Contribution(Record, eq=False):
+class Contribution(Record, eq=False, gc=False):
     """One rank's part of an update. `slot` is None once it is folded, and for a chunk without elements.
 
     `read` is the version that the rank had read, where that matters (see `Chunk.reads`). `place` is where it stands in
@@ -294,7 +297,7 @@ class Chunk(Record, eq=False):
     def version_of(self, rank: Rank, sequence: int) -> Version:
         """Return the version that a rank's push helps to make."""
         # As `count`; it is for every push.
-        number = sequence - self.before.get(rank, 0)
+        number = sequence - self.before.get(rank, 0) if self.before else sequence
         return self.since + self.own_rounds.version_of(sequence=number, newest=self.newest - self.since)
 
     def expect(self, update: Update, roster: Roster) -> None:

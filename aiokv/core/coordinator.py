@@ -14,7 +14,7 @@ from aiokv.core.compression import Codecs, Decoding, check_length
 from aiokv.core.control import Asked, Control
 from aiokv.core.copying import Copying
 from aiokv.core.creation import Creation
-from aiokv.core.deadlines import Deadlines, check_timeout, earliest
+from aiokv.core.deadlines import Deadlines, check_timeout
 from aiokv.core.decisions import Deciding, Question
 from aiokv.core.effects import (
     Decode,
@@ -260,11 +260,15 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        return earliest(
-            *(self._deadlines.next(), self._joiner.deadline(), self._neighbours.deadline()),
-            *(self._deciding.deadline(), self._alone_until, self._leaving.deadline()),
-            self._twin.deadline() if isinstance(self._twin, Copying) else None,
-        )
+        due = self._deadlines.next()
+        # After every stimulus, so not by `earliest`.
+        for time in (
+            *(self._joiner.due, self._neighbours.deadline(), self._deciding.deadline(), self._alone_until),
+            *(self._leaving.deadline(), self._twin.deadline() if isinstance(self._twin, Copying) else None),
+        ):
+            if time is not None and (due is None or time < due):
+                due = time
+        return due
 
     # --- messages ---
 

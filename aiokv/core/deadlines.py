@@ -20,7 +20,8 @@ class Deadlines(dict[K, float]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bound = math.inf
+        self.bound = math.inf
+        """A time before which nothing is due."""
 
     def holds(self, entries: Set[K]) -> bool:
         """Tell whether these entries are in it, and no others."""
@@ -33,8 +34,8 @@ class Deadlines(dict[K, float]):
     def add(self, entry: K, time: float) -> None:
         """Put an entry in, or give it another time."""
         self[entry] = time
-        if time < self._bound:  # noqa: PLR1730 - for every request, and `min` takes twice as long
-            self._bound = time
+        if time < self.bound:  # noqa: PLR1730 - for every request, and `min` takes twice as long
+            self.bound = time
 
     def discard(self, entry: K) -> None:
         """Take an entry out if it is there."""
@@ -42,16 +43,16 @@ class Deadlines(dict[K, float]):
 
     def next(self) -> float | None:
         """Return a time before which nothing is due; None when nothing waits."""
-        return self._bound if self else None
+        return self.bound if self else None
 
     def due(self, now: float) -> list[K]:
         """Take out and return the entries whose time has come, in the order in which they were added."""
-        if now < self._bound:
+        if now < self.bound:
             return []
         late = [entry for entry, time in self.items() if time <= now]
         for entry in late:
             del self[entry]
-        self._bound = min(self.values(), default=math.inf)
+        self.bound = min(self.values(), default=math.inf)
         return late
 
 

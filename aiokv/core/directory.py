@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
@@ -31,6 +32,9 @@ BUNDLED_BYTES = 16 * 1024
 """Tensors up to this size are initialised in bundles: their bytes cost less than their messages."""
 
 MAX_PLANS = 64
+
+MAX_SINGLES: Final = 8192
+"""Of how many tensors it is remembered how they are cut."""
 
 
 class Directory:
@@ -116,7 +120,8 @@ class Directory:
             return plan.tensors
         kind = self._kind
         checked: Tensors = []
-        for number, (given, spec) in enumerate(tensors, sparse - len(tensors)):
+        for number, tensor in enumerate(tensors, sparse - len(tensors)):
+            given, spec = tensor
             key = check_key(given)
             kind = check_kind(key, kind)
             (check_spec if number < 0 else check_table)(key, spec)
@@ -124,7 +129,8 @@ class Directory:
             if known is not None:
                 check_sparse(key, is_sparse=self.is_sparse(key), wanted=number >= 0)
                 check_same_spec(key, known, spec)
-            checked.append((key, spec))
+            # Where it is the same tensor, comparing with it later takes no time.
+            checked.append(tensor if key is given else (key, spec))
         self._kind = kind
         return checked
 
@@ -486,12 +492,7 @@ class Directory:
         return Plan(tensors, bundles, singles, firsts)
 
     def _single(self, tensor: int, key: Key, spec: TensorSpec) -> Single:
-        size = spec.itemsize
-        cuts = [
-            Cut(part.server, (key, spec.shape, spec.dtype, part.start, part.stop), part.start * size, part.stop * size)
-            for part in self._place(key, spec)
-        ]
-        return Single(tensor, key, cuts)
+        return _single(tensor, key, spec, self._servers, self._chunk_bytes, self._split_bytes)
 
     def _take_apart(self, bundle: KnownBundle) -> None:
         first = bundle.keys[0]
@@ -702,3 +703,15 @@ class Directory:
 
 def _memory(call: int, tensor: int, chunk: Chunk, spec: TensorSpec) -> CallMemory:
     return CallMemory(call, tensor, chunk.start * spec.itemsize, chunk.stop * spec.itemsize)
+
+
+@functools.lru_cache(maxsize=MAX_SINGLES)
+def _single(tensor: int, key: Key, spec: TensorSpec, servers: int, chunk_bytes: int, split_bytes: int) -> Single:
+    """Return how a tensor of a call is cut. All workers of a process have the same, where there are many."""
+    size = spec.itemsize
+    chunks = place(key, spec, servers=servers, chunk_bytes=chunk_bytes, split_bytes=split_bytes)
+    cuts = [
+        Cut(part.server, (key, spec.shape, spec.dtype, part.start, part.stop), part.start * size, part.stop * size)
+        for part in chunks
+    ]
+    return Single(tensor, key, cuts)

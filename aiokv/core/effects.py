@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # --- payloads, by reference: the driver finds the bytes ---
 
 
-class CallMemory(Record):
+class CallMemory(Record, gc=False):
     """Bytes [start, stop) of tensor `tensor` of the user's call `call`."""
 
     call: int
@@ -62,7 +62,7 @@ class Replica(Record):
     target: CallMemory | CallTensors | None
 
 
-class StoredChunk(Record):
+class StoredChunk(Record, gc=False):
     """The chunk's immutable value at `version`; `nbytes` long."""
 
     key: Key
@@ -179,7 +179,7 @@ class Connect(Record):
     delay: float = 0.0
 
 
-class Send(Record):
+class Send(Record, gc=False):
     """Send a message under a request id, followed by the payload; of what waits, the highest priority leaves first."""
 
     peer: Peer
@@ -226,7 +226,7 @@ class Stop(Record):
 # --- effects of a node with callers: worker and server ---
 
 
-class Complete(Record):
+class Complete(Record, gc=False):
     """A call succeeded; `result` is what it returns to its user."""
 
     call: int
@@ -344,7 +344,7 @@ class ForgetReplicas(Record):
     peer: Peer
 
 
-class Fold(Record):
+class Fold(Record, gc=False):
     """Add `source` to `target`, elementwise, as `dtype`; free `source`."""
 
     target: Slot

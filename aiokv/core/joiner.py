@@ -70,6 +70,8 @@ class Joiner:
         self._heartbeat_at: float | None = None
         self._heard = 0.0
         self._is_over = False
+        self.due: float | None = None
+        """When `tick` wants to be called. It is asked for after every stimulus, and hardly ever another one."""
 
     @property
     def address(self) -> str:
@@ -86,17 +88,17 @@ class Joiner:
         """The time at which joining fails."""
         return self._join_by
 
-    def deadline(self) -> float | None:
-        """Return when `tick` wants to be called."""
+    def _find_due(self) -> None:
         wanted = self._heartbeat_at
         if self.connected and self.view is not None:
             silent = self._heard + self.view.death_timeout
             wanted = silent if wanted is None or silent < wanted else wanted
-        return wanted if self._call is None else earliest(wanted, self._join_by)
+        self.due = wanted if self._call is None else earliest(wanted, self._join_by)
 
     def heard(self, now: float) -> None:
         """Take note that something came from the scheduler."""
         self._heard = now
+        self._find_due()
 
     def silence(self, now: float) -> str:
         """Return why the scheduler counts as lost when it has been silent for too long; else nothing."""
@@ -107,6 +109,7 @@ class Joiner:
     def join(self, call: int, timeout: float, now: float) -> list[Effect]:
         """Begin to join; ends in `Complete(call)` or `Fail(call, error)`."""
         self._call, self._timeout, self._join_by = call, timeout, now + timeout
+        self._find_due()
         return [Connect(SCHEDULER, *self.scheduler)]
 
     def entry_of(self, view: View) -> ServerEntry | None:
@@ -126,6 +129,7 @@ class Joiner:
         if not self.joining and not self._reconnects:
             return [Disconnect(SCHEDULER, "the join is over")]
         self.connected, self._heard = True, now
+        self._find_due()
         self._reason = "registered, but the cluster is not complete"
         host, port = self.advertised
         head = (self.role, self.name, self.incarnation, host, port)
@@ -172,10 +176,11 @@ class Joiner:
         """Begin with heartbeats and take over a newer view; return whether it is one."""
         if self._heartbeat_at is None:
             self._heartbeat_at, self._attempt = now + view.heartbeat, 0
-        if self.view is not None and view.epoch <= self.view.epoch:
-            return False
-        self.view = view
-        return True
+        is_news = self.view is None or view.epoch > self.view.epoch
+        if is_news:
+            self.view = view
+        self._find_due()
+        return is_news
 
     def tell_view(self) -> list[Effect]:
         """Tell a scheduler that was started again what the cluster was."""
@@ -185,6 +190,7 @@ class Joiner:
         """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""
         self.connected = False
         self._heartbeat_at = None
+        self._find_due()
         if not self._reconnects:
             return []
         self._attempt += 1
@@ -195,6 +201,7 @@ class Joiner:
         if self._call is None:
             return []
         call, self._call = self._call, None
+        self._find_due()
         self.joined = True
         return [Complete(call)]
 
@@ -216,6 +223,7 @@ class Joiner:
         effects: list[Effect] = []
         if self._heartbeat_at is not None and now >= self._heartbeat_at and self.view is not None:
             self._heartbeat_at = now + self.view.heartbeat
+            self._find_due()
             effects.append(Send(SCHEDULER, 0, Heartbeat()))
         if self.joining and now >= self._join_by:
             missing = waiting_for or f"the scheduler at {self.address} ({self._reason})"

@@ -51,7 +51,7 @@ class Known(Record, eq=False):
     versions: dict[int, Version] = field(default_factory=dict)
 
 
-class Pushed(Record, eq=False):
+class Pushed(Record, eq=False, gc=False):
     """One push of a key or bundle that is under way; `left` of its messages are not answered.
 
     `dropped` says why it counts nowhere.
@@ -61,7 +61,7 @@ class Pushed(Record, eq=False):
     dropped: str = ""
 
 
-class Part(Record, eq=False):
+class Part(Record, eq=False, gc=False):
     """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes.
 
     `push` is set when it pushes, `replica` when the answer may be a compressed difference.

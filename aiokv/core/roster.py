@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from aiokv.errors import MembershipError, PolicyError, WorkerLostError
@@ -94,6 +95,11 @@ class Roster:
         here.update(rank for rank, since in self.newcomers.items() if since < clock)
         return sorted(here.intersection(group) if group else here)
 
+    @cached_property
+    def evicted(self) -> list[Rank]:
+        """Ranks of the workers without whom the others have gone on."""
+        return sorted(entry.rank for entry in self._entries if entry.state == "evicted")
+
     def rank_of(self, name: str) -> Rank:
         """Return the rank of a worker that is in the view. Ranks are given out by name, so few names are looked at.
 
@@ -102,7 +108,7 @@ class Roster:
         order = natural_order(name)
         place = bisect_left(self._entries, order, hi=self.world, key=lambda entry: natural_order(entry.name))
         likely = self._entries[place : place + 1]
-        return next(entry.rank for entry in (*likely, *self._entries) if entry.name == name)
+        return next(entry.rank for entry in chain(likely, self._entries) if entry.name == name)
 
     def entry(self, rank: Rank) -> WorkerEntry | None:
         """Return a worker's entry."""

@@ -238,9 +238,9 @@ class Session:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        answer, joiner = self._calls.deadline(), self._joiner.deadline()
+        deadlines, due = self._calls.deadlines, self._joiner.due
         # After every stimulus, so not by `earliest`.
-        first = joiner if answer is None or (joiner is not None and joiner < answer) else answer
+        first = due if not deadlines or (due is not None and due < deadlines.bound) else deadlines.bound
         asking = self._crossing.deadline()
         if asking is None and self._draining is None:
             return first

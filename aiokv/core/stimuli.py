@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # --- for every machine ---
 
 
-class Received(Record):
+class Received(Record, gc=False):
     """A whole frame arrived: its control message, and the slot where its payload landed, if it had one.
 
     `span` are the lowest and the highest row id that came with it, None if they are not increasing or there are none.
@@ -66,7 +66,7 @@ class Tick(Record):
 # --- for a server ---
 
 
-class Applied(Record):
+class Applied(Record, gc=False):
     """The update that an `Apply` effect asked for is done: the chunk is at `version` now.
 
     With an `error` the value could not be computed, and is still the one before.
@@ -211,7 +211,7 @@ class Rows(Record):
     ids: bytes = b""
 
 
-class Transfer(Record):
+class Transfer(Record, gc=False):
     """One call with one or more tensors. Tensor i of the call is what `CallMemory(call, i, ...)` refers to.
 
     `options` are for an init. The last `len(rows)` of the tensors are row-sparse.

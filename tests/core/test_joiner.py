@@ -89,4 +89,4 @@ def test_join_is_over_once(joiner: Joiner) -> None:
     assert joiner.complete() == []
     assert joiner.fail(JoinTimeoutError("late")) == []
     assert joiner.joined
-    assert joiner.deadline() is None
+    assert joiner.due is None
