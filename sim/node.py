@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiokv.core.effects import Effect
     from aiokv.core.stimuli import Stimulus
     from aiokv.errors import AiokvError
-    from aiokv.types import Key, Peer, Version
+    from aiokv.types import Key, Peer, Slot, Version
     from sim.checks import Checks
     from sim.clock import Clock
     from sim.disk import Disk
@@ -308,20 +308,22 @@ class Node:
             # A worker asks again for parts that are older than others.
             self.read = message.version if self.read is None else max(self.read, message.version)
         elif type(message) in _LANDING:
-            if isinstance(message, _PUSHES):
-                tokens = [(pipe.target.name, message.sequence)]
-            elif isinstance(message, _COPIES):
-                place = (message.key if isinstance(message, m.Replicate) else message.keys[0], message.start)
-                self._world.standing.arrived(place, message.version, self._env.now)
-                # What a primary sends is in its own ledger.
-                tokens = []
-            else:
-                tokens = [(pipe.target.name, 0)]
-            if nbytes:
-                slot = self.ledger.land(*tokens)
-                if self._works:
-                    self._work(self._world.service.receive(nbytes))
+            slot = self._land(pipe.target.name, message, nbytes)
         self.deliver(st.Received(peer, request, message, slot, nbytes))
+
+    def _land(self, sender: str, message: m.Message, nbytes: int) -> Slot | None:
+        """Give a payload a place, unless there is none."""
+        if isinstance(message, _COPIES):
+            place = (message.key if isinstance(message, m.Replicate) else message.keys[0], message.start)
+            self._world.standing.arrived(place, message.version, self._env.now)
+        if not nbytes:
+            return None
+        if self._works:
+            self._work(self._world.service.receive(nbytes))
+        if isinstance(message, _PUSHES):
+            return self.ledger.land((sender, message.sequence))
+        # What a primary sends is in its own ledger.
+        return self.ledger.land(*[] if isinstance(message, _COPIES) else [(sender, 0)])
 
     # --- the state machine's side ---
 
@@ -336,10 +338,8 @@ class Node:
         now, inbox = self._env.now, self._inbox
         while True:
             effects = self._handle(stimulus, now=now)
-            if self.server is not None and self.server.waits_for_standby != self._waited:
-                self._waited = not self._waited
-                if not self._waited and self.server.serves:
-                    self._world.standing.alone(self.name, now)
+            if self.server is not None:
+                self._look_at_copies(self.server, now)
             if effects:
                 self._trace.add(now, self.name, effects)
                 for effect in effects:
@@ -360,6 +360,13 @@ class Node:
         # Mostly there is an earlier one.
         if wanted is not None and (timer is None or wanted < timer):
             self._set_timer(now)
+
+    def _look_at_copies(self, server: Coordinator, now: float) -> None:
+        """Take note when the server begins to wait for its standby, and when it does so no longer."""
+        if server.waits_for_standby != self._waited:
+            self._waited = not self._waited
+            if not self._waited and server.serves:
+                self._world.standing.alone(self.name, now)
 
     def validate(self) -> None:
         """Let the state machine check itself, if it is to do so at all.
