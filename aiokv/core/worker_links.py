@@ -56,9 +56,8 @@ class WorkerLinks:
             # The others were told that it is lost: what a worker that comes to again sends must change nothing.
             text = f"rank {roster.label(rank)} was declared lost: {roster.reason(rank)}"
             raise StaleEpochError(text, ranks=[rank])
-        entry = roster.entry(rank)
-        if entry is not None and entry.state == "evicted":
-            text = f"the others have gone on without rank {roster.label(rank)}: {entry.reason}"
+        if rank in roster.evicted:
+            text = f"the others have gone on without rank {roster.label(rank)}: {roster.reason(rank)}"
             raise StaleEpochError(text, ranks=[rank])
         return rank
 
