@@ -66,6 +66,7 @@ def divide(bundle: Bundle, new_slot: NewSlot) -> tuple[list[Chunk], list[Effect]
         chunk.pushed, chunk.reflected = dict(whole.pushed), dict(whole.reflected)
         chunk.reads = None if whole.reads is None else whole.reads.copy()
         chunk.previous, chunk.clocks = whole.previous, dict(whole.clocks)
+        chunk.admitted = dict(whole.admitted)
         chunk.cut = whole.cut
     for update in whole.updates.values():
         effects += _divide_update(update, chunks, new_slot)

@@ -158,6 +158,8 @@ class Chunk(Record, eq=False):
     `previous` is the version before the current one, where the store keeps it, and `clocks` are those of each rank's
     last push, for a process that takes the place of a lost one; -1, and nothing, where none may.
 
+    `admitted` are the numbers of pushes from which ranks go on that have joined.
+
     `refused` says of the last pushes whose update could not be made why.
 
     `since` is the version and `before` each rank's pushes at which its policy began; `leaving` are the ranks that have
@@ -197,6 +199,7 @@ class Chunk(Record, eq=False):
     refused: dict[tuple[Rank, int], AiokvError] = field(default_factory=dict)
     previous: Version = NONE
     clocks: dict[Rank, int] = field(default_factory=dict)
+    admitted: dict[Rank, int] = field(default_factory=dict)
     cut: int = 0
     nbytes: int = 0
     """Bytes of the elements."""
@@ -283,7 +286,7 @@ class Chunk(Record, eq=False):
         # is, but not beyond the boundary.
         number = self.version if self.policy.in_step else since
         count = number - self.since if self.policy.in_step else min([since, *others])
-        self.pushed[rank] = self.reflected[rank] = number
+        self.pushed[rank] = self.reflected[rank] = self.admitted[rank] = number
         self.before[rank], self.clocks[rank] = number - count, since
         if self.reads is not None:
             self.reads.begin(rank, self.version)
@@ -333,9 +336,12 @@ class Chunk(Record, eq=False):
     def counted(self) -> dict[Rank, int]:
         """The last push of each rank that is in the value.
 
-        Behind it may be some that were dropped: when that happens differs from chunk to chunk.
+        Behind it may be some that were dropped: when that happens differs from chunk to chunk. Nothing is in it of who
+        has joined before the first push of that rank.
         """
-        return self.reflected if self.rounds is None else self.before | self.rounds.made
+        if self.rounds is not None:
+            return self.before | self.rounds.made
+        return {rank: number for rank, number in self.reflected.items() if number > self.admitted.get(rank, -1)}
 
     def has_open(self, clock: int) -> bool:
         """Tell whether something that was pushed with a clock, or an earlier one, is not made, and not dropped yet."""

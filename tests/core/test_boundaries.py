@@ -77,11 +77,14 @@ def test_a_round_behind_the_boundary_is_not_made_before_it_is_known_whether_the_
     view(two, since=4)
     assert all(each.pending for each in behind)
     assert begin(two) == m.Pushes(4, 4)
+    chunk = two.machine._catalog.chunks["w", 0]
+    assert chunk.counted == {0: 4, 1: 4}, "a checkpoint of the boundary is the same with it as without it"
     pulled = two.pull(NEW)
     assert pulled.payload == 8.0
     (mine,) = step(two, NEW, number=100.0)
     assert not any(each.pending for each in (*behind, mine))
     assert value(two) == 110.0
+    assert chunk.counted == {0: 5, 1: 5, NEW: 5}
 
 
 def test_a_boundary_before_what_is_made_is_too_early(two: Server) -> None:
