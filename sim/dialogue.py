@@ -105,7 +105,7 @@ class Dialogue:
         for fault in scenario.fault:
             for node in scenario.select(fault.node) if isinstance(fault, Pause) else ():
                 assert isinstance(fault, Pause)
-                self._stops[node] = self._stops.get(node, 0.0) + fault.duration
+                self._stops[node] = self._stops.get(node, 0.0) + fault.times * fault.duration
         self._open: defaultdict[str, defaultdict[Peer, dict[int, Question]]] = defaultdict(_by_peer)
         """What a node has been asked, by who it is there and request."""
         self._waits = all(get_policy(policy).waits for policy in run.policies)

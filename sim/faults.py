@@ -31,6 +31,8 @@ class Crash(Fault, frozen=True, kw_only=True, tag="crash"):
     """How often it crashes: more than once is a node that flaps."""
     every: Positive = 60.0
     """Seconds from one crash to the next."""
+    drawn: bool = False
+    """Each node crashes by itself, at random: after exponential times of the mean `every`, from `at` on."""
 
 
 class Hang(Fault, frozen=True, kw_only=True, tag="hang"):
@@ -44,6 +46,11 @@ class Pause(Fault, frozen=True, kw_only=True, tag="pause"):
 
     at: Seconds
     duration: Positive
+    times: Count = 1
+    every: Positive = 60.0
+    """Seconds from one pause to the next."""
+    drawn: bool = False
+    """Pauses come at random, as crashes do."""
 
 
 class Late(Fault, frozen=True, kw_only=True, tag="late"):
@@ -117,6 +124,12 @@ class Link(Fault, frozen=True, kw_only=True, tag="link"):
     """What is sent arrives when it is over."""
     cut: bool = False
     """As clogged, and new connections fail."""
+    times: Count = 1
+    """How often it is bad for the `duration`."""
+    every: Positive = 60.0
+    """Seconds from one time to the next."""
+    drawn: bool = False
+    """It becomes bad at random, as nodes crash: after exponential times of the mean `every` for which it is good."""
 
 
 class Reset(Fault, frozen=True, kw_only=True, tag="reset"):
@@ -128,6 +141,8 @@ class Reset(Fault, frozen=True, kw_only=True, tag="reset"):
     """How often that happens."""
     every: Positive = 1.0
     """Seconds from one time to the next."""
+    drawn: bool = False
+    """They end at random, as nodes crash."""
 
 
 class HeartbeatLoss(Fault, frozen=True, kw_only=True, tag="heartbeat-loss"):

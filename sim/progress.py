@@ -172,7 +172,7 @@ def _goes_on(run: Run) -> bool:
         # These hold up everybody, without anybody being lost.
         return False
     longest = max((step.computed - step.start for worker in run.workers for step in worker.steps), default=0.0)
-    stops = sum(fault.duration for fault in run.scenario.fault if isinstance(fault, Pause))
+    stops = sum(fault.times * fault.duration for fault in run.scenario.fault if isinstance(fault, Pause))
     return longest + stops + cluster.death_timeout + cluster.heartbeat < cluster.call_timeout
 
 

@@ -96,14 +96,16 @@ def _add(  # noqa: C901, PLR0912 - one case for each kind
     timeline: Timeline, scenario: Scenario, fault: AnyFault, node: str, seed: int, stream: random.Random
 ) -> None:
     match fault:
-        case Crash(at=at, restart=restart, times=times, every=every):
-            count = times if restart is not None else 1
-            timeline.strikes += [Strike(at + every * i, node, "crash", restart) for i in range(count)]
+        case Crash(restart=restart):
+            count = fault.times if restart is not None else 1
+            for at in _times(fault, restart or 0.0, stream)[:count]:
+                timeline.strikes.append(Strike(at, node, "crash", restart))
         case Hang(at=at):
             timeline.strikes.append(Strike(at, node, "hang"))
-        case Pause(at=at, duration=duration):
-            timeline.strikes.append(Strike(at, node, "pause", duration))
-            timeline.pace(node, seed).pauses.append((at, at + duration))
+        case Pause(duration=duration):
+            for at in _times(fault, duration, stream):
+                timeline.strikes.append(Strike(at, node, "pause", duration))
+                timeline.pace(node, seed).pauses.append((at, at + duration))
         case Late(at=at) | Join(at=at):
             timeline.starts[node] = at
         case Leave(after=after):
@@ -116,16 +118,28 @@ def _add(  # noqa: C901, PLR0912 - one case for each kind
             timeline.pace(node, seed).bursts.append(_bursts(fault, stream))
         case Link(to=to):
             for other in scenario.select(to):
-                timeline.disturbances += _disturb(fault, node, other)
-        case Reset(to=to, at=at, times=times, every=every):
+                for at in _times(fault, fault.duration, stream):
+                    timeline.disturbances += _disturb(fault, at, node, other)
+        case Reset(to=to):
             others = [other for other in scenario.select(to) if other != node]
-            timeline.resets += [(at + every * i, node, other) for i in range(times) for other in others]
+            timeline.resets += [(at, node, other) for at in _times(fault, 0.0, stream) for other in others]
         case HeartbeatLoss(at=at, duration=duration):
             timeline.deaf.setdefault(node, []).append((at, at + duration))
         case Poison(step=step):
             timeline.poisoned.add((node, step))
         case Torn():
             timeline.torn.setdefault(node, []).append(fault)
+
+
+def _times(fault: Crash | Pause | Link | Reset, lasts: float, stream: random.Random) -> list[float]:
+    """Return when a fault comes that lasts so long each time."""
+    if not fault.drawn:
+        return [fault.at + fault.every * number for number in range(fault.times)]
+    times, free = [], fault.at
+    for _ in range(fault.times):
+        times.append(free + stream.expovariate(1.0 / fault.every))
+        free = times[-1] + lasts
+    return times
 
 
 def _spot(fault: Spot, node: str, stream: random.Random) -> list[Strike]:
@@ -147,8 +161,8 @@ def _bursts(fault: Bursts, stream: random.Random) -> Iterator[Window]:
         at = end
 
 
-def _disturb(fault: Link, node: str, other: str) -> list[Disturbance]:
+def _disturb(fault: Link, at: float, node: str, other: str) -> list[Disturbance]:
     if node == other:
         return []
     ways = [(node, other), (other, node)] if fault.both else [(node, other)]
-    return [Disturbance(source, target, fault.at, fault.at + fault.duration, fault) for source, target in ways]
+    return [Disturbance(source, target, at, at + fault.duration, fault) for source, target in ways]

@@ -10,8 +10,9 @@ from aiokv.errors import JoinTimeoutError, ServerLostError, WorkerLostError
 from sim.checks import find_violations
 from sim.cluster import simulate
 from sim.compute import ShiftedExponential
-from sim.faults import Crash, Hang
+from sim.faults import Crash, Hang, Link, Pause, Reset
 from sim.sections import ClusterSection, NetworkSection
+from sim.timeline import draw_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,3 +109,48 @@ def test_whatever_dies_whenever_every_worker_ends(run_with: Callable[..., Run], 
         run = run_with("asp", kind, node, at)
         ended = [worker.error is not None or worker.struck or len(worker.steps) == STEPS for worker in run.workers]
         assert ended == [True] * 3, (at, run.workers)
+
+
+def test_drawn_faults_hit_each_node_by_itself_after_exponential_times(make_scenario: Callable[..., Scenario]) -> None:
+    count, mean = 400, 30.0
+    faults = (
+        Crash(node=("worker-0", "server-0"), at=10.0, restart=2.0, times=count, every=mean, drawn=True),
+        Pause(node="worker-1", at=0.0, duration=5.0, times=count, every=mean, drawn=True),
+        Link(
+            node="worker-2",
+            to="server-0",
+            both=False,
+            at=0.0,
+            duration=3.0,
+            loss=0.5,
+            times=count,
+            every=mean,
+            drawn=True,
+        ),
+        Reset(node="worker-2", to="server-0", at=0.0, times=count, every=mean, drawn=True),
+    )
+    scenario = make_scenario(3, STEPS, ShiftedExponential(shift=0.5, scale=0.5), fault=faults)
+    timeline = draw_timeline(scenario, 1)
+    again = draw_timeline(scenario, 1)
+    assert (timeline.strikes, timeline.disturbances) == (again.strikes, again.disturbances)
+    assert timeline.resets == again.resets
+    hits = {
+        name: [strike.at for strike in timeline.strikes if strike.node == name] for name in ("worker-0", "server-0")
+    }
+    assert hits["worker-0"] != hits["server-0"]
+    paused = [strike.at for strike in timeline.strikes if strike.kind == "pause"]
+    bad = [disturbance.at for disturbance in timeline.disturbances]
+    cut = [at for at, _, _ in timeline.resets]
+    three_errors = 3.0 * mean / count**0.5
+    for times, begin, lasts in ((crashes, 10.0, 2.0), (paused, 0.0, 5.0), (bad, 0.0, 3.0), (cut, 0.0, 0.0)):
+        up = (times[-1] - begin - (count - 1) * lasts) / count
+        assert abs(up - mean) < three_errors
+
+
+def test_workers_and_servers_that_pause_at_random_lose_nothing(make_scenario: Callable[..., Scenario]) -> None:
+    pauses = Pause(node=("workers", "servers"), at=0.0, duration=0.5, times=5, every=2.0, drawn=True)
+    bad = Link(node="workers", to="servers", duration=1.0, loss=0.2, times=5, every=2.0, drawn=True)
+    scenario = make_scenario(3, STEPS, ShiftedExponential(shift=0.5, scale=0.5), fault=(pauses, bad))
+    run = simulate(scenario, "bsp", 3)
+    assert find_violations(run) == []
+    assert [len(worker.pushed) for worker in run.workers] == [STEPS] * 3
