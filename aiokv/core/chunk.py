@@ -158,7 +158,7 @@ class Chunk(Record, eq=False):
     `previous` is the version before the current one, where the store keeps it, and `clocks` are those of each rank's
     last push, for a process that takes the place of a lost one; -1, and nothing, where none may.
 
-    `admitted` are the numbers of pushes from which ranks go on that have joined.
+    `admitted` are the numbers of pushes from which ranks go on that have joined, and how many each had made before.
 
     `refused` says of the last pushes whose update could not be made why.
 
@@ -199,7 +199,7 @@ class Chunk(Record, eq=False):
     refused: dict[tuple[Rank, int], AiokvError] = field(default_factory=dict)
     previous: Version = NONE
     clocks: dict[Rank, int] = field(default_factory=dict)
-    admitted: dict[Rank, int] = field(default_factory=dict)
+    admitted: dict[Rank, tuple[int, int]] = field(default_factory=dict)
     cut: int = 0
     nbytes: int = 0
     """Bytes of the elements."""
@@ -286,7 +286,8 @@ class Chunk(Record, eq=False):
         # is, but not beyond the boundary.
         number = self.version if self.policy.in_step else since
         count = number - self.since if self.policy.in_step else min([since, *others])
-        self.pushed[rank] = self.reflected[rank] = self.admitted[rank] = number
+        self.admitted[rank] = (number, self.counted.get(rank, 0))
+        self.pushed[rank] = self.reflected[rank] = number
         self.before[rank], self.clocks[rank] = number - count, since
         if self.reads is not None:
             self.reads.begin(rank, self.version)
@@ -341,7 +342,11 @@ class Chunk(Record, eq=False):
         """
         if self.rounds is not None:
             return self.before | self.rounds.made
-        return {rank: number for rank, number in self.reflected.items() if number > self.admitted.get(rank, -1)}
+        counts = dict(self.reflected)
+        for rank, (number, before) in self.admitted.items():
+            if counts.get(rank) == number:
+                counts[rank] = before
+        return {rank: number for rank, number in counts.items() if number or rank not in self.admitted}
 
     def has_open(self, clock: int) -> bool:
         """Tell whether something that was pushed with a clock, or an earlier one, is not made, and not dropped yet."""
