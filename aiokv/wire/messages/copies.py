@@ -1,0 +1,112 @@
+"""From a server to its standby; see `core.copying` and `core.standby`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokv.wire.messages.base import Message
+from aiokv.wire.messages.data import SetCompression
+from aiokv.wire.messages.saving import RulesState
+
+
+class AttachStandby(Message):
+    """A server says to its standby who it is. Answered by a `Replicated`: what has come from this process so far.
+
+    It is answered when the standby has a view in which it is that.
+    """
+
+    index: int
+    name: str
+    incarnation: int
+    epoch: int
+    timeout: float
+
+
+class RankCount(Message):
+    """What a chunk knows of a rank: how many of its pushes are in the value, how many were when its policy began, and
+    the clock of the last one.
+    """
+
+    rank: int
+    count: int
+    before: int
+    clock: int
+
+
+class Copy(Message):
+    """All that a server has of a chunk. Payload: value and state of the rule, in the safetensors format.
+
+    The chunk is elements [start, stop) of one key; of several `keys` it is all of each, and `start` is -1. With the
+    version `since` its policy began. `number` counts what is sent to a standby, here and in the messages below. Of a
+    `sparse` key, start and stop are rows, and what follows is as in `InitRows`.
+    """
+
+    number: int
+    keys: tuple[str | int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    digests: tuple[bytes, ...]
+    dtype: str
+    start: int
+    stop: int
+    policy: str
+    group: tuple[int, ...]
+    version: int
+    since: int
+    counts: tuple[RankCount, ...]
+    sparse: bool = False
+    lazy: bool = True
+    initializer: dict[str, Any] = {}
+
+
+class Replicate(Message):
+    """The update that makes `version` of a chunk. Payload: the sum of the contributions, as the server has it.
+
+    `parts` are the contributions in the order of the sum: rank, sequence, version read, and clock. The sum is to be
+    divided by `divisor`; `clock`, `norms` and `keep` as in `core.effects.Apply`. Of a row-sparse chunk the payload are
+    the contributions themselves, one after the other, which have these `lengths`, and `factors` as in `ApplyRows`.
+    """
+
+    number: int
+    key: str | int
+    start: int
+    version: int
+    parts: tuple[tuple[int, int, int, int], ...]
+    clock: int
+    divisor: int
+    norms: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    keep: bool = False
+    lengths: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+
+
+class CopySettings(Message):
+    """All that a server knows besides its chunks: the update rule, the changes of compression in their order, each with
+    the rank that was the first to ask for it, and the numbers of its bundles. The next one gets number `next_bundle`.
+    """
+
+    number: int
+    rules: RulesState
+    compressions: tuple[tuple[int, SetCompression], ...]
+    bundles: tuple[tuple[int, tuple[str | int, ...]], ...]
+    next_bundle: int
+
+
+class ForgetKey(Message):
+    """A key is no more."""
+
+    number: int
+    key: str | int
+
+
+class CopyTotals(Message):
+    """The newest totals of a key whose home the server is, by version and phase; nobody has heard of them before."""
+
+    number: int
+    key: str | int
+    totals: tuple[tuple[int, int, tuple[float, ...]], ...]
+
+
+class Replicated(Message):
+    """All is here up to this number."""
+
+    number: int
