@@ -17,6 +17,7 @@ import aiokv
 from aiokv.codec import TwoBit
 from aiokv.core import stimuli as st
 from aiokv.errors import CodecError, NotFiniteError, ProtocolError, UnknownKeyError
+from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -372,7 +373,7 @@ async def test_a_malformed_payload_is_refused_and_nothing_is_counted(cluster: Ma
         (server,) = running.servers
         await kv.init("w", full((3,), 0))
         await kv.set_gradient_compression(TWO_BIT)
-        peer = next(iter(vars(server._machine)["_ranks"]))
+        peer = next(peer for peer in server._links if peer > SCHEDULER)
         slot, view = server.store.land(4)
         view[:] = bytes([0b01000000, 0, 0, 0])
         message = m.Push("w", (3,), "float32", 0, 3, 1, 0, False, 5.0, codec=TwoBit().number)
