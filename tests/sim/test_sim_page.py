@@ -15,7 +15,7 @@ def test_the_sweep_from_python_compares_all_combinations(tmp_path: Path) -> None
     [script] = [snippet for snippet in snippets if "Sweep" in snippet]
     (tmp_path / "compare.py").write_text(script, encoding="utf-8")
     command = [sys.executable, "-W", "error", "compare.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=110)
     assert done.stderr == ""
     steps = dict(re.findall(r"^(.*): ([\d.]+) s ± [\d.]+$", done.stdout, re.MULTILINE))
     settings = [
