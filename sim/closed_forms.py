@@ -192,6 +192,26 @@ def best_first(n: int, shift: float) -> int:
     return max(range(1, n + 1), key=lambda k: k / (shift + first_exponential(n, k)))
 
 
+def coded_round(n: int, spare: int, shift: float, scale: float) -> float:
+    """Return the mean time of a round with gradient coding whose delays do not grow with the work.
+
+    Every worker computes spare + 1 of the n parts and sends one sum, and any n - spare sums give the whole gradient
+    (Tandon and others 2017).
+
+    Args:
+        n: workers, and parts.
+        spare: how many workers a round does not wait for.
+        shift: time that one part takes.
+        scale: mean of the exponential delay of a worker.
+    """
+    return (spare + 1) * shift + scale * first_exponential(n, n - spare)
+
+
+def coded_round_in_proportion(n: int, spare: int, shift: float, scale: float) -> float:
+    """Return the same where each part takes shift + exponential(scale), equal for all parts of a worker."""
+    return (spare + 1) * (shift + scale * first_exponential(n, n - spare))
+
+
 def stale_pair(fast: float, slow: float, bound: int) -> tuple[float, float]:
     """Return steps a second of each of two exponential workers under SSP, and how often the fast one is blocked.
 

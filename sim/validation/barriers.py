@@ -29,11 +29,9 @@ def exponential() -> Iterator[Case]:
 
 
 def shifted() -> Iterator[Case]:
-    """Cases 2 and 22: a shift is added to the largest of N exponential times."""
+    """Case 2: a shift is added to the largest of N exponential times."""
     times = _steps(16, 800, ShiftedExponential(shift=1.0, scale=0.5))
     yield estimated("2 bsp step, 1 + exponential(0.5), N=16", times, 1.0 + 0.5 * known.harmonic(16))
-    times = _steps(12, 800, ShiftedExponential(shift=1.0, scale=5.0))
-    yield estimated("22 uncoded gradients, 1 + exponential(5), n=12, s=0", times, 1.0 + 5.0 * known.harmonic(12))
 
 
 def normal() -> Iterator[Case]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from sim.record import Run
 
+CODED: Final = 12
+"""Workers with gradient coding, and parts of a gradient."""
+
 MANY: Final = 1_000_000
 """More steps than any worker takes before its run is stopped."""
 
@@ -97,3 +100,36 @@ def best() -> Iterator[Case]:
         yield estimated(f"30 seconds a gradient, K={k}, {shift:g} + exponential(1)", seconds[k], expected)
         fewest = min(seconds, key=lambda n: statistics.fmean(seconds[n]))
         yield exact(f"30 best simulated K of {', '.join(map(str, seconds))}, {shift:g} + exponential(1)", fewest, k)
+
+
+def _coded(spare: int, law: Law) -> list[float]:
+    """Return the times of rounds that do not wait for so many workers."""
+    return _times(run_rounds(f"k_sync:{CODED - spare}", CODED, 300, law, cancel=True))
+
+
+def coded() -> Iterator[Case]:
+    """Case 22: gradient coding where a worker's delay does not depend on how many parts it computes."""
+    means = {}
+    for spare in range(CODED):
+        times = _coded(spare, ShiftedExponential(shift=spare + 1.0, scale=5.0))
+        means[spare] = statistics.fmean(times)
+        name = f"22 coded round, {spare + 1} + exponential(5), n={CODED}, s={spare}"
+        yield estimated(name, times, known.coded_round(CODED, spare, 1.0, 5.0))
+    # With 4 and 5 it takes equally long.
+    best = min(means, key=lambda spare: means[spare])
+    yield within(f"22 best simulated s, delay exponential(5), n={CODED}", best, 4.5, 0.5)
+
+
+def coded_in_proportion() -> Iterator[Case]:
+    """Case 22: where the delay grows with the number of parts, coding makes every round longer."""
+    means = {}
+    for spare in (0, 1, 3, 5, 8):
+        parts = spare + 1.0
+        times = _coded(spare, ShiftedExponential(shift=parts, scale=5.0 * parts))
+        means[spare] = statistics.fmean(times)
+        name = f"22 coded round, {parts:g} (1 + exponential(5)), n={CODED}, s={spare}"
+        yield estimated(name, times, known.coded_round_in_proportion(CODED, spare, 1.0, 5.0))
+    best = min(means, key=lambda spare: means[spare])
+    yield exact(f"22 best simulated s of {', '.join(map(str, means))}, delay in proportion, n={CODED}", best, 0)
+    best = min(range(CODED), key=lambda spare: known.coded_round_in_proportion(CODED, spare, 1.0, 5.0))
+    yield exact(f"22 best s, delay in proportion, n={CODED}", best, 0)

@@ -45,6 +45,10 @@ def test_closed_forms_of_policies_are_the_published_numbers() -> None:
     # The square of a Pareto time with shape 2 has none, with shape 6 it is one with shape 3.
     assert known.first_pareto(10, 9, 6.0, 2) == pytest.approx(known.first_pareto(10, 9, 3.0))
     assert [known.best_first(100, shift) for shift in (0.1, 0.5, 1.0, 2.0, 5.0)] == [34, 58, 69, 78, 88]
+    coded = [16.5161, 12.5161, 11.0161, 10.3494, 10.0994, 10.0994]
+    assert [round(known.coded_round(12, spare, 1.0, 5.0), 4) for spare in range(6)] == coded
+    # Both of two workers compute everything, and the first of them is waited for: 2 (1 + 5/2).
+    assert known.coded_round_in_proportion(2, 1, 1.0, 5.0) == pytest.approx(7.0)
     rates = {(1, 0): 0.66667, (1, 1): 0.8, (1, 3): 0.88889, (2, 0): 0.85714, (2, 1): 0.96774, (2, 3): 0.99804}
     assert {pair: round(known.stale_pair(pair[0], 1.0, pair[1])[0], 5) for pair in rates} == rates
     assert [round(known.stale_pair(2.0, 1.0, bound)[1], 3) for bound in (0, 1, 3)] == [0.571, 0.516, 0.501]
