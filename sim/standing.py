@@ -34,6 +34,11 @@ class Standing:
     def make(self, update: UpdateRecord, *, waits: bool) -> None:
         """Take note of an update that a server makes, or has made; unless it `waits` for its standby, that stands."""
         place = (update.key, update.start)
+        if not waits and place not in self.waiting:
+            # It has never waited for a standby, so each version is to be made once.
+            self.made[place] = update.version
+            self.on_update(update)
+            return
         # Of one that was made by a server that is lost nobody has heard.
         self.waiting.setdefault(place, {})[update.version] = update
         if not waits or update.version <= self.copied.get(place, 0):
