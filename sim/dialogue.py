@@ -59,6 +59,8 @@ class Question(Record, eq=False):
     due: float
     after_loss: bool
     """The node knew already that the worker was lost."""
+    decided: float | None = None
+    """When the answer was there, if it waits for a standby since then: how long is up to others."""
 
 
 @dataclass(slots=True)
@@ -177,8 +179,20 @@ class Dialogue:
 
     # --- messages that leave ---
 
+    def held(self, node: str, peer: Peer, request: int, now: float) -> None:
+        """A node has an answer that waits until its standby has what it says."""
+        question = self._open[node][peer].get(request)
+        if question is not None:
+            question.decided = now
+
     def unheard(self, node: str, peer: Peer, to: str, request: int, message: m.Message, now: float) -> None:
-        """A node sends a message over a connection that the other side has closed: an answer is one all the same."""
+        """A node sends a message over a connection that the other side has closed: an answer is one all the same.
+
+        And a view is published, although nobody hears of it by this.
+        """
+        if type(message) is m.View:
+            self._view_sent(message, now)
+            return
         question = self._open[node][peer].get(request) if type(message) in _ANSWERS else None
         if question is not None and isinstance(question.message, m.Barrier):
             # The others are let through, too.
@@ -197,6 +211,7 @@ class Dialogue:
             question = self._open[node][peer].pop(request, None)
             found = []
             if question is not None:
+                now = now if question.decided is None else question.decided
                 found = self._answer(node, question, request, message, payload, now)
             elif isinstance(message, (m.Done, m.Value)) and not to.startswith("server"):
                 found = [f"{type(message).__name__} answers nothing that is open"]
@@ -412,7 +427,7 @@ class Dialogue:
         for question in questions.values():
             if isinstance(question.message, m.Barrier):
                 self._meeting[question.message.name, question.message.group].pop(question.asker, None)
-            if now > question.due + ROUNDING:
+            if question.decided is None and now > question.due + ROUNDING:
                 self._report([f"{node} to {question.asker}: {type(question.message).__name__} was never answered"])
 
     def finish(self, now: float) -> None:

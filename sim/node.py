@@ -437,6 +437,8 @@ class Node:
             case fx.KeepResiduals() | fx.WriteResiduals():
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
             case fx.Hold(answer):
+                if self._checks is not None:
+                    self._checks.dialogue.held(self.name, answer.peer, answer.request, self._env.now)
                 self._held.append(lambda: self._perform(answer))
             case fx.LetGo(count):
                 for _ in range(count):

@@ -120,6 +120,21 @@ def test_answer_over_a_connection_that_the_other_side_has_closed_is_one(heard: H
     assert heard.found == []
 
 
+def test_answer_that_waits_for_a_standby_is_in_time_when_its_server_has_it_in_time(heard: Heard) -> None:
+    for request, now in ((5, 4.0), (6, 12.5)):
+        heard.ask(PULL, request=request)
+        heard.looks.held("server-0", 3, request, now)
+        heard.answer(m.Value(0), 0, request=request, now=20.0)
+    assert heard.found == ["server-0 to worker-0: answers Pull 0.5 s too late"]
+
+
+def test_answer_that_still_waits_for_a_standby_in_the_end_was_there(heard: Heard) -> None:
+    heard.ask(PULL)
+    heard.looks.held("server-0", 3, 5, 4.0)
+    heard.looks.finish(100.0)
+    assert heard.found == []
+
+
 def test_an_answer_to_nothing(heard: Heard) -> None:
     heard.answer(m.Value(0), 0)
     assert heard.found == ["server-0 to worker-0: Value answers nothing that is open"]
@@ -129,6 +144,14 @@ def test_an_epoch_that_is_left_out(heard: Heard) -> None:
     heard.looks.sent("scheduler", 0, "worker-0", 0, view(1, "alive", "alive"), None, 0.0)
     heard.looks.sent("scheduler", 0, "worker-0", 0, view(3, "alive", "left"), None, 0.0)
     assert heard.found == ["epoch 3 follows epoch 1"]
+
+
+def test_epoch_that_nobody_could_hear_of_is_not_left_out(heard: Heard) -> None:
+    """The connections had ended, which the scheduler did not know yet."""
+    heard.looks.sent("scheduler", 0, "worker-0", 0, view(1, "alive", "alive"), None, 0.0)
+    heard.looks.unheard("scheduler", 0, "worker-0", 0, view(2, "alive", "left"), 0.0)
+    heard.looks.sent("scheduler", 1, "worker-1", 0, view(3, "left", "left"), None, 0.0)
+    assert heard.found == []
 
 
 def test_a_push_that_comes_after_its_worker_was_lost(heard: Heard) -> None:
