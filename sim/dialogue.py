@@ -367,9 +367,10 @@ class Dialogue:
                 del self._evicted[entry.name]
         given_up = [entry.name for entry in before.workers if entry.state in {"joining", "away"}]
         for name in [name for name in _lost(view) if name not in given_up]:
-            silent = now - self._heard.get(name, 0.0)
             # A standby is lost with its process.
-            ended = name in self._closed or name.partition("/")[0] in self._closed
+            nodes = {name, name.partition("/")[0]}
+            silent = now - min(self._heard.get(node, 0.0) for node in nodes)
+            ended = not nodes.isdisjoint(self._closed)
             if name not in _lost(before) and not ended and silent < self._death - ROUNDING:
                 self._report([f"{name} is called lost, but was heard {silent:g} s before"])
 

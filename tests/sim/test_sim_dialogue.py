@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from aiokv.core.effects import StoredChunk
 from aiokv.errors import ProtocolError, RoundTimeoutError
@@ -152,6 +153,17 @@ def test_epoch_that_nobody_could_hear_of_is_not_left_out(heard: Heard) -> None:
     heard.looks.unheard("scheduler", 0, "worker-0", 0, view(2, "alive", "left"), 0.0)
     heard.looks.sent("scheduler", 1, "worker-1", 0, view(3, "left", "left"), None, 0.0)
     assert heard.found == []
+
+
+def test_standby_may_be_lost_with_its_process_which_was_silent_for_longer(heard: Heard) -> None:
+    beat = m.Heartbeat()
+    names = ("server-1", "server-1/0.1", "server-2")
+    for name, now in zip(names, (0.0, 5.0, 5.0), strict=True):
+        heard.looks.arrived("scheduler", 3, name, 0, beat, now)
+    for epoch, state in ((1, "alive"), (2, "lost")):
+        servers = tuple(m.ServerEntry(index, name, 1, "", 0, state, "") for index, name in enumerate(names[1:]))
+        heard.looks.sent("scheduler", 0, "worker-0", 0, structs.replace(view(epoch), servers=servers), None, 10.0)
+    assert heard.found == ["server-2 is called lost, but was heard 5 s before"]
 
 
 def test_a_push_that_comes_after_its_worker_was_lost(heard: Heard) -> None:
