@@ -93,7 +93,8 @@ def random_scenario(seed: int) -> Scenario:
     made = _shrinking(random.Random(f"{seed}:shrink"), _saving(seed, made))
     made = _respawning(random.Random(f"{seed}:respawn"), _tearing(seed, made))
     made = _parting_servers(random.Random(f"{seed}:servers"), made)
-    return _joining(random.Random(f"{seed}:join"), made)
+    made = _joining(random.Random(f"{seed}:join"), made)
+    return _copying(random.Random(f"{seed}:copies"), made)
 
 
 def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
@@ -112,6 +113,22 @@ def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
         faults.append(f.Leave(node=leaver, after=stream.randint(1, 3)))
     cluster = msgspec.structs.replace(cluster, max_workers=cluster.workers + count)
     return msgspec.structs.replace(scenario, cluster=cluster, fault=(*scenario.fault, *faults))
+
+
+def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Let every parameter be on two servers, in some scenarios in which it may be; in half of these a server crashes."""
+    cluster = scenario.cluster
+    policies = (*scenario.policies, *(change.policy for change in scenario.change))
+    may_be = len(scenario.servers) > 1 and cluster.on_worker_loss != "shrink" and not cluster.restarts
+    if not may_be or any(get_policy(policy).decides for policy in policies) or not _happens(stream, 0.2):
+        return scenario
+    cluster = msgspec.structs.replace(cluster, replication=2)
+    scenario = msgspec.structs.replace(scenario, cluster=cluster)
+    if _happens(stream, 0.5):
+        return scenario
+    at, restart = round(stream.uniform(STEP, SPAN), 3), stream.choice((None, STEP, 4.0 * STEP))
+    crash = f.Crash(node=stream.choice(scenario.servers), at=at, restart=restart)
+    return msgspec.structs.replace(scenario, fault=(*scenario.fault, crash))
 
 
 def _tearing(seed: int, scenario: Scenario) -> Scenario:

@@ -14,7 +14,7 @@ from aiokv.errors import ConfigError
 from aiokv.policy import policy_names
 from sim import cli
 from sim.cluster import simulate
-from sim.faults import AnyFault, Link
+from sim.faults import AnyFault, Crash, Link
 from sim.fuzz import fuzz, parse_seeds, wrong_with
 from sim.random_scenarios import random_scenario
 from sim.scenario import parse_scenario
@@ -53,6 +53,8 @@ def test_the_scenarios_have_all_policies_and_all_that_can_go_wrong() -> None:
     assert {scenario.policies[0].split(":")[0] for scenario in scenarios} == set(policy_names())
     assert any(tensor.group for scenario in scenarios for tensor in scenario.tensor)
     assert {scenario.cluster.workers for scenario in scenarios} == {1, 2, 3, 4, 5}
+    copied = [scenario for scenario in scenarios if scenario.cluster.replication == 2]
+    assert any(isinstance(fault, Crash) and "server" in fault.node for one in copied for fault in one.fault)
 
 
 @pytest.mark.usefixtures("early_barriers")
