@@ -116,7 +116,7 @@ def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
-    """Let every parameter be on two servers, in some scenarios in which it may be; in half of these a server crashes."""
+    """Let every parameter be on two servers in some scenarios where it may be; in half of these a server crashes."""
     cluster = scenario.cluster
     policies = (*scenario.policies, *(change.policy for change in scenario.change))
     may_be = len(scenario.servers) > 1 and cluster.on_worker_loss != "shrink" and not cluster.restarts

@@ -68,7 +68,9 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 def _fewer_nodes(scenario: Scenario) -> Iterator[dict[str, Any]]:
     cluster = scenario.cluster
-    if cluster.servers > 1 and not _is_named(scenario, scenario.servers[-1]):
+    if cluster.replication > 1:
+        yield {"cluster": msgspec.structs.replace(cluster, replication=1)}
+    if cluster.servers > cluster.replication and not _is_named(scenario, scenario.servers[-1]):
         yield {"cluster": msgspec.structs.replace(cluster, servers=cluster.servers - 1)}
     last = scenario.workers[-1]
     in_group = any(cluster.workers - 1 in tensor.group for tensor in scenario.tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from sim.faults import Crash, Link, Pause
 from sim.sections import ClusterSection, JobSection, NetworkSection, TensorSection
@@ -56,6 +57,14 @@ def test_what_a_failure_needs_stays(large: Scenario) -> None:
     assert [tensor.group for tensor in smallest.tensor] == [(0, 1)]
     assert smallest.cluster.workers == 2
     assert smallest.fault == ()
+
+
+def test_standbys_stay_only_where_the_failure_needs_them(large: Scenario) -> None:
+    copied = structs.replace(large, cluster=structs.replace(large.cluster, replication=2))
+    assert shrink(copied, lambda scenario: True).cluster.replication == 1
+    smallest = shrink(copied, lambda scenario: scenario.cluster.replication == 2)
+    # There is none without a second server.
+    assert smallest.cluster.servers == 2
 
 
 def test_it_is_tried_so_often_and_not_more(large: Scenario) -> None:
