@@ -15,6 +15,7 @@ from aiokv.errors import (
     StaleEpochError,
     UnknownKeyError,
 )
+from aiokv.policy import get_policy
 from sim.faults import (
     Bursts,
     Crash,
@@ -142,6 +143,9 @@ def _bystanders(run: Run) -> list[str]:
     if run.changes or scenario.job.save_every:
         return []
     waits_for_nobody = run.policy.split(":")[0] in UNWAITING and not scenario.job.barrier_every
+    if scenario.job.overlap and scenario.cluster.min_workers > 1 and get_policy(run.policy).decides:
+        # A step is several calls. Where one of them is in a round, so are the others, which wait for who is away.
+        waits_for_nobody = False
     if not waits_for_nobody and not _goes_on(run):
         return []
     if not all(worker.steps for worker in run.workers):

@@ -88,7 +88,7 @@ class Worker:
             yield from finish(node.call(Join(node.new_call(), cluster.join_timeout)))
             record.rank = session.rank
             yield from self._initialise(node, record.rank)
-            if cluster.on_worker_loss == "respawn" or cluster.max_workers:
+            if cluster.on_worker_loss == "respawn" or cluster.max_workers or cluster.min_workers > 1:
                 yield from self._go_on(node, session)
             self._begin(env.now, is_first)
             yield from self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)

@@ -119,3 +119,14 @@ def test_worker_that_dies_at_any_moment_of_a_step_goes_on_in_its_place(
 def test_bsp_is_in_step_although_a_worker_dies(run_with: Callable[..., Run]) -> None:
     run = run_with(Crash(node="worker-2", at=5.13, restart=0.5), on_worker_loss="respawn")
     assert all(update.staleness == [0] * WORKERS for update in run.updates)
+
+
+def test_worker_that_the_others_wait_for_makes_each_step_once_in_its_lives(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    """It is lost in its first step, and again in the same step: its last life begins with that."""
+    cluster = ClusterSection(workers=2, death_timeout=10.0, on_worker_loss="shrink", respawn_timeout=6.0, min_workers=2)
+    crash = Crash(node="worker-0", at=0.5, restart=1.0, times=2, every=2.0)
+    run = simulate(make_scenario(2, 3, Constant(mean=1.0), fault=(crash,), cluster=cluster), "asp", 1)
+    assert [worker.error for worker in run.workers] == [None, None]
+    assert [number for number, _ in run.worker_by_name["worker-0"].numbered] == [1, 2, 3]
