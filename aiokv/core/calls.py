@@ -114,7 +114,6 @@ class Request(Record, eq=False, gc=False):
     peer: Peer
     part: Part | None = None
     message: m.Message | None = None
-    priority: int = URGENT
 
     @property
     def pushes(self) -> bool:
@@ -238,14 +237,15 @@ class Calls:
     def request(self, call: Call | None, peer: Peer, message: m.Message, priority: int = URGENT) -> Send:
         """Return what asks something for a call, or for the session itself, without a payload."""
         number = self.ask(call, peer)
-        self._requests[number].message, self._requests[number].priority = message, priority
+        self._requests[number].message = message
         return Send(peer, number, message, None, priority)
 
     def again(self, peer: Peer, now: float) -> list[Effect]:
         """Return what sends everything again that a server has not answered, in the order in which it was asked.
 
         The numbers of pushes tell the server what it has had before. What nobody waits for is asked again only if it
-        brings a contribution.
+        brings a contribution. All of it is urgent, so that it keeps that order: some of it was asked because what had
+        been asked before was there, which another server knows nothing of.
         """
         effects: list[Effect] = []
         for number, request in list(self._requests.items()):
@@ -255,14 +255,12 @@ class Calls:
             if call is None and not request.pushes:
                 del self._requests[number]
                 continue
-            message, payload, priority = request.message, None, request.priority
-            if part is not None:
-                message, payload, priority = part.message, part.sends, part.priority
+            message, payload = (request.message, None) if part is None else (part.message, part.sends)
             assert message is not None, "it is that of a part, or of its own"
             if call is not None and hasattr(message, "timeout"):
                 left = max(0.0, self.deadlines[call.number] - now)
                 message = structs.replace(message, timeout=answer_time(left))
-            effects.append(Send(peer, number, message, payload, priority))
+            effects.append(Send(peer, number, message, payload, URGENT))
         return effects
 
     def ask_scheduler(self, call: Call | None, message: m.Message) -> list[Effect]:

@@ -104,17 +104,20 @@ def test_calls_go_on_with_the_other_node(small_chunks: Worker, like: type[Like],
 def test_what_is_asked_in_the_middle_of_it_goes_to_the_other_node_in_its_order(small_chunks: Worker) -> None:
     worker = small_chunks
     calls = [push(worker), set_rule(worker)]
+    calls.append(worker.call(st.AdjustOptimizer, params={"learning_rate": 0.1}, since=2, timeout=10.0))
     promote(worker)
     calls.append(push(worker))
     first = attach(worker)
     calls.append(pull(worker))
-    assert [send.peer for call in calls[2:] for send in call.sends] == [0, 0]
+    assert [send.peer for call in calls[3:] for send in call.sends] == [0, 0]
     again = only(worker.answer(first), ef.Send)
-    assert [type(send.message) for send in again] == [m.Push, m.SetOptimizer, m.Push, m.Pull]
+    assert [type(send.message) for send in again] == [m.Push, m.SetOptimizer, m.ChangeOptimizer, m.Push, m.Pull]
+    # Of what waits in a connection the more urgent would leave first.
+    assert len({send.priority for send in again}) == 1
     assert [send.message.sequence for send in again if isinstance(send.message, m.Push)] == [1, 2]
     for send in (*again, *(send for call in calls for send in call.sends if send.peer == 0)):
         worker.answer(send)
-    assert [call.outcome for call in calls] == ["done"] * 4
+    assert [call.outcome for call in calls] == ["done"] * 5
 
 
 def test_answers_of_the_node_before_count_no_longer(small_chunks: Worker) -> None:
