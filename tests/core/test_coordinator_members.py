@@ -20,7 +20,7 @@ from aiokv.errors import (
     StaleEpochError,
     WorkerLostError,
 )
-from aiokv.types import SCHEDULER, Role
+from aiokv.types import SCHEDULER, Role, peer_of_server
 from aiokv.wire import messages as m
 from tests.core.conftest import only, views_entries
 
@@ -42,6 +42,10 @@ def test_server_registers_with_its_address(outsider: Server, like: type[Like]) -
     assert outsider.handle(st.Connected(SCHEDULER)) == [
         like(ef.Send, peer=SCHEDULER, message=like(m.Register, role=Role.SERVER, host="127.0.0.1", port=9000))
     ]
+
+
+def test_what_comes_over_a_link_to_another_server_that_is_given_up_is_forgotten(outsider: Server) -> None:
+    assert outsider.handle(st.Received(peer_of_server(1), 2, m.Done())) == []
 
 
 def test_server_is_a_member_with_the_first_view(outsider: Server) -> None:

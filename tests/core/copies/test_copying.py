@@ -414,6 +414,25 @@ def test_standby_ends_when_it_has_the_copy_of_another_process(make_world: Callab
     assert "it was filled by server-0" in stop.reason
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_key_is_deleted_while_the_link_is_down_that_had_its_update(make_world: Callable[..., World], seed: int) -> None:
+    world = make_world(seed, workers=1)
+    world.run(once(init))
+    world.settle()
+    (peer,) = [peer for peer in world.primary.links if peer < STANDBY]
+    world.begin(lambda worker: iter([[push(worker), worker.ask(m.Delete(("w",), 60.0))]]))
+    copying = world.primary.machine._twin
+    assert isinstance(copying, Copying)
+    while not copying._sent:
+        world.step()
+    world.cut(world.primary, peer)
+    world.go_on()
+    world.settle()
+    assert world.state == "ready"
+    assert not world.primary.machine._catalog.chunks
+    assert not there(world.standby).machine._catalog.chunks
+
+
 def test_key_that_never_came_may_be_forgotten(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1)
     world.run(once(init))
