@@ -420,7 +420,11 @@ def test_key_is_deleted_while_the_link_is_down_that_had_its_update(make_world: C
     world.run(once(init))
     world.settle()
     (peer,) = [peer for peer in world.primary.links if peer < STANDBY]
-    world.begin(lambda worker: iter([[push(worker), worker.ask(m.Delete(("w",), 60.0))]]))
+
+    def push_and_delete(worker: Worker) -> Script:
+        yield [push(worker), worker.ask(m.Delete(("w",), 60.0))]
+
+    world.begin(push_and_delete)
     copying = world.primary.machine._twin
     assert isinstance(copying, Copying)
     while not copying._sent:
