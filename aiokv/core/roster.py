@@ -112,6 +112,9 @@ class Roster:
 
     def entry(self, rank: Rank) -> WorkerEntry | None:
         """Return a worker's entry."""
+        # Mostly they stand in the order of ranks. A table of all for each of many workers would be large.
+        if 0 <= rank < len(self._entries) and self._entries[rank].rank == rank:
+            return self._entries[rank]
         return self._workers.get(rank)
 
     def is_member(self, rank: Rank) -> bool:

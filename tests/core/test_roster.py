@@ -72,3 +72,11 @@ def test_a_group_of_all_who_were_there_is_everybody(joined: Roster) -> None:
     assert joined.check_group((0, 2)) == (0, 2)
     with pytest.raises(MembershipError, match="ranks are 0 to 3"):
         joined.check_group((4,))
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 0, 1)])
+def test_entry_is_found_wherever_it_stands(ranks: tuple[int, ...]) -> None:
+    workers = tuple(m.WorkerEntry(rank, f"worker-{rank}", 1) for rank in ranks)
+    roster = Roster(m.View(1, workers, (), 1.0, 64, 64, 5.0))
+    found = [roster.entry(rank) for rank in (-1, 0, 1, 2, 3)]
+    assert [entry and entry.name for entry in found] == [None, "worker-0", "worker-1", "worker-2", None]
