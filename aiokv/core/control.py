@@ -110,10 +110,7 @@ class Control:
         return [Send(peer, request, m.Done())]
 
     def _execute(self, peer: Peer, request: int, name: str, params: dict[str, Any]) -> list[Effect]:
-        view = self._joiner.view
-        assert view is not None, "workers are known from the view only"
-        (index,) = [entry.index for entry in view.servers if entry.name == self._joiner.name]
-        return [Execute(peer, request, make_command(name, params), index)]
+        return [Execute(peer, request, make_command(name, params), self._joiner.number)]
 
 
 def _merging(message: m.SetOptimizer | m.PutRules) -> Merging:

@@ -121,7 +121,8 @@ class Joiner:
         """Rank of a worker, index of a server; -1 for a server that serves nothing, at least not yet."""
         assert self.view is not None, "it has its place"
         if self.role is Role.SERVER:
-            return next((entry.index for entry in self.view.servers if entry.name == self.name), -1)
+            entry = self.entry_of(self.view)
+            return -1 if entry is None else entry.index
         return next(entry.rank for entry in self.view.workers if entry.name == self.name)
 
     def on_connected(self, now: float) -> list[Effect]:

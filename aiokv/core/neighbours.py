@@ -107,7 +107,7 @@ class Neighbours(Generic[T]):
     @property
     def index(self) -> int:
         """This server's own index."""
-        return next(entry.index for entry in self._servers if entry.name == self._joiner.name)
+        return self._joiner.number
 
     @property
     def _servers(self) -> tuple[m.ServerEntry, ...]:

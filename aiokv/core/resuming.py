@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiokv.core.effects import Configure, Effect, Install, InstallRows, LoadSnapshots, Log, ReadCheckpoint, WantedChunk
-from aiokv.core.merging import Merging
 from aiokv.core.placement import place, place_rows
 from aiokv.core.rows import options_of
 from aiokv.errors import AiokvError
-from aiokv.optim import Assign, make_optimizer
+from aiokv.optim import Assign
 from aiokv.types import Piece
 from aiokv.wire import messages as m
 
@@ -88,14 +87,9 @@ class Resuming:
         self.is_busy = loaded.error is not None
 
     def _set_rule(self, rules: m.RulesState, clock: int) -> list[Effect]:
-        effects: list[Effect] = []
-        if rules.name:
-            rule = make_optimizer(rules.name, rules.params)
-            merging = Merging(rules.reduction, rules.staleness_rate)
-            self._rules.resume(rule, rules.params, merging, rules.changes)
-            effects.append(Configure(rule))
+        rule = self._rules.restore(rules)
         self._rules.newest = clock
-        return effects
+        return [] if rule is None else [Configure(rule)]
 
     def _make_all(self, states: list[ChunkState]) -> list[Effect]:
         of_key: dict[Key, Numbered] = {}

@@ -110,6 +110,18 @@ class Rules:
         self.revision += 1
         return is_new
 
+    def restore(self, state: RulesState) -> Optimizer | None:
+        """Use what `saved` has returned; return the rule if it is set only now.
+
+        Raises:
+            OptimizerError: another one is set, or a change can't be; nothing has changed.
+        """
+        if not state.name:
+            return None
+        rule = make_optimizer(state.name, state.params)
+        is_new = self.resume(rule, state.params, Merging(state.reduction, state.staleness_rate), state.changes)
+        return rule if is_new else None
+
     def changed(self, since: int, params: Mapping[str, Any]) -> Optimizer:
         """Return what the rule would be with some parameters changed.
 

@@ -30,10 +30,9 @@ from aiokv.core.effects import (
     Widen,
     freed,
 )
-from aiokv.core.merging import Merging
 from aiokv.core.rows import options_of
 from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, StaleEpochError
-from aiokv.optim import Assign, make_optimizer
+from aiokv.optim import Assign
 from aiokv.policy import get_policy
 from aiokv.types import ITEM_SIZES, STANDBY, Piece
 from aiokv.wire import messages as m
@@ -309,13 +308,9 @@ class Standby:
     # --- all else ---
 
     def _settings(self, message: m.CopySettings) -> list[Effect]:
-        rules, effects = message.rules, list[Effect]()
-        if rules.name:
-            rule = make_optimizer(rules.name, rules.params)
-            merging = Merging(rules.reduction, rules.staleness_rate)
-            if self._rules.resume(rule, rules.params, merging, rules.changes):
-                effects.append(Configure(rule))
-        self._rules.newest = max(self._rules.newest, rules.clock)
+        rule = self._rules.restore(message.rules)
+        effects: list[Effect] = [] if rule is None else [Configure(rule)]
+        self._rules.newest = max(self._rules.newest, message.rules.clock)
         effects += map(Prepare, self._codecs.resume(message.compressions))
         self._catalog.number(message.bundles, message.next_bundle)
         return effects
