@@ -110,12 +110,14 @@ class Coordinator:
 
     Args:
         joiner: this server's place in the cluster.
+        on_host: whether its values are in the host's memory; others can't be copied to a standby.
     """
 
-    def __init__(self, joiner: Joiner) -> None:
+    def __init__(self, joiner: Joiner, *, on_host: bool = True) -> None:
         if joiner.role is not Role.SERVER:
             raise ValueError(f"a coordinator joins as a server, not as a {joiner.role}")
         self._joiner = joiner
+        self._on_host = on_host
         self._roster = Roster()
         self._workers = WorkerLinks()
         self._once = Once()
@@ -482,7 +484,7 @@ class Coordinator:
                 self._had_none = True
                 return []
             known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming, self._norms)
-            self._twin = Copying(*known, alone=self._had_none)
+            self._twin = Copying(*known, alone=self._had_none, on_host=self._on_host)
             self._changes.on_change = self._boundaries.on_change = self._twin.renew
             self._norms.on_total = self._twin.totalled
         effects = self._twin.viewed(entry, now)

@@ -90,6 +90,7 @@ class Copying:
         norms: who adds up totals of keys.
         alone: whether answers may go on while the first standby is being filled: it is not the one with which the
             server has begun.
+        on_host: whether values are in the host's memory, from which alone they can be copied.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Copying:
         norms: Norms,
         *,
         alone: bool,
+        on_host: bool,
     ) -> None:
         self._joiner = joiner
         self._catalog = catalog
@@ -114,6 +116,7 @@ class Copying:
         self._entry: m.StandbyEntry | None = None
         self._index = 0
         self._alone = alone
+        self._on_host = on_host
         self.waits = not alone
         """Whether answers wait for the standby."""
         self._dirty: dict[Subject, None] = {}
@@ -167,6 +170,8 @@ class Copying:
             effects.append(Send(SCHEDULER, 0, m.StandbyReady(self._index, new.name)))
         if self._joiner.view is not None and self._joiner.view.on_worker_loss == "shrink":
             return effects + self._refuse("what counts of a lost worker is known to one server only")
+        if not self._on_host:
+            return effects + self._refuse("its values are on devices")
         if new.port and not self._linked and not self._connecting and self._give_up_at is None:
             self._give_up_at = now + self._timeout
             effects += self._connect()

@@ -114,7 +114,7 @@ class Server(Node):
             standby=self._standby,
         )
         self.advertised = joiner.advertised
-        self._start(Coordinator(joiner))
+        self._start(Coordinator(joiner, on_host=not isinstance(self._store, DeviceStore)))
         self.feed(st.Join(JOIN_CALL, config.join_timeout))
 
     def leave(self) -> bool:
@@ -322,7 +322,8 @@ class Server(Node):
                 self._perform_stored(effect)
                 self._prepare(codec)
             case ef.StartNode(index, name):
-                own = {"name": name, "bind_port": 0, "advertise_port": 0}
+                # A copy is in the host's memory, wherever this server's own values are.
+                own = {"name": name, "bind_port": 0, "advertise_port": 0, "device": "cpu"}
                 self.siblings.start(name, Server(structs.replace(self.config, **own), standby=index))
             case _ if isinstance(effect, OnCheckpoint):
                 self._checkpoints.perform(effect)

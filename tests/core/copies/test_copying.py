@@ -315,7 +315,8 @@ def test_policies_that_one_server_decides_are_refused(make_world: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("settings", "policy"), [({"on_worker_loss": "shrink"}, "bsp"), ({"replication": 1}, "k_async:1")]
+    ("settings", "policy"),
+    [({"on_worker_loss": "shrink"}, "bsp"), ({"replication": 1}, "k_async:1"), ({"on_host": False}, "bsp")],
 )
 def test_server_that_can_have_no_standby_says_so(
     make_world: Callable[..., World], settings: dict[str, Any], policy: str
