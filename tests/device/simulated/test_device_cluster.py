@@ -37,16 +37,28 @@ SHAPES = {"a": (40, 3), "b": (70,), "c": (), "large": (5000,)}
 
 @contextlib.asynccontextmanager
 async def cluster(
-    device: str, *, servers: int, policy: str, count: int = 2, **others: Any
+    device: str,
+    *,
+    servers: int,
+    policy: str,
+    count: int = 2,
+    replication: int = 1,
+    on_host: tuple[int, ...] = (),
+    **others: Any,
 ) -> AsyncIterator[tuple[list[Any], list[Any]]]:
     settings = {**SETTINGS, "chunk_bytes": 16384, "split_bytes": 16384, **others}
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(
-            aiokv.Scheduler(num_workers=count, num_servers=servers, bind_port=0, **settings)
+            aiokv.Scheduler(num_workers=count, num_servers=servers, bind_port=0, replication=replication, **settings)
         )
         nodes = [
             await stack.enter_async_context(
-                aiokv.Server(scheduler=scheduler.address, name=f"server-{n}", device=device, **settings)
+                aiokv.Server(
+                    scheduler=scheduler.address,
+                    name=f"server-{n}",
+                    device=device if n < on_device else "cpu",
+                    **settings,
+                )
             )
             for n in range(servers)
         ]
@@ -312,3 +324,20 @@ async def test_with_respawn_weights_are_those_of_an_undisturbed_run_on_the_host(
         found = await asyncio.gather(survivor, train(workers[1]))
     for mine in found:
         assert {key: value.tobytes() for key, value in mine.items()} == {k: v.tobytes() for k, v in expected.items()}
+
+
+async def test_server_on_a_device_says_that_it_can_have_no_standby_and_holds_copies_of_others_on_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only the scheduler was told of copies."""
+    caplog.set_level("INFO", "aiokv")
+    async with cluster("cuda", servers=2, policy="bsp", count=1, replication=2, on_host=(1,)) as (nodes, (kv,)):
+        await kv.init("large", np.zeros(5000, np.float32))
+        await kv.set_optimizer("sgd", learning_rate=0.5)
+        value = await kv.pushpull("large", np.ones(5000, np.float32))
+        np.testing.assert_array_equal(value, np.full(5000, -0.5, np.float32))
+        assert [isinstance(node.store, DeviceStore) for node in nodes] == [True, False]
+        assert "server-0 can have no standby: its values are on devices" in caplog.text
+        assert "has a copy of all parameters of server 1" in caplog.text
+        copies = [nodes[0].siblings[name] for name in nodes[0].siblings]
+        assert [isinstance(node.store, DeviceStore) for node in copies] == [False]
