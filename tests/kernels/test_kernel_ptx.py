@@ -116,3 +116,17 @@ def test_squares_are_added_in_float64_each_rounded(kernels: Any, rule: Optimizer
     check(ptx, (9, 0))
     assert {"add.rn.f64", "mul.rn.f64"} <= rounded_operations(ptx)
     assert all(".rn." in operation for operation in rounded_operations(ptx))
+
+
+def test_syntax_trees_are_made_by_one_thread_at_a_time(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device has a thread. Two that did so at once have ended in CPython's SystemError."""
+    rounding = pytest.importorskip("aiokv.kernels.cuda.rounding")
+    parse, held = rounding.ast.parse, []
+
+    def watched(source: str) -> Any:
+        held.append(rounding._parsing.locked())
+        return parse(source)
+
+    monkeypatch.setattr(rounding.ast, "parse", watched)
+    rounding.names.__wrapped__("float32")
+    assert held == [True]

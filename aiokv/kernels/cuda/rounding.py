@@ -11,6 +11,7 @@ import ast
 import functools
 import inspect
 import operator
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,6 +71,10 @@ class _ExplicitRounding(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(ast.Call(function, [node.left, right], []), node))
 
 
+_parsing = threading.Lock()
+"""Each device has a thread, and CPython 3.11 fails when two of them have syntax trees made at the same time."""
+
+
 @functools.cache
 def names(precision: str) -> dict[str, Any]:
     """Return what the sources of kernels may name: `arithmetic` as device functions, and how memory is read."""
@@ -86,9 +91,10 @@ def names(precision: str) -> dict[str, Any]:
     }
     for name in ("read", "read_vector", "write", "write_vector", "number", "element", "where"):
         found[name] = getattr(memory, name)
-    source = _ExplicitRounding().visit(ast.parse(inspect.getsource(arithmetic)))
     made = dict(found)
-    exec(compile(ast.fix_missing_locations(source), arithmetic.__file__, "exec"), made)
+    with _parsing:
+        source = _ExplicitRounding().visit(ast.parse(inspect.getsource(arithmetic)))
+        exec(compile(ast.fix_missing_locations(source), arithmetic.__file__, "exec"), made)
     # What the module has imported must not replace what is put in its place.
     for name in FUNCTIONS:
         found[name] = device_function(_with_names(made[name], found))

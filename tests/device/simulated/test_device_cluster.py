@@ -56,7 +56,7 @@ async def cluster(
                 aiokv.Server(
                     scheduler=scheduler.address,
                     name=f"server-{n}",
-                    device=device if n < on_device else "cpu",
+                    device="cpu" if n in on_host else device,
                     **settings,
                 )
             )
