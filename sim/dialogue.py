@@ -72,6 +72,19 @@ class Holdings:
     """The version that holds a gradient."""
 
 
+@dataclass(slots=True)
+class Published:
+    """The newest view that the scheduler has sent.
+
+    `listeners` are the connections over which it has sent views, and which are there. `alone` says that there was none
+    at some time since: other views may have been published for nobody.
+    """
+
+    view: m.View = field(default_factory=lambda: m.View(0, (), (), 1.0, 1, 1, 1.0))
+    listeners: dict[Peer, None] = field(default_factory=dict)
+    alone: bool = False
+
+
 class Dialogue:
     """Looks at every message of a run when it is sent and when it arrives.
 
@@ -80,7 +93,8 @@ class Dialogue:
       all that its worker had pushed before; unless the policy does not wait, or the answer says that it is dropped.
       No worker gets an older version after a newer one,.
     - What comes from a worker that a server knows to be lost is refused, and is in no update.
-    - Epochs go up by one, a view is the same for all, and nobody is lost who was heard within the death time-out.
+    - Epochs go up by one while somebody could hear of that, a view is the same for all, and nobody is lost who was
+      heard within the death time-out.
     - A barrier lets nobody through before all members of its group are there.
     - No node finds fault with the protocol of another.
 
@@ -119,7 +133,7 @@ class Dialogue:
         self._dropped: set[tuple[Place, Token]] = set()
         self._lost: dict[str, list[str]] = {}
         """Who is lost as far as a node knows."""
-        self._published = m.View(0, (), (), 1.0, 1, 1, 1.0)
+        self._published = Published()
         self._heard: dict[str, float] = {}
         self._closed: set[str] = set()
         self._late: set[tuple[Place, Token]] = set()
@@ -191,7 +205,7 @@ class Dialogue:
         And a view is published, although nobody hears of it by this.
         """
         if type(message) is m.View:
-            self._view_sent(message, now)
+            self._view_sent(peer, message, now)
             return
         question = self._open[node][peer].get(request) if type(message) in _ANSWERS else None
         if question is not None and isinstance(question.message, m.Barrier):
@@ -218,7 +232,7 @@ class Dialogue:
             if found:
                 self._report([f"{node} to {to}: {text}" for text in found])
         elif isinstance(message, m.View):
-            self._view_sent(message, now)
+            self._view_sent(peer, message, now)
 
     def _exchange_sent(self, worker: str, server: str, request: int, message: Push | Pull) -> None:
         places = self._places(server, message)
@@ -338,21 +352,23 @@ class Dialogue:
         absent = []
         if opened != now:
             # This is the first one who is let through.
-            members = [entry for entry in self._published.workers if entry.state in COUNTED]
+            members = [entry for entry in self._published.view.workers if entry.state in COUNTED]
             members = [entry for entry in members if not barrier.group or entry.rank in barrier.group]
             absent = [entry.name for entry in members if entry.name not in here]
         here.pop(asker, None)
         return [f"the barrier {barrier.name!r} opens without {', '.join(absent)}"] if absent else []
 
-    def _view_sent(self, view: m.View, now: float) -> None:
-        before = self._published
+    def _view_sent(self, peer: Peer, view: m.View, now: float) -> None:
+        published = self._published
+        published.listeners[peer] = None
+        before = published.view
         if view.epoch == before.epoch:
             if view is not before and view != before:
                 self._report([f"two views of epoch {view.epoch}"])
             return
-        if view.epoch != before.epoch + 1:
+        if view.epoch != before.epoch + 1 and not (published.alone and view.epoch > before.epoch):
             self._report([f"epoch {view.epoch} follows epoch {before.epoch}"])
-        self._published = view
+        published.view, published.alone = view, False
         for entry in view.workers:
             joined = self._since.setdefault(entry.name, []) if entry.since else []
             if entry.since and entry.since not in joined:
@@ -406,8 +422,11 @@ class Dialogue:
 
     def closed(self, node: str, peer: Peer, source: str, now: float, *, by_itself: bool = False) -> None:
         """A connection of a node is over: nothing that came over it is to be answered any longer."""
-        if node == SCHEDULER and not by_itself:
-            self._closed.add(source)
+        if node == SCHEDULER:
+            self._published.listeners.pop(peer, None)
+            self._published.alone |= not self._published.listeners
+            if not by_itself:
+                self._closed.add(source)
         self._forget(node, self._open[node].pop(peer, {}), now)
 
     def ended(self, node: str, now: float) -> None:
@@ -416,6 +435,8 @@ class Dialogue:
         if node == SCHEDULER:
             # One that is started again has heard nobody yet.
             self._closed.update(self._heard)
+            self._published.listeners.clear()
+            self._published.alone = True
         for name in [name for name in self._sent if name[0] == node]:
             # What was under way need not have arrived.
             del self._sent[name]

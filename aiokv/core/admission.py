@@ -7,6 +7,9 @@ all keys on all servers, and no round is lost. When all workers are past it, and
 worker is told so (`Entered`): what it reads then is what the first of its rounds is computed from, since that can't be
 made without it. One worker after the other is let in.
 
+Where a worker is lost for good, no round can be made any longer for which workers wait for each other; of the last ones
+some parts may be there, and others never will. So nobody can be let in there any more.
+
 Where the job waits because there are too few workers, no round can be made beyond the last one. Then the boundary is
 that, whatever the workers have gone to, and the one that comes counts instead of one that is away.
 """
@@ -75,6 +78,7 @@ class Admissions:
         """The first one is being let in."""
         self._deadlines: Deadlines[str] = Deadlines()
         self._parties: Sequence[Party] = ()
+        self._loss: AiokvError | None = None
         self._stuck = False
         self._newest = 0
         self._made = 0
@@ -102,14 +106,15 @@ class Admissions:
         self._waiting[name] = Entrant(name, rank, timeout)
         return self._begin() if len(self._waiting) == 1 else []
 
-    def viewed(self, parties: Sequence[Party], *, stuck: bool = False) -> list[Effect]:
+    def viewed(self, parties: Sequence[Party], loss: AiokvError | None, *, stuck: bool = False) -> list[Effect]:
         """Take note of who has to agree; what they have said before may not hold any longer.
 
         Args:
             parties: who is there.
+            loss: says which workers are lost for good, if any are.
             stuck: no round can be made.
         """
-        self._parties, self._stuck = parties, stuck
+        self._parties, self._loss, self._stuck = parties, loss, stuck
         return self._begin()
 
     def forget(self, name: str) -> list[Effect]:
@@ -134,6 +139,8 @@ class Admissions:
         entrant = self._first
         if entrant is None:
             return []
+        if entrant.fixed and entrant.meets and self._loss is not None:
+            return self._fail(entrant, self._loss)
         if entrant.fixed:
             late = [party for party in self._parties if self._is_late(entrant, party)]
             peers = [party.peer for party in late if party.peer is not None]
@@ -173,6 +180,8 @@ class Admissions:
             return self._ask(entrant)
         del entrant.silent[name]
         if not entrant.silent:
+            if entrant.meets and self._loss is not None:
+                return self._fail(entrant, self._loss)
             entrant.fixed = True
             self.verdict = Verdict(entrant.name, entrant.clock)
         return []

@@ -535,7 +535,9 @@ class Membership:
         told = self._keeper.viewed(servers_here, workers_here, self._roster, now)
         if not self._plan.max_workers:
             return told
-        return told + self._admissions.viewed(self._parties(servers, workers), stuck=bool(self._vacant))
+        lost = self._roster.lost
+        loss = self._roster.loss(lost, "a join") if lost else None
+        return told + self._admissions.viewed(self._parties(servers, workers), loss, stuck=bool(self._vacant))
 
     def _parties(self, servers: list[Member], workers: list[Member]) -> list[Party]:
         """Return who has to agree before another worker counts: who is lost, or has gone, does not."""

@@ -8,7 +8,7 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.errors import CallTimeoutError, ClusterFullError, PolicyError, StaleEpochError
+from aiokv.errors import CallTimeoutError, ClusterFullError, PolicyError, StaleEpochError, WorkerLostError
 from aiokv.types import Role
 from aiokv.wire import messages as m
 
@@ -126,6 +126,36 @@ def test_nobody_is_asked_while_one_is_not_there(make_scheduler: type[Scheduler])
     scheduler.register("worker-0", again=True, epoch=2)
     assert boundaries(scheduler, "server-0") == [m.Boundary(1, 2)]
     assert asked.pending
+
+
+# --- when a worker is lost for good ---
+
+
+def test_nobody_is_let_in_where_rounds_wait_for_a_worker_that_is_lost(scheduler: Scheduler) -> None:
+    """Of the round in which it was lost one server may have all contributions, and another one never will."""
+    scheduler.drop("worker-1")
+    asked = enter(scheduler)
+    agree(scheduler, 1, "worker-0", "server-0")
+    assert isinstance(asked.error, WorkerLostError)
+    assert asked.error.details["ranks"] == [1]
+    assert (entry(scheduler).state, entry(scheduler).since) == ("joining", 0)
+
+
+def test_who_would_be_let_in_when_a_worker_is_lost_is_told_so(scheduler: Scheduler) -> None:
+    asked = enter(scheduler)
+    agree(scheduler, 1)
+    say(scheduler, "worker-0", m.Passed(1))
+    scheduler.drop("worker-1")
+    assert isinstance(asked.error, WorkerLostError)
+    assert entry(scheduler).state == "evicted"
+
+
+def test_where_nobody_waits_for_others_who_comes_is_let_in_although_a_worker_is_lost(scheduler: Scheduler) -> None:
+    scheduler.drop("worker-1")
+    asked = enter(scheduler)
+    for name in ("worker-0", "server-0"):
+        say(scheduler, name, m.BoundaryClock(1, 0))
+    assert asked.answer == m.Entered(1)
 
 
 def test_one_after_the_other_is_let_in(scheduler: Scheduler) -> None:

@@ -155,6 +155,16 @@ def test_epoch_that_nobody_could_hear_of_is_not_left_out(heard: Heard) -> None:
     assert heard.found == []
 
 
+def test_views_are_published_for_nobody_while_nobody_is_connected(heard: Heard) -> None:
+    heard.looks.sent("scheduler", 0, "worker-0", 0, view(1, "alive", "alive"), None, 0.0)
+    heard.looks.sent("scheduler", 1, "worker-1", 0, view(1, "alive", "alive"), None, 0.0)
+    for peer in (0, 1):
+        heard.looks.closed("scheduler", peer, f"worker-{peer}", 0.0, by_itself=True)
+    heard.looks.sent("scheduler", 2, "worker-0", 0, view(3, "alive", "left"), None, 0.0)
+    heard.looks.sent("scheduler", 2, "worker-0", 0, view(5, "alive", "left"), None, 0.0)
+    assert heard.found == ["epoch 5 follows epoch 3"]
+
+
 def test_standby_may_be_lost_with_its_process_which_was_silent_for_longer(heard: Heard) -> None:
     beat = m.Heartbeat()
     names = ("server-1", "server-1/0.1", "server-2")
