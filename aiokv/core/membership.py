@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from aiokv.core.admission import Admissions, Party, Verdict
+from aiokv.core.attention import Attention
 from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
@@ -80,6 +81,7 @@ class Membership:
         """Names of workers whose place is kept."""
         self._parted: Deadlines[str] = Deadlines()
         """Names of members whose connection has ended, and which may make another one."""
+        self._attention = Attention(plan.heartbeat)
         self._barriers = Barriers()
         self._admissions = Admissions()
         self._early: dict[Peer, Registration] = {}
@@ -128,6 +130,11 @@ class Membership:
         return earliest(joined, *waits, self._keeper.deadline(), self._end_by)
 
     @property
+    def _time_to_come_back(self) -> float:
+        """Seconds that nodes have to connect again to a scheduler that was not there."""
+        return max(self._plan.death_timeout / 2, COME_BACK)
+
+    @property
     def missing(self) -> str:
         """The places that nobody has taken yet, in words; empty when the cluster is complete."""
         absent = []
@@ -138,6 +145,7 @@ class Membership:
         return " and ".join(absent)
 
     def _received(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+        self._attention.heard(now)
         member = self._by_peer.get(peer)
         if member is not None:
             member.heard = now
@@ -376,7 +384,7 @@ class Membership:
         rebuilding = self._rebuilding
         if rebuilding is None:
             rebuilding = self._rebuilding = Rebuilding(
-                until=now + max(self._plan.death_timeout / 2, COME_BACK), beat_at=now + self._plan.heartbeat
+                until=now + self._time_to_come_back, beat_at=now + self._plan.heartbeat
             )
             for member in list(self._members.values()):
                 # They want to join a cluster that is there already.
@@ -654,7 +662,11 @@ class Membership:
             return self._lose(member, reason, now)
         self._unbind(member)
         member.reason = reason
-        self._parted.add(member.name, now + self._plan.reconnect_grace)
+        grace = self._plan.reconnect_grace
+        if self._attention.is_unsure(now):
+            # It may have given up this scheduler, which did not run for a while.
+            grace = max(grace, self._time_to_come_back)
+        self._parted.add(member.name, now + grace)
         return []
 
     def _unbind(self, member: Member) -> None:
@@ -724,9 +736,13 @@ class Membership:
         missing = self.missing
         for peer in self._joining.due(now):
             effects += self._give_up_join(self._by_peer[peer], missing, now)
+        unsure = self._epoch > 0 and self._attention.is_unsure(now)
         for peer in self._silent.due(now):
             if peer not in self._by_peer:
                 # It was lost with another node of its process.
+                continue
+            if unsure:
+                self._silent.add(peer, now + self._plan.heartbeat)
                 continue
             member = self._by_peer[peer]
             silence = now - member.heard
