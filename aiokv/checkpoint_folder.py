@@ -125,9 +125,9 @@ def newest_complete(folder: str) -> Found | None:
             return found
         if found.problem:
             damaged.append(found)
-            logger.error(
-                "the checkpoint %s can't be used, an earlier one is looked for: %s", found.place, found.problem
-            )
+            text = "the checkpoint %s can't be used, an earlier one is looked for: %s"
+            facts = {"place": found.place, "reason": found.problem}
+            logger.error(text, found.place, found.problem, extra={"event": "checkpoint_damaged", "facts": facts})
     if damaged:
         text = f"no checkpoint in {folder} can be used; the newest one: {damaged[0].problem}"
         raise DataError(text, path=damaged[0].place)
@@ -208,4 +208,6 @@ def remove(places: Iterable[str], folder: str) -> None:
             if NAME.fullmatch(home.rpartition("/")[2]) and system.exists(home):
                 system.rm(home, recursive=True)
         except (OSError, ValueError, ImportError, DataError) as error:
-            logger.warning("the old checkpoint %s can't be deleted: %s", place, error)
+            facts = {"place": place, "reason": str(error)}
+            extra = {"event": "checkpoint_not_deleted", "facts": facts}
+            logger.warning("the old checkpoint %s can't be deleted: %s", place, error, extra=extra)

@@ -26,6 +26,7 @@ PLUGIN_GROUP = "aiokv.commands"
 
 OWN = [
     EntryPoint("chaos", "aiokv.chaos.command:chaos", PLUGIN_GROUP),
+    EntryPoint("metrics", "aiokv.why:metrics", PLUGIN_GROUP),
     EntryPoint("why", "aiokv.why:why", PLUGIN_GROUP),
 ]
 """Commands that have a room of their own; nothing of it is imported until it is used."""

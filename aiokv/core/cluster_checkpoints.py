@@ -229,7 +229,8 @@ class Checkpoints:
     def _drop(self, reason: str) -> list[Effect]:
         clock = self._open
         text = f"there is no checkpoint of round {clock}: {reason}"
-        return [Log("warning", text), *self.dropped(clock), _part(clock, reason=reason)]
+        log = Log("warning", text, "checkpoint_dropped", {"clock": clock, "reason": reason})
+        return [log, *self.dropped(clock), _part(clock, reason=reason)]
 
     def scheduler_gone(self) -> list[Effect]:
         """Drop what is open: nobody is there to complete it."""

@@ -22,6 +22,7 @@ from aiokv.core.effects import (
     Effect,
     Log,
     Refuse,
+    Report,
     Send,
     StartNode,
     Stop,
@@ -389,7 +390,7 @@ class Coordinator:
         """Answer what no worker asks."""
         peer, message = received.peer, received.message
         if isinstance(message, m.GetWaiting):
-            return [Send(peer, received.request, self._waiting(now))]
+            return [Report(peer, received.request, self._waiting(now))]
         if isinstance(message, m.AttachStandby):
             return self._attach(peer, received.request, message, now)
         if isinstance(message, COPIED) and isinstance(self._twin, Standby):
@@ -505,7 +506,7 @@ class Coordinator:
         for chunk in self._catalog.chunks.values():
             self._rounds.begin(chunk)
         text = f"{self._joiner.name} serves the part of server {entry.index} from now on"
-        log = Log("warning", text, "failover")
+        log = Log("warning", text, "failover", {"server": entry.index, "node": self._joiner.name})
         return [log, *given_up, *self._look_for_standby(entry, now), *self._let_in(now)]
 
     @property
@@ -659,7 +660,8 @@ class Coordinator:
         if given_up := self._leaving.scheduler_gone():
             return given_up
         text = f"{error}; {self._joiner.name} serves its workers until they leave, and looks for it"
-        return [Log("warning", text), *self._checkpoints.scheduler_gone(), *reconnects]
+        log = Log("warning", text, "scheduler_gone", {"reason": reason})
+        return [log, *self._checkpoints.scheduler_gone(), *reconnects]
 
     def _host(self, index: int, name: str) -> list[Effect]:
         """Start a standby in this process, unless that was asked for before."""

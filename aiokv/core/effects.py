@@ -189,6 +189,10 @@ class Send(Record, gc=False):
     priority: int = URGENT
 
 
+class Report(Send, gc=False):
+    """Send `Waiting`, and in it this node's counters, which its driver keeps."""
+
+
 class Refuse(Record):
     """Answer a request with an error. The peer lives on."""
 

@@ -170,7 +170,7 @@ class Joiner:
             self._log_from = now + LOG_EVERY
             left = self._join_by - now
             text = f"{self.name} waits for the scheduler at {self.address} ({reason}); tries again for {left:.0f} s"
-            effects.append(Log("warning", text))
+            effects.append(Log("warning", text, "scheduler_unreachable", {"reason": reason, "seconds_left": left}))
         return effects
 
     def on_view(self, view: View, now: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aiokv.core.effects import Refuse, Send
@@ -41,3 +41,8 @@ class Member:
     def is_expected(self) -> bool:
         """Whether the node is connected, or another process may take its place."""
         return self.is_here or self.state == "away"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an event about it says, for programs."""
+        return {"node": self.name, "role": str(self.role), "number": self.number}

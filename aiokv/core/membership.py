@@ -11,7 +11,7 @@ from aiokv.core.attention import Attention
 from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, CheckpointPlan, Keeper
 from aiokv.core.deadlines import Deadlines, check_timeout, earliest
-from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send, Stop
+from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Report, Send, Stop
 from aiokv.core.joiner import LAST_DELAY
 from aiokv.core.members import Member
 from aiokv.core.places import Place, place_of, state_of_gone, state_of_leaver
@@ -157,7 +157,7 @@ class Membership:
                 return [structs.replace(member.answered[request], peer=peer)]
             match message:
                 case m.GetWaiting():
-                    return [Send(peer, request, self._waiting(now))]
+                    return [Report(peer, request, self._waiting(now))]
                 case m.Heartbeat():
                     return [] if member is None else [Send(peer, 0, m.Heartbeat())]
                 case m.Register():
@@ -291,7 +291,7 @@ class Membership:
         self._by_peer[peer] = member
         self._silent.add(peer, now + self._plan.death_timeout)
         how = "is back" if is_same else "is back, as another process"
-        effects.append(Log("warning", f"{label} {how}"))
+        effects.append(Log("warning", f"{label} {how}", f"{member.role}_back", member.facts))
         if member.name in self._here[Role.SERVER]:
             effects += self._keeper.interrupted()
         effects += self._standbys.remind(member)
@@ -375,7 +375,8 @@ class Membership:
         # Rounds wait for it already.
         reason = f"was not let in: {verdict.error}"
         self._drop(member, "evicted", reason)
-        return [*effects, Log("error", f"worker {member.name} {reason}"), *self._publish(now), *self._end_if_over(now)]
+        said = Log("error", f"worker {member.name} {reason}", "worker_evicted", member.facts | {"reason": reason})
+        return [*effects, said, *self._publish(now), *self._end_if_over(now)]
 
     # --- a scheduler that was started again ---
 
@@ -397,7 +398,8 @@ class Membership:
             rebuilding.later.append(one)
             return []
         rebuilding.back[one.message.name] = one
-        effects: list[Effect] = [Log("warning", f"{one.message.name} comes back from epoch {one.message.epoch}")]
+        text, facts = f"{one.message.name} comes back from epoch {one.message.epoch}", {"node": one.message.name}
+        effects: list[Effect] = [Log("warning", text, f"{one.message.role}_back", facts)]
         if one.message.epoch > rebuilding.asked:
             rebuilding.asked = one.message.epoch
             effects.append(Send(one.peer, 0, m.GetView()))
@@ -428,7 +430,8 @@ class Membership:
         counts = (self._plan.num_workers, self._plan.num_servers)
         if view is None or (view.declared or len(view.workers), len(view.servers)) != counts:
             reason = "nobody has told what the cluster was, or it was of another size"
-            return [Log("error", reason), *(Disconnect(one.peer, reason) for one in registrations)]
+            said = Log("error", reason, "not_rebuilt", {"reason": reason})
+            return [said, *(Disconnect(one.peer, reason) for one in registrations)]
         for worker in view.workers:
             self._restore(rebuilding, Role.WORKER, worker.rank, worker, ("", 0), now)
         for server in view.servers:
@@ -441,7 +444,8 @@ class Membership:
         self._epoch = view.epoch
         text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
         others = [one for name, one in rebuilding.back.items() if name not in self._members]
-        effects: list[Effect] = [Log("warning", text), *self._publish(now)]
+        facts = {"epoch": view.epoch, "back": list(rebuilding.back)}
+        effects: list[Effect] = [Log("warning", text, "rebuilt", facts), *self._publish(now)]
         effects += self._join_now([*others, *rebuilding.later], now)
         for peer, message in rebuilding.said:
             if peer in self._by_peer:
@@ -615,7 +619,8 @@ class Membership:
         self._drop(member, state, reason)
         effects: list[Effect] = [Send(peer, request, m.Done())]
         if state == "away":
-            effects.append(Log("warning", f"worker {member.name} is away: {reason}"))
+            text = f"worker {member.name} is away: {reason}"
+            effects.append(Log("warning", text, "worker_away", member.facts | {"reason": reason}))
         effects += self._admissions.forget(member.name) + self._publish(now)
         return effects + self._release() + self._end_if_over(now)
 
@@ -702,7 +707,8 @@ class Membership:
         if self._over:
             # The servers were told to stop.
             return []
-        effects = [Log("error", f"{member.role} {member.name} is {member.state}: {reason}")]
+        text, event = f"{member.role} {member.name} is {member.state}: {reason}", f"{member.role}_{member.state}"
+        effects = [Log("error", text, event, member.facts | {"reason": reason})]
         if not self._epoch:
             self._remove(member)
             return effects
@@ -747,7 +753,7 @@ class Membership:
             member = self._by_peer[peer]
             silence = now - member.heard
             text = f"no heartbeat for {silence:.1f} s"
-            facts = {"node": member.name, "role": str(member.role), "seconds": silence}
+            facts = member.facts | {"seconds": silence}
             said = Log("error", f"{member.role} {member.name}: {text}", "silent", facts)
             effects += [Disconnect(peer, "no heartbeat"), said, *self._lose(member, text, now)]
         for name in self._away.due(now):
@@ -774,7 +780,8 @@ class Membership:
         text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {missing}"
         self._drop(member, "left", text)
         self._remove(member)
-        return [Refuse(member.peer, member.request, JoinTimeoutError(text)), Log("error", f"{member.name}: {text}")]
+        said = Log("error", f"{member.name}: {text}", "join_timeout", member.facts | {"missing": missing})
+        return [Refuse(member.peer, member.request, JoinTimeoutError(text)), said]
 
     # --- for tests ---
 

@@ -236,7 +236,7 @@ class Neighbours(Generic[T]):
         link.attempt = link.attempt if now - link.up_since < SHORT_LIFE else 0
         link.wait_from(now)
         text = f"{self._joiner.name}: the link to {self.label(link.entry.index)} has ended: {reason}; it is made again"
-        return [link.again(reason), Log("warning", text)]
+        return [link.again(reason), Log("warning", text, "link_ended", {"server": link.entry.index, "reason": reason})]
 
     def viewed(self, now: float) -> tuple[list[Effect], Failed[T]]:
         """Take over the servers of a newer view; return what can't be answered because one is lost."""

@@ -107,7 +107,7 @@ class Resuming:
             if not _covers(parts):
                 # All servers see that, so that none has it.
                 text = f"key {key!r} was made or deleted while the checkpoint was, and is not in it"
-                effects.append(Log("warning", text))
+                effects.append(Log("warning", text, "key_not_resumed", {"key": key}))
                 continue
             effects += [self._make(spot, parts) for spot in self._places(next(iter(parts.values())))]
         return effects

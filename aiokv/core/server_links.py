@@ -89,7 +89,8 @@ class ServerLinks:
         down = self.down.get(peer) or Down(reason, now)
         self.down[peer] = Down(down.reason, down.since)
         text = f"{self._name} goes over to {self.label(peer)}, in the place of {before.name}"
-        return [Disconnect(peer, reason), self._connect(peer), Log("warning", text)]
+        facts = {"server": peer, "node": entry.name, "before": before.name}
+        return [Disconnect(peer, reason), self._connect(peer), Log("warning", text, "server_replaced", facts)]
 
     def lose(self, peer: Peer, reason: str) -> None:
         """Take note that a server is gone for good."""
@@ -113,7 +114,8 @@ class ServerLinks:
         down.attempt += 1
         effects: list[Effect] = [self._connect(peer)]
         if down.attempt == 1:
-            effects.append(Log("warning", f"{self._name} waits for {self.label(peer)}: {reason}"))
+            text = f"{self._name} waits for {self.label(peer)}: {reason}"
+            effects.append(Log("warning", text, "server_unreachable", {"server": peer, "reason": reason}))
         return effects
 
     def ended(self, peer: Peer, reason: str, now: float) -> list[Effect]:
@@ -125,7 +127,7 @@ class ServerLinks:
         since, attempt = self._up.pop(peer)
         self.down[peer] = Down(reason, now, attempt + 1 if now - since < SHORT_LIFE else 1)
         text = f"{self._name}: the connection to {self.label(peer)} has ended: {reason}; it is made again"
-        return [self._connect(peer), Log("warning", text)]
+        return [self._connect(peer), Log("warning", text, "connection_ended", {"server": peer, "reason": reason})]
 
     def attached(self, peer: Peer, now: float, waiting: int) -> list[Effect]:
         """Take note that a server knows the worker; so many requests are sent to it again."""
@@ -134,8 +136,9 @@ class ServerLinks:
         if not down.reason:
             return []
         self.reconnects += 1
-        again = f"again after {now - down.since:.1f} s; requests that are sent again: {waiting}"
-        return [Log("warning", f"{self._name} is connected to {self.label(peer)} {again}")]
+        text = f"{self._name} is connected to {self.label(peer)} again after {now - down.since:.1f} s"
+        facts = {"server": peer, "seconds": now - down.since, "requests": waiting}
+        return [Log("warning", f"{text}; requests that are sent again: {waiting}", "reconnected", facts)]
 
     def passing(self, effects: list[Effect]) -> list[Effect]:
         """Return effects without what can't be sent now: it stays a request that is not answered."""

@@ -776,7 +776,7 @@ class Session:
             return self._joiner.fail(error)
         self._calls.outage = lambda what: self._scheduler_error(f"{reason}; {what}")
         text = f"{error}; {self._joiner.name} goes on without barriers, and looks for it"
-        return [Log("warning", text), *reconnects] if reconnects else []
+        return [Log("warning", text, "scheduler_gone", {"reason": reason}), *reconnects] if reconnects else []
 
     def _dismissed(self, error: AiokvError) -> list[Effect]:
         """The scheduler does not take this worker for a member any longer."""

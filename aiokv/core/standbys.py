@@ -332,7 +332,8 @@ class Standbys:
                 effects.append(Disconnect(node.peer, why))
             self._part(node, "lost", why)
             self._leaving.pop(node.name, None)
-            effects.append(Log("error", f"{node.role} {node.name} is lost: {why}"))
+            text, facts = f"{node.role} {node.name} is lost: {why}", node.facts | {"reason": why}
+            effects.append(Log("error", text, "server_lost", facts))
         for index, standby in list(self._of.items()):
             # Others that take a place would be wanted again at once.
             if lost.name in {standby.name, standby.process}:

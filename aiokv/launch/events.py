@@ -26,7 +26,8 @@ class EventHandler(logging.Handler):
         facts = {"event": event, "level": record.levelname.lower(), "text": record.getMessage()}
         # Who watched may be gone; the node is not to suffer from that.
         try:
-            self._stream.write(json.dumps(facts | getattr(record, "facts", {})) + "\n")
+            # What a peer has said must not look like something else.
+            self._stream.write(json.dumps(getattr(record, "facts", {}) | facts, default=str) + "\n")
             self._stream.flush()
         except OSError:
             self.handleError(record)

@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import structs
+
 from aiokv.config import format_address
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -23,7 +25,7 @@ from aiokv.net.memory import MemoryLink
 from aiokv.net.shared import Segments
 from aiokv.net.tcp import Link
 from aiokv.telemetry import Counters, EventLog, Profile
-from aiokv.wire.messages import Error
+from aiokv.wire.messages import Error, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,6 +121,8 @@ class Driver:
         self._effects: Iterator[ef.Effect] = iter(())
         """What the machine has wanted last and is not performed yet."""
         self._handled: tuple[st.Stimulus, float] | None = None
+        self._refused: dict[str, list[AiokvError]] = {}
+        """What was refused since the last line about that, by the names of the errors."""
         self._pumping = False
         self._aside: asyncio.Task[None] | None = None
         self._timer: asyncio.Handle | None = None
@@ -165,7 +169,23 @@ class Driver:
         for link in self._dirty:
             link.flush()
         self._dirty.clear()
+        if self._refused:
+            self._note_refusals()
         self._arm_timer()
+
+    def note(self, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
+        """Write a line for the operator; what has the name of an event is counted by it, and is one for programs."""
+        if event:
+            self.counters[event] += 1
+        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", text, extra={"event": event, "facts": facts})
+
+    def _note_refusals(self) -> None:
+        """Count what was refused; one line says what has the same reason, such as all calls that need a lost worker."""
+        refused, self._refused = self._refused, {}
+        for name, errors in refused.items():
+            event, first = f"refused.{name}", errors[0]
+            self.note("info", event, f"{len(errors)} refused: {first}", first.details | {"requests": len(errors)})
+            self.counters[event] += len(errors) - 1
 
     def _handle(self, stimulus: st.Stimulus) -> None:
         now = self._loop.time()
@@ -237,10 +257,12 @@ class Driver:
 
     def _perform(self, effect: ef.Effect) -> None:
         match effect:
+            case ef.Report(peer, request, Waiting() as waiting):
+                self._send(ef.Send(peer, request, structs.replace(waiting, counters=dict(self.counters))))
             case ef.Send():
                 self._send(effect)
             case ef.Refuse(peer, request, error):
-                self.counters[f"refused.{type(error).__name__}"] += 1
+                self._refused.setdefault(type(error).__name__, []).append(error)
                 answer = Error(error.code, error.message, error.details)
                 self._send(ef.Send(peer, request, answer, priority=ef.URGENT))
             case ef.Connect(peer, host, port, delay):
@@ -249,15 +271,11 @@ class Driver:
                 self._give_up(peer)
                 link = self._links.pop(peer, None)
                 if link is not None:
-                    self.counters["disconnected"] += 1
-                    logger.debug("closing connection %d: %s", peer, reason)
+                    self.note("debug", "disconnected", f"closing connection {peer}: {reason}", {"reason": reason})
                     self._others[link] = None
                     link.refuse(ProtocolError(reason))
             case ef.Log(level, text, event, facts):
-                if event:
-                    self.counters[event] += 1
-                extra = {"event": event, "facts": facts}
-                logger.log(logging.getLevelNamesMapping()[level.upper()], text, extra=extra)
+                self.note(level, event, text, facts)
             case _:
                 self._perform_own(effect)
 
@@ -384,19 +402,21 @@ class Driver:
             self._handshake_failed(link, reason, error)
         elif self._links.get(link.peer) is link:
             if error is not None:
-                self.counters[f"connections_ended.{type(error).__name__}"] += 1
+                event = f"connections_ended.{type(error).__name__}"
+                self.note("warning", event, f"connection {link.peer} has ended: {error}", error.details)
             del self._links[link.peer]
             self.feed(st.PeerLost(link.peer, reason, error))
 
     def _handshake_failed(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         if self._is_given_up(link):
             return
-        self.counters["handshakes_failed"] += 1
         if link.initiator:
             del self._attempts[link.peer]
+            self.note("info", "handshakes_failed", f"a connection was not made: {reason}", {"reason": reason})
             self.feed(st.ConnectFailed(link.peer, reason, error))
         else:
-            logger.warning("refused a connection before it was authenticated: %s", reason)
+            text = f"refused a connection before it was authenticated: {reason}"
+            self.note("warning", "handshakes_failed", text, {"reason": reason})
 
     async def _close_links(self) -> None:
         """Close every connection, the last frames first; cut those that do not end in time."""

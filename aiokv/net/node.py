@@ -13,7 +13,7 @@ from aiokv.core import effects as ef
 from aiokv.errors import BindError, ClosedError
 from aiokv.net import tls
 from aiokv.net.door import Door
-from aiokv.net.driver import Driver, Log, logger
+from aiokv.net.driver import Driver, Log
 from aiokv.wire.admission import Admission
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class Node(Driver):
 
     def turn_away(self, error: AiokvError) -> None:
         """Take note that one may not come in."""
-        self.counters[f"connections_refused.{error.details['limit']}"] += 1
-        logger.warning("refused a connection: %s", error)
+        event = f"connections_refused.{error.details['limit']}"
+        self.note("warning", event, f"refused a connection: {error}", error.details)
 
     def hold(self, task: asyncio.Task[None]) -> None:
         """Keep a task, and cancel it when the node closes."""

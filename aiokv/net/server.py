@@ -80,7 +80,7 @@ class Server(Node):
         self.name = make_name(self.config, Role.SERVER)
         self.advertised = ("", 0)
         """Host and port under which the others reach this server, once it is started."""
-        self.siblings = Siblings(self.name, lambda name: self.feed(st.NodeEnded(name)))
+        self.siblings = Siblings(self, lambda name: self.feed(st.NodeEnded(name)))
         """Other servers' standbys, in this process."""
         self._standby = standby
         self._store = _make_store(self.config)

@@ -78,7 +78,8 @@ class Segments:
 
     def _failed(self, reason: str) -> None:
         self._counters["shared_memory.failed"] += 1
-        logger.debug("no shared memory on a connection within this host: %s", reason)
+        text, facts = "no shared memory on a connection within this host: %s", {"reason": reason}
+        logger.debug(text, reason, extra={"event": "shared_memory.failed", "facts": facts})
 
 
 class Sharing:

@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aiokv.net.node import Node
+    from aiokv.net.server import Server
 
 
 class Siblings:
     """The nodes that a node has started beside itself.
 
     Args:
-        name: of the node itself, for messages.
+        owner: the node itself.
         ended: is called with the name of one that is no more.
     """
 
-    def __init__(self, name: str, ended: Callable[[str], None]) -> None:
-        self._name = name
+    def __init__(self, owner: Server, ended: Callable[[str], None]) -> None:
+        self._owner = owner
         self._ended = ended
         self._nodes: dict[str, Node] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -47,9 +48,10 @@ class Siblings:
         try:
             await node.start()
             stop = await node.wait_stopped()
-            logger.info("%s, in the process of %s, ends: %s", name, self._name, stop.reason)
+            logger.info("%s, in the process of %s, ends: %s", name, self._owner.name, stop.reason)
         except AiokvError as error:
-            logger.warning("%s could not start %s: %s", self._name, name, error)
+            text = f"{self._owner.name} could not start {name}: {error}"
+            self._owner.note("warning", "standby_not_started", text, error.details)
         finally:
             self._closing[name] = None
             await node.close()

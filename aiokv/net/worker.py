@@ -22,7 +22,7 @@ from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolErro
 from aiokv.guard import Guard
 from aiokv.kernels import backend_for, devices_for
 from aiokv.list_sums import Merger
-from aiokv.net.driver import Driver, Log, logger, make_incarnation, make_name
+from aiokv.net.driver import Driver, Log, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.operations import Operations
@@ -146,7 +146,7 @@ class Client(Driver, Operations):
         try:
             await self._call(lambda call: st.Depart(call, seconds, drains))
         except AiokvError as error:
-            logger.warning("left without a word to the scheduler: %s", error)
+            self.note("warning", "left_unheard", f"left without a word to the scheduler: {error}", error.details)
         finally:
             self._open = False
             await self._encoded()
@@ -174,7 +174,8 @@ class Client(Driver, Operations):
                 async with asyncio.timeout(wait):
                     await shard.wait_stopped()
         except TimeoutError:
-            logger.warning("%s closes its shard while other workers are still there", self._name)
+            text = f"{self._name} closes its shard while other workers are still there"
+            self.note("warning", "shard_closed_early", text, {"node": self._name})
         finally:
             await shard.close()
 
@@ -338,6 +339,7 @@ class Client(Driver, Operations):
     def _fail(self, call: int, error: AiokvError) -> None:
         future = self._futures.get(call)
         if future is not None and not future.done():
+            self.note("debug", f"failed.{type(error).__name__}", f"a call has failed: {error}", error.details)
             future.set_exception(error)
 
     def land(self, link: AnyLink, head: Head) -> Landing:

@@ -179,7 +179,8 @@ def test_link_that_ends_is_made_again_and_the_same_is_asked_again(pair: Server, 
     connect, *logs = pair.handle(st.PeerLost(LINK, "connection reset"))
     assert connect == ef.Connect(LINK, "127.0.0.1", 9001, 0.05)
     text = "server-0: the link to server 1 (server-1 at 127.0.0.1:9001) has ended: connection reset; it is made again"
-    assert logs == [ef.Log("warning", text)] * linked
+    facts = {"server": 1, "reason": "connection reset"}
+    assert logs == [ef.Log("warning", text, "link_ended", facts)] * linked
     assert pair.handle(st.Received(LINK, 2, m.Totals((9.0, 9.0)))) == [], "of the link before"
     link(pair)
     assert asked(pair)[-1] == like(ef.Send, request=2, message=m.Sums(THEIRS, 3, 1, 0, (1.0, 2.0)))

@@ -62,7 +62,8 @@ def test_log_says_who_waits_for_whom_and_for_how_long(joiner: Joiner) -> None:
     joiner.join(1, 60.0, now=0.0)
     _, log = joiner.on_connect_failed("connection refused", None, now=10.0)
     text = "worker-0 waits for the scheduler at host:9091 (connection refused); tries again for 50 s"
-    assert log == ef.Log("warning", text)
+    facts = {"reason": "connection refused", "seconds_left": 50.0}
+    assert log == ef.Log("warning", text, "scheduler_unreachable", facts)
 
 
 def test_connection_that_comes_too_late_is_closed(joiner: Joiner) -> None:

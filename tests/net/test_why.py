@@ -14,7 +14,7 @@ from rich.console import Console
 from aiokv.config import load_config
 from aiokv.errors import HandshakeError
 from aiokv.net.inquiry import ask_waiting
-from aiokv.why import MOST_ROWS, as_facts, show
+from aiokv.why import MOST_ROWS, as_counters, as_facts, show, show_counters
 from aiokv.wire.messages import Waiting, WaitingCall
 
 if TYPE_CHECKING:
@@ -50,6 +50,30 @@ async def test_who_does_not_know_the_token_learns_nothing(cluster: MakeCluster) 
     async with cluster(workers=1, servers=1, token="right") as running:
         with pytest.raises(HandshakeError):
             await look(running, token="wrong")
+
+
+async def test_whoever_looks_on_is_told_the_counters_of_each_node(cluster: MakeCluster) -> None:
+    async with cluster(workers=1, servers=2) as running:
+        (kv,) = running.workers
+        await kv.init("w", np.zeros(3, np.float32))
+        for server in running.servers:
+            server.note("warning", "something", "was wrong", {})
+        counters = as_counters(await look(running))
+        assert list(counters) == ["scheduler", "server-0", "server-1"]
+        assert ["something" in counters[node] for node in counters] == [False, True, True]
+
+
+def test_counters_are_a_table_with_a_column_for_each_node() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    answers: dict[str, Waiting | str] = {
+        "scheduler": Waiting(4, (), counters={"worker_lost": 2}),
+        "server-0": Waiting(4, (), counters={"updates": 3000}),
+        "server-1": "connection refused",
+    }
+    show_counters(answers, console)
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[:3] == [["counter", "scheduler", "server-0"], ["updates", "0", "3,000"], ["worker_lost", "2", "0"]]
+    assert " ".join(lines[3]) == "server-1 says nothing: connection refused"
 
 
 def test_requests_that_wait_for_the_same_are_one_row_and_the_longest_waits_come_first() -> None:

@@ -261,8 +261,9 @@ class MemberState(Message):
 
 
 class Waiting(Message):
-    """The answer to `GetWaiting`; only a scheduler knows the members."""
+    """The answer to `GetWaiting`, and how often what has happened there; only a scheduler knows the members."""
 
     epoch: int
     calls: tuple[WaitingCall, ...]
     members: tuple[MemberState, ...] = ()
+    counters: dict[str, int] = {}
