@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 PARKABLE = (
     *(m.Push, m.PushBundle, m.Pull, m.PullBundle, m.PushRows, m.PullRows),
-    *(m.Init, m.InitBundle, m.InitRows, m.Attach, m.AttachServer, m.SetPolicy, m.AwaitRound),
+    *(m.Init, m.InitBundle, m.InitRows, m.SetPolicy, m.AwaitRound, m.Attach, m.AttachServer, m.AttachStandby),
 )
 """Requests that may have to wait."""
 
@@ -553,6 +553,8 @@ class Coordinator:
             return [Refuse(peer, request, self._resuming.error)]
         if message.epoch > self._roster.epoch or (self._is_filling and not isinstance(message, m.AttachStandby)):
             # The other side has a view that has not reached this server yet, or the values are not here.
+            if any(other == peer for other, _ in self._attaching):
+                raise MembershipError("who it is was said on this connection already, and is not known yet")
             self._attaching[peer, request] = message
             self._deadlines.add((peer, request), now + message.timeout)
             return []

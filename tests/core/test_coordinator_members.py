@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from aiokv.core.joiner import Joiner
 from aiokv.errors import (
     CallTimeoutError,
     ClusterFullError,
+    ConfigError,
     JoinTimeoutError,
     MembershipError,
     ProtocolError,
@@ -153,6 +155,23 @@ def test_worker_with_a_newer_view_waits_for_it(server: Server) -> None:
     assert early.pending
     server.publish()
     assert early.answer == m.Done()
+
+
+def test_who_waits_for_a_view_can_not_fill_the_memory_with_asking_again(server: Server) -> None:
+    first = server.attach(1, peer=50, epoch=3)
+    assert isinstance(server.attach(1, peer=50, epoch=3).error, MembershipError)
+    assert first.pending
+    assert server.attach(1, peer=51, epoch=3).pending, "on another connection"
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan])
+def test_nobody_waits_for_a_view_for_ever(server: Server, seconds: float) -> None:
+    for message in (
+        m.Attach(1, "worker-1", 1, 9, seconds),
+        m.AttachServer(1, "server-1", 1, 9, seconds),
+        m.AttachStandby(0, "server-0", 1, 9, seconds),
+    ):
+        assert isinstance(server.ask(1, message, peer=50).error, ConfigError)
 
 
 def test_view_that_does_not_come_ends_the_wait(outsider: Server) -> None:
