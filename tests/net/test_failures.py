@@ -71,6 +71,10 @@ async def test_in_async_the_survivors_go_on(cluster: MakeCluster) -> None:
         with pytest.raises(WorkerLostError):
             await running.workers[0].barrier()
         np.testing.assert_array_equal(await running.workers[0].pushpull("w", full(4)), full(4))
+        await running.workers[0].close()
+        assert "lost: worker-1" in (await running.scheduler.wait_stopped()).reason
+        for server in running.servers:
+            await server.wait_stopped()
 
 
 async def test_init_by_a_lost_rank_0_fails_the_workers_that_wait_for_it(cluster: MakeCluster) -> None:

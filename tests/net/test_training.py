@@ -144,6 +144,17 @@ async def test_out_may_be_the_pushed_array(cluster: MakeCluster) -> None:
             np.testing.assert_array_equal(array, full((500_000,), 3))
 
 
+async def test_a_pushed_array_is_not_written_by_a_later_pull(cluster: MakeCluster) -> None:
+    """MXNet 1.9.1 keeps the array of a push, and a pull of the same key overwrites it."""
+    async with cluster(workers=2) as running:
+        await running.each(lambda kv: kv.init("w", full((3,), 0)))
+        pushed, out = full((3,), 1), full((3,), -1)
+        await running.each(lambda kv: kv.push("w", pushed))
+        await running.each(lambda kv: kv.pull("w", out=out))
+        np.testing.assert_array_equal(out, full((3,), 2))
+        np.testing.assert_array_equal(pushed, full((3,), 1))
+
+
 async def test_results_follow_the_order_of_the_dict(cluster: MakeCluster) -> None:
     async with cluster(workers=1) as running:
         (kv,) = running.workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,24 @@ def test_a_connection_keeps_the_order_whatever_the_sizes_and_times() -> None:
     env.process(send_all())
     env.run()
     assert [request for _, request in there.arrived] == list(range(500))
+
+
+def test_scenario_36_what_is_urgent_overtakes_100_mb_and_a_thousand_of_it_starve_nobody() -> None:
+    """At 100 MB/s: the small one waits for the part that is under way, and parts of the big one for sixteen others."""
+    part, parts = 512 * 1024, 200
+    env, pipe, _, there = connected(latency=0.0, bandwidth=1e8)
+    begin = env.now
+    for number in range(parts):
+        pipe.send(packet(number, part), -9)
+    for number in range(1000):
+        pipe.send(packet(parts + number, 1024), 0)
+    env.run()
+    order = [request for _, request in there.arrived]
+    assert order.index(parts) == 1
+    assert [request for request in order if request < parts] == list(range(parts))
+    bigs = [place for place, request in enumerate(order) if request < parts]
+    assert max(after - before for before, after in itertools.pairwise(bigs)) == 17
+    assert there.arrived[1][0] - begin < 0.01
 
 
 def test_closing_comes_after_what_was_sent() -> None:

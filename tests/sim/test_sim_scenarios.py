@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiokv.errors import JoinTimeoutError, RoundTimeoutError, ServerLostError, StaleEpochError, WorkerLostError
+from aiokv.errors import (
+    ClusterFullError,
+    JoinTimeoutError,
+    RoundTimeoutError,
+    ServerLostError,
+    StaleEpochError,
+    WorkerLostError,
+)
 from sim.cluster import simulate
 from sim.compute import Constant
-from sim.faults import Crash, Late, Pause, Reset, Slow
+from sim.faults import Crash, Join, Late, Pause, Reset, Slow
 from sim.job import simulate_job
 from sim.sections import ClusterSection, JobSection, NetworkSection, TensorSection
 
@@ -132,6 +139,13 @@ def test_scenario_15_lost_keys_are_named_and_nothing_is_taken_for_their_first_va
     assert max(update.time for update in run.updates if update.node == "server-1") <= 6.5
 
 
+def test_scenario_16_one_worker_too_many_is_told_so_and_the_others_go_on(run_with: Callable[..., Run]) -> None:
+    run = run_with(2, 6, Join(node="worker-2", at=2.5), max_workers=2)
+    assert isinstance(run.workers[2].error, ClusterFullError)
+    assert run.workers[2].ended <= 2.5 + 1.0
+    assert rounds(run) == [[0, 1]] * 6
+
+
 @pytest.mark.parametrize("restart", [0.1, 2.0])
 def test_scenario_17_worker_that_is_killed_in_round_6_makes_it_in_its_next_life(
     run_with: Callable[..., Run], restart: float
@@ -146,6 +160,28 @@ def test_scenario_40_workers_may_start_before_the_server(run_with: Callable[...,
     run = run_with(2, 3, Late(node="server-0", at=2.0))
     assert answered(run) == [3, 3]
     assert run.workers[0].begun >= 2.0
+
+
+def test_scenario_42_nothing_is_under_way_after_many_small_pushes(run_with: Callable[..., Run]) -> None:
+    run = run_with(2, 300, policy="asp")
+    assert len(run.updates) == 600
+    assert (run.in_flight, run.dropped, run.unstopped) == ([], {}, [])
+
+
+def test_scenario_64_one_of_two_is_no_cluster_and_who_was_killed_meanwhile_is_not_counted(
+    run_with: Callable[..., Run],
+) -> None:
+    """Worker-0 is there first, and killed before the other one comes; it takes its place in its next life."""
+    run = run_with(2, 3, Crash(node="worker-0", at=0.5, restart=6.0), Late(node="worker-1", at=3.0))
+    assert min(update.time for update in run.updates) > 6.5
+    assert rounds(run) == [[0, 1]] * 3
+    assert run.evicted == {}
+
+
+def test_scenario_64_one_of_two_never_forms_a_cluster(run_with: Callable[..., Run]) -> None:
+    run = run_with(2, 3, Crash(node="worker-0", at=0.5), Late(node="worker-1", at=3.0))
+    assert isinstance(run.workers[1].error, JoinTimeoutError)
+    assert run.updates == []
 
 
 def test_scenario_67_late_contributions_are_counted_for_each_worker(run_with: Callable[..., Run]) -> None:
