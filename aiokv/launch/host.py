@@ -15,6 +15,8 @@ import threading
 
 import msgspec
 
+from aiokv.errors import ConfigError
+from aiokv.launch import scratch
 from aiokv.launch.remote import Order
 
 GRACE = 2.0
@@ -23,10 +25,11 @@ GRACE = 2.0
 
 def run(order: Order) -> int:
     """Run a node until it ends, or stdin does; return its exit code, as a shell says it."""
+    own = {scratch.RESIDUAL_FOLDER: scratch.make(order.scratch)} if order.scratch else {}
     node = subprocess.Popen(
         order.command,
         cwd=order.folder if os.path.isdir(order.folder) else None,
-        env=os.environ | order.environ,
+        env=os.environ | order.environ | own,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -62,8 +65,13 @@ def main() -> None:
             sys.exit("error: stdin has ended before it said what to run")
         line += byte
     order = msgspec.json.decode(line, type=Order)
+    if not order.command:
+        scratch.remove(order.scratch)
+        return
     try:
         sys.exit(run(order))
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
     except OSError as error:
         sys.exit(f"error: {order.command[0]}: {error.strerror or error}")
 

@@ -10,6 +10,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from aiokv.config import format_address, is_wildcard
+from aiokv.launch import scratch
 from aiokv.launch.base import Launcher, count
 from aiokv.launch.process import NodeProcess
 from aiokv.launch.remote import command_line, make_order
@@ -28,10 +29,8 @@ FINISH_GRACE = 1.0
 DRAIN_SECONDS = 1.0
 """How long to wait for the last lines of nodes that have ended."""
 _MAX_QUOTE = 300
-
-RESIDUAL_FOLDER = "AIOKV_RESIDUAL_FOLDER"
-SHARED_MEMORY = "/dev/shm"
-"""A folder in memory, where the system has one."""
+CLEANING_SECONDS = 10.0
+"""How long the hosts may take, when a job is over, to delete what they have kept for workers that are replaced."""
 
 
 class LocalLauncher(Launcher):
@@ -58,6 +57,8 @@ class LocalLauncher(Launcher):
         self._started: list[NodeProcess] = []
         """All nodes, those too that others have replaced."""
         self._timers: list[asyncio.TimerHandle] = []
+        self._scratch = scratch.name_of(job.token) if job.hosts and self._keeps_residuals else ""
+        """Name of the folder for what compression leaves, on the other hosts."""
 
     async def run(self) -> Outcome:
         """Run the job to its end; no process is left afterwards."""
@@ -75,6 +76,7 @@ class LocalLauncher(Launcher):
                 await asyncio.gather(*self._cleanups, return_exceptions=True)
                 for node in self._started:
                     node.close()
+                await self._clean_hosts()
         outcome = self._outcome()
         text = "" if outcome.reason else "all workers are done"
         self._note("ended", text, exit_code=outcome.exit_code, reason=outcome.reason)
@@ -83,14 +85,38 @@ class LocalLauncher(Launcher):
     @contextlib.contextmanager
     def _residual_folder(self) -> Iterator[None]:
         """Give workers that are replaced a folder for what compression leaves; in memory, if that can be."""
-        is_set = self._environ.get(RESIDUAL_FOLDER)
-        if is_set or self._job.hosts or self._job.recovery.on_worker_loss != "respawn":
+        if self._job.hosts or not self._keeps_residuals:
             yield
             return
-        place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix="aiokv-", dir=place) as folder:
-            self._environ[RESIDUAL_FOLDER] = folder
+        with tempfile.TemporaryDirectory(prefix="aiokv-", dir=scratch.parent()) as folder:
+            self._environ[scratch.RESIDUAL_FOLDER] = folder
             yield
+
+    @property
+    def _keeps_residuals(self) -> bool:
+        """Whether it is this launcher that gives workers a folder."""
+        return self._job.recovery.on_worker_loss == "respawn" and not self._environ.get(scratch.RESIDUAL_FOLDER)
+
+    async def _clean_hosts(self) -> None:
+        """Let the other hosts delete the folders that they have made. Who can't be reached any longer keeps it."""
+        if not self._scratch:
+            return
+        order = make_order((), {}, self._scratch).line()
+        await asyncio.gather(*(self._clean(host, order) for host in dict.fromkeys(self._job.hosts)))
+
+    async def _clean(self, host: str, order: bytes) -> None:
+        command, pipe, quiet = command_line(self._job.remote, host), asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        streams: dict[str, Any] = {"stdin": pipe, "stdout": quiet, "stderr": quiet}
+        try:
+            process = await asyncio.create_subprocess_exec(*command, env=self._environ, **streams)
+        except OSError:
+            # Then nothing could be started there either.
+            return
+        try:
+            await asyncio.wait_for(process.communicate(order), CLEANING_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
     # --- events: the supervisor decides at once, `_follow` carries it out ---
 
@@ -251,7 +277,7 @@ class LocalLauncher(Launcher):
         if not host:
             await node.start(command, environ)
             return
-        order = make_order(tuple(command), environ)
+        order = make_order(tuple(command), environ, self._scratch if role is Role.WORKER else "")
         await node.start(command_line(self._job.remote, host), self._environ, order.line())
 
     async def _end_job(self, *, gently: bool) -> None:

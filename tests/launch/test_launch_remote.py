@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from aiokv.launch import Outcome
+from aiokv.errors import ConfigError
+from aiokv.launch import Outcome, scratch
 from aiokv.launch.remote import make_order
+from aiokv.launch.supervisor import Recovery
 from tests.launch.fake_nodes import CHILD, PAUSE, Recorder, is_running, launch, make_job
+from tests.launch.test_launch_recovery import KILL_ME, first_time
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake nodes use POSIX signals")
 
@@ -83,6 +87,31 @@ def test_command_line_of_another_host_shows_no_token_and_only_what_belongs_to_th
     _, output = launch(job, output)
     assert output.printed("worker-0") == [str(len(job.token))]
     assert job.token not in "".join(lines)
+
+
+def test_host_keeps_what_compression_leaves_for_workers_that_are_replaced_and_deletes_it_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIOKV_RESIDUAL_FOLDER", raising=False)
+    say = "import os; f = os.environ['AIOKV_RESIDUAL_FOLDER']; print(f, os.listdir(f), flush=True); "
+    keeps = f"{say}open(f + '/kept', 'w').close(); {KILL_ME}"
+    job = remote_job(
+        first_time(tmp_path / "mark", keeps, say), workers=1, recovery=Recovery(restarts=1, on_worker_loss="respawn")
+    )
+    outcome, output = launch(job)
+    assert outcome == Outcome(0)
+    folder = output.printed("worker-0")[0].partition(" ")[0]
+    assert output.printed("worker-0") == [f"{folder} []", f"{folder} ['kept']"]
+    assert job.token not in folder
+    assert not Path(folder).exists()
+
+
+def test_folder_that_somebody_else_has_put_there_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "parent", lambda: str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "aiokv-job").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="not a folder of this user"):
+        scratch.make("aiokv-job")
 
 
 def test_program_that_is_not_there_is_named() -> None:
