@@ -167,6 +167,7 @@ class KVStore(ABC):
     load_optimizer_states = _waiting(Operations.load_optimizer_states)
     update_counts = _waiting(Operations.update_counts)
     resume_step = _waiting(Operations.resume_step)
+    plan_leave = _waiting(Operations.plan_leave)
     members = _waiting(Operations.members)
     tallies = _waiting(Operations.tallies)
 

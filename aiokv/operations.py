@@ -494,14 +494,35 @@ class Operations(ABC):
         """Return the ranks that push in a step, counted from 0; ascending.
 
         Where workers join while training goes on, a worker asks before each of its steps, and all are told the same: so
-        they can deal out the step's data. A worker that is lost or leaves counts until the others hear of it.
+        they can deal out the step's data. So it is where a worker leaves that has called `plan_leave`. One that is
+        lost, or leaves without that, counts until the others hear of it.
 
         Raises:
-            CallTimeoutError: a worker is about to join, and the scheduler did not say in time whether it does.
+            CallTimeoutError: a worker is about to join, or to leave, and the scheduler did not say in time whether it
+                does.
         """
         seconds = self._seconds(timeout)
         ranks: list[int] = await self._call(lambda call: st.AskMembers(call, step, seconds))
         return ranks
+
+    async def plan_leave(self) -> None:
+        """Say that this worker is about to leave; returns at once.
+
+        From one of the next steps on `members` leaves this worker out: for all workers from the same step on. Until
+        then it goes on as before; then it calls `leave`. So the others never wait for it, and no data is split with it
+        that it does not see:
+
+            for step in range(start, steps):
+                if kv.rank not in await kv.members(step):
+                    break
+                ...
+            await kv.leave()
+
+        A push of a later step is refused with a `MembershipError`. Where nobody relies on this worker, or nobody could
+        push any longer, it is left out at once: under `asp` and alike, when workers are lost, and with less than
+        `min_workers` without it.
+        """
+        await self._call(st.PlanLeave)
 
     async def tallies(self, *, timeout: float | None = None) -> dict[int, Tally]:
         """Return what became of every worker's contributions so far, by rank: staleness, what was dropped, waits."""

@@ -50,6 +50,7 @@ class Checks:
     - bsp: update r holds push r of every worker that still takes part, at staleness 0.
     - asp: an update holds one gradient, as stale as the versions made since its worker's last push.
     - A gradient is as stale as what its worker had read when it sent it, and none of a lost worker is taken.
+    - All who ask which workers make a step are told the same, but for those that are lost or done, or leave unplanned.
     - What else the policy promises, see `sim.promises`; what holds of messages, see `sim.dialogue`.
 
     Args:
@@ -66,6 +67,8 @@ class Checks:
         self._waits = all(get_policy(policy).waits for policy in run.policies)
         self._promises = Phases(run) if run.changes else Promises(run)
         self._keeps_all = all((rule := rule_of(policy)) is not None and not rule.drops for policy in run.policies)
+        self._told: dict[int, list[Rank]] = {}
+        """Who makes a step, as the first one was told that has asked."""
         self._groups = {tensor.key: tensor.group for tensor in run.scenario.tensors if tensor.group}
         self.dialogue = Dialogue(run, self.report, self._chunks)
         """Looks at the messages."""
@@ -136,11 +139,31 @@ class Checks:
             self.report(["pushes were answered, but no update was made"])
         self._check_counted(worker, number, ())
 
+    def on_members(self, asker: WorkerRecord, step: int, ranks: list[Rank], now: float) -> None:
+        """A worker was told who makes a step."""
+        if asker.rank not in ranks:
+            # It makes no step any more, so nobody relies on what it was told.
+            return
+        told = self._told.setdefault(step, ranks)
+        differ = set(told).symmetric_difference(ranks) - {asker.rank}
+        surprising = [one for one in self._run.workers if one.rank in differ and not self._may_go(one, now)]
+        for one in surprising:
+            text = f"{asker.name} was told that ranks {ranks} make step {step}, others were told {told}"
+            self.report([f"{text}; {one.name} is not lost"])
+
+    def _may_go(self, worker: WorkerRecord, now: float) -> bool:
+        gone = has_failed(self._run, worker, now) or bool(worker.outages) or worker.struck
+        planned = worker.left and worker.name in self._run.until
+        return gone or (self._run.is_through(worker) and not planned)
+
     def on_drop(self, drop: DropRecord) -> None:
         """A server has answered that a push is in no update."""
         self.report(self._promises.on_drop(drop))
 
     def _check_counted(self, worker: WorkerRecord, number: int, held: Collection[Token]) -> None:
+        if self._groups and worker.name in self._run.since:
+            # It goes on from what each key has: for those of a group that may be fewer pushes than for others.
+            return
         token = (worker.name, number)
         for chunk in self._chunks.values():
             if token not in chunk.holds and token not in held and worker.rank in chunk.ranks:
@@ -256,6 +279,8 @@ def _is_done(run: Run, worker: WorkerRecord) -> bool:
 
 def _counts(run: Run, worker: WorkerRecord, version: Version) -> bool:
     """Say whether a worker is in the round that makes a version."""
+    if version > run.until.get(worker.name, version):
+        return False
     if worker.name in run.since:
         return version > run.since[worker.name][-1]
     return worker.name not in run.scenario.comers

@@ -300,7 +300,7 @@ class _Cluster:
             changes=self._run.changes,
             saves=self._saves,
             expiry=self._expiry,
-            leaves_after=self._timeline.leaves.get(name),
+            leaves=self._timeline.leaves.get(name),
             is_complete=lambda: all(worker.rank >= 0 for worker in self._run.workers[: scenario.cluster.workers]),
         )
 

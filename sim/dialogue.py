@@ -5,6 +5,7 @@ This sees what goes into the network and what comes out of it, and nothing of th
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -42,7 +43,7 @@ Pull = m.Pull | m.PullBundle
 _PUSHES: Final = frozenset((m.Push, m.PushBundle))
 _EXCHANGES: Final = _PUSHES | {m.Pull, m.PullBundle}
 _MAKING: Final = frozenset((m.Init, m.InitBundle, m.SetPolicy, m.Switched))
-_ASKED: Final = _EXCHANGES | _MAKING | {m.Attach, m.Barrier, m.Finish, m.Leave}
+_ASKED: Final = _EXCHANGES | _MAKING | {m.Attach, m.Barrier, m.Finish, m.Leave, m.PlanLeave}
 """Messages that are to be answered."""
 
 _ANSWERS: Final = frozenset((m.Done, m.Bundled, m.Value, m.Error))
@@ -107,7 +108,7 @@ class Dialogue:
     def __init__(self, run: Run, report: Callable[[list[str]], None], chunks: Mapping[Place, Holdings]) -> None:
         scenario = run.scenario
         self._evicted = run.evicted
-        self._since = run.since
+        self._since, self._until = run.since, run.until
         self._report = report
         self._chunks = chunks
         self._may_go_back = scenario.cluster.on_worker_loss == "respawn"
@@ -370,6 +371,8 @@ class Dialogue:
             self._report([f"epoch {view.epoch} follows epoch {before.epoch}"])
         published.view, published.alone = view, False
         for entry in view.workers:
+            if entry.until:
+                self._until[entry.name] = entry.until
             joined = self._since.setdefault(entry.name, []) if entry.since else []
             if entry.since and entry.since not in joined:
                 joined.append(entry.since)
@@ -398,7 +401,8 @@ class Dialogue:
             self._heard[source] = now
         kind = type(message)
         if kind in _ASKED:
-            timeout = getattr(message, "timeout", 0.0)
+            # How long it takes to plan depends on how long the steps of the others take.
+            timeout = getattr(message, "timeout", math.inf if kind is m.PlanLeave else 0.0)
             lost = kind in _PUSHES and self._is_lost(node, source)
             if lost:
                 assert isinstance(message, Push)

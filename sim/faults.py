@@ -69,6 +69,8 @@ class Leave(Fault, frozen=True, kw_only=True, tag="leave"):
     """The worker leaves in good order after so many steps of its own, although its work is not done."""
 
     after: Count
+    planned: bool = False
+    """It says so then, and leaves behind the step after which the others do not count on it."""
 
 
 class Slow(Fault, frozen=True, kw_only=True, tag="slow"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
@@ -45,6 +45,8 @@ Call = (
     | st.ReadState
     | st.Finish
     | st.GoOn
+    | st.AskMembers
+    | st.PlanLeave
     | st.Depart
 )
 """The stimuli that a node's user makes, and whose end it waits for."""
@@ -184,6 +186,8 @@ class Node:
         """Watches what this server drops, if its policy may."""
         self.read: Version | None = None
         """The newest version that has arrived since somebody put None here."""
+        self.result: Any = None
+        """What came of the last call that has ended well."""
         self.server: Coordinator | None = None
         """The machine, if it is a server's."""
         self._waited = False
@@ -217,7 +221,8 @@ class Node:
         future = self._calls[stimulus.call] = Future(self._env)
         if self._checks is not None:
             what, now = type(stimulus).__name__, self._env.now
-            self._checks.dialogue.called(self.name, stimulus.call, what, stimulus.timeout, now)
+            timeout = 0.0 if isinstance(stimulus, st.PlanLeave) else stimulus.timeout
+            self._checks.dialogue.called(self.name, stimulus.call, what, timeout, now)
         self.deliver(stimulus)
         return future
 
@@ -386,6 +391,7 @@ class Node:
                 if self._works:
                     self._work(self._world.service.fold())
             case fx.Complete():
+                self.result = effect.result
                 self._returned(effect.call, None)
             case fx.Apply():
                 self._apply(effect)

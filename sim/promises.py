@@ -345,8 +345,13 @@ class Promises:
             if has_failed(self._run, worker, now) or self._is_done(worker, now)
         }
         # When those come is not looked at here.
-        gone.update(range(self._run.scenario.cluster.workers, len(self._run.workers)), self._comers_again())
+        gone.update(
+            range(self._run.scenario.cluster.workers, len(self._run.workers)), self._comers_again(), self._leavers()
+        )
         return [rank for rank in ranks if rank not in gone]
+
+    def _leavers(self) -> list[Rank]:
+        return [worker.rank for worker in self._run.workers if worker.name in self._run.until]
 
     def _comers_again(self) -> list[Rank]:
         return [worker.rank for worker in self._run.workers if worker.name in self._run.since]

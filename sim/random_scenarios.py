@@ -110,7 +110,7 @@ def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
     faults: list[f.AnyFault] = [f.Join(node=name, at=at) for name, at in zip(names, times, strict=True)]
     if _happens(stream, 0.5):
         leaver = stream.choice((*names, *scenario.workers[1:])) if cluster.workers > 1 else names[0]
-        faults.append(f.Leave(node=leaver, after=stream.randint(1, 3)))
+        faults.append(f.Leave(node=leaver, after=stream.randint(1, 3), planned=_happens(stream, 0.6)))
     cluster = msgspec.structs.replace(cluster, max_workers=cluster.workers + count)
     return msgspec.structs.replace(scenario, cluster=cluster, fault=(*scenario.fault, *faults))
 

@@ -219,6 +219,8 @@ class Run:
     evicted: dict[str, float] = field(default_factory=dict)
     """When the others were told to go on without a worker."""
     since: dict[str, list[int]] = field(default_factory=dict)
+    until: dict[str, int] = field(default_factory=dict)
+    """The clock up to which a worker counts in rounds that has planned to leave."""
     """The last round that a worker was not in, each time that it joined, as the others were told."""
     crashed: str = ""
     """The node whose crash has ended it, if the whole job is started again then."""
@@ -242,7 +244,7 @@ class Run:
         """Say whether a worker has taken all its steps, or has left in good order before that."""
         if self.scenario.cluster.max_workers:
             return worker.left or worker.number >= self.scenario.steps_of(worker.name)
-        return sum(step.answered for step in worker.steps) == self.scenario.steps_of(worker.name)
+        return worker.left or sum(step.answered for step in worker.steps) == self.scenario.steps_of(worker.name)
 
     @property
     def changes(self) -> list[ChangeSection]:

@@ -64,8 +64,8 @@ class Timeline:
     strikes: list[Strike] = field(default_factory=list)
     starts: dict[str, float] = field(default_factory=dict)
     """When a node is started, if it is not at the beginning."""
-    leaves: dict[str, int] = field(default_factory=dict)
-    """After how many steps a worker leaves."""
+    leaves: dict[str, Leave] = field(default_factory=dict)
+    """The workers that leave."""
     paces: dict[str, Pace] = field(default_factory=dict)
     """How fast those workers compute whose speed changes."""
     disturbances: list[Disturbance] = field(default_factory=list)
@@ -108,8 +108,8 @@ def _add(  # noqa: C901, PLR0912 - one case for each kind
                 timeline.pace(node, seed).pauses.append((at, at + duration))
         case Late(at=at) | Join(at=at):
             timeline.starts[node] = at
-        case Leave(after=after):
-            timeline.leaves[node] = after
+        case Leave():
+            timeline.leaves[node] = fault
         case Spot():
             timeline.strikes += _spot(fault, node, stream)
         case Slow():

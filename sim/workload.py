@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import simpy
 
-from aiokv.core.stimuli import ChangePolicy, Depart, EnterBarrier, Finish, GoOn, Join, KeyOptions, Operation, Transfer
+from aiokv.core.stimuli import (
+    AskMembers,
+    ChangePolicy,
+    Depart,
+    EnterBarrier,
+    Finish,
+    GoOn,
+    Join,
+    KeyOptions,
+    Operation,
+    PlanLeave,
+    Transfer,
+)
 from aiokv.errors import AiokvError, SchedulerLostError
+from sim.faults import Leave
 from sim.network import Flights
 from sim.record import LogRecord, Step
 from sim.waiting import Awaited, Waiting, finish
@@ -60,17 +73,19 @@ class Worker:
     """Tells when a computation is to be abandoned, if any is."""
     is_complete: Callable[[], bool] = lambda: True
     """Tells whether all are there who are to be there from the beginning."""
-    leaves_after: int | None = None
-    """It leaves after so many steps."""
+    leaves: Leave | None = None
+    """It leaves before its work is done."""
     flights: Flights = field(default_factory=Flights)
     """Knows when something from or to it is under way."""
     _tensors: list[TensorSection] = field(init=False)
     _parts: list[tuple[Key, TensorSpec]] = field(init=False)
+    _plans: bool = field(init=False)
     _saved_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._tensors = self.scenario.tensors
         self._parts = _parts_of(tuple(self._tensors))
+        self._plans = any(isinstance(fault, Leave) and fault.planned for fault in self.scenario.fault)
 
     def run(self, env: simpy.Environment, node: Node, session: Session, start: float) -> Waiting:
         """Live one life on a node, as a process that begins at a time."""
@@ -179,7 +194,9 @@ class Worker:
             step.computed = now
         record.steps.append(step)
 
-    def _train(self, env: simpy.Environment, node: Node) -> Waiting:
+    def _train(  # noqa: PLR0912 - nearly all time of a run is spent here, so it calls little else
+        self, env: simpy.Environment, node: Node
+    ) -> Waiting:
         record, job = self.record, self.scenario.job
         # Who has joined goes on from the number of the others.
         joins = self.scenario.cluster.max_workers > 0
@@ -191,6 +208,10 @@ class Worker:
                 yield from self._save_together(env, node)
             step = Step(env.now, math.nan, math.nan, answered=False)
             step.number = pushes + 1
+            yield from self._look_around(env, node, pushes)
+            step.stalled = env.now - step.start
+            if record.left:
+                return
             try:
                 if self.expiry is not None:
                     yield from self._compute_or_cancel(env, node, self.expiry, next(self.times), step)
@@ -219,9 +240,24 @@ class Worker:
             if not step.cancelled:
                 record.number = pushes = pushes + 1
             self._stepped(step, pushes)
-            if len(record.steps) == self.leaves_after:
-                record.left = True
-                return
+            if self.leaves is not None and len(record.steps) == self.leaves.after:
+                yield from self._go(node, self.leaves)
+
+    def _go(self, node: Node, leaves: Leave) -> Waiting:
+        """Leave, or say that this worker is about to."""
+        self.record.left = not leaves.planned
+        if leaves.planned:
+            yield from finish(node.call(PlanLeave(node.new_call())))
+
+    def _look_around(self, env: simpy.Environment, node: Node, step: int) -> Waiting:
+        """Ask who makes a step, where workers come and go. One that does not make it leaves."""
+        if self.record.left or not (self.scenario.cluster.max_workers or self._plans):
+            return
+        yield from finish(node.call(AskMembers(node.new_call(), step, self.scenario.cluster.call_timeout)))
+        members: list[Rank] = node.result
+        if self.checks is not None:
+            self.checks.on_members(self.record, step, members, env.now)
+        self.record.left = self.record.rank not in members
 
     def _compute_or_cancel(
         self, env: simpy.Environment, node: Node, expiry: Expiry, seconds: float, step: Step

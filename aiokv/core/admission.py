@@ -1,4 +1,4 @@
-"""How workers come to count while training goes on: the scheduler's part.
+"""How workers come to count while training goes on, and how they leave: the scheduler's part.
 
 A worker that joins a running cluster is a member at once, but nobody waits for it. When it is ready (`Enter`), the
 scheduler looks for a clock that nobody is beyond, and asks all servers and workers not to go beyond it for the moment
@@ -7,8 +7,12 @@ all keys on all servers, and no round is lost. When all workers are past it, and
 worker is told so (`Entered`): what it reads then is what the first of its rounds is computed from, since that can't be
 made without it. One worker after the other is let in.
 
+A worker that is about to leave (`PlanLeave`) is one more in the same row. Only the workers have to agree: no round
+behind the boundary is made without it before there is a view, and it pushes nothing behind the boundary itself. The
+view says that it counts up to there, and since nobody was told who pushes later, all are told the same.
+
 Where a worker is lost for good, no round can be made any longer for which workers wait for each other; of the last ones
-some parts may be there, and others never will. So nobody can be let in there any more.
+some parts may be there, and others never will. So nobody can be let in there any more; and who leaves goes at once.
 
 Where the job waits because there are too few workers, no round can be made beyond the last one. Then the boundary is
 that, whatever the workers have gone to, and the one that comes counts instead of one that is away.
@@ -16,6 +20,7 @@ that, whatever the workers have gone to, and the one that comes counts instead o
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from aiokv.core.checkpoint_keeper import MOST_AHEAD
@@ -45,14 +50,17 @@ class Party(Record):
 
 
 class Entrant(Record, eq=False):
-    """A worker that wants to count. Its `clock` is the boundary that was asked for last; `fixed`: it is in a view.
+    """A worker that wants to count, or that `leaves` and has said so with a request over a connection (`asked`).
 
-    Where no worker `meets` others, in no key, nobody has to be past the boundary.
+    Its `clock` is the boundary that was asked for last; `fixed`: it is in a view. Where no worker `meets` others, in no
+    key, nobody has to be past the boundary.
     """
 
     name: str
     rank: Rank
-    waits: float
+    waits: float = 0.0
+    leaves: bool = False
+    asked: tuple[Peer, int] = (-1, 0)
     clock: int = 0
     fixed: bool = False
     meets: bool = False
@@ -62,21 +70,27 @@ class Entrant(Record, eq=False):
 
 
 class Verdict(Record):
-    """What has become of an entrant: its rounds begin after a `clock`, it is `entered`, or it fails with an `error`."""
+    """What has become of an entrant: its rounds begin after a `clock`, it is `entered`, or it fails with an `error`.
+
+    The rounds of one that `leaves` end with the clock; 0: it may go at once.
+    """
 
     name: str
     clock: int = 0
     entered: bool = False
     error: AiokvError | None = None
+    leaves: bool = False
+    asked: tuple[Peer, int] = (-1, 0)
 
 
 class Admissions:
-    """The part of a `Membership` that lets workers join a running cluster."""
+    """The part of a `Membership` that lets workers join a running cluster, and leave it."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Entrant] = {}
-        """The first one is being let in."""
+        self._waiting: dict[tuple[str, bool], Entrant] = {}
+        """By name, and whether they leave. The first one is being let in, or let go."""
         self._deadlines: Deadlines[str] = Deadlines()
+        """Of those that are to be let in."""
         self._parties: Sequence[Party] = ()
         self._loss: AiokvError | None = None
         self._stuck = False
@@ -85,8 +99,13 @@ class Admissions:
         """The newest clock of an update."""
         self._asked = 0
         self._ahead = 1
-        self.verdict: Verdict | None = None
+        self.verdicts: deque[Verdict] = deque()
         """What is to be carried out before anything else."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether somebody is to be let in, or let go."""
+        return bool(self._waiting)
 
     @property
     def _first(self) -> Entrant | None:
@@ -101,9 +120,20 @@ class Admissions:
     def enter(self, name: str, rank: Rank, timeout: float, now: float) -> list[Effect]:
         """Let a worker count from a boundary on, as soon as it is its turn. It may ask again."""
         self._deadlines.add(name, now + timeout)
-        if name in self._waiting:
+        if (name, False) in self._waiting:
             return []
-        self._waiting[name] = Entrant(name, rank, timeout)
+        return self._add(Entrant(name, rank, timeout))
+
+    def leave(self, name: str, rank: Rank, asked: tuple[Peer, int]) -> list[Effect]:
+        """Let a worker go behind a boundary, as soon as it is its turn. It may ask again."""
+        known = self._waiting.get((name, True))
+        if known is None:
+            return self._add(Entrant(name, rank, leaves=True, asked=asked))
+        known.asked = asked
+        return []
+
+    def _add(self, entrant: Entrant) -> list[Effect]:
+        self._waiting[entrant.name, entrant.leaves] = entrant
         return self._begin() if len(self._waiting) == 1 else []
 
     def viewed(self, parties: Sequence[Party], loss: AiokvError | None, *, stuck: bool = False) -> list[Effect]:
@@ -119,14 +149,13 @@ class Admissions:
 
     def forget(self, name: str) -> list[Effect]:
         """Take out a worker that is gone."""
-        entrant = self._waiting.get(name)
-        if entrant is None:
-            return []
-        is_first = entrant is self._first
+        first = self._first
         self._deadlines.discard(name)
-        del self._waiting[name]
-        effects = self._call_off(entrant) if is_first and not entrant.fixed else []
-        return effects + self._begin() if is_first else effects
+        for leaves in (False, True):
+            self._waiting.pop((name, leaves), None)
+        if first is None or first.name != name:
+            return []
+        return self._begin() if first.fixed else self._call_off(first) + self._begin()
 
     def _call_off(self, entrant: Entrant) -> list[Effect]:
         peers = [party.peer for party in self._parties if party.peer is not None]
@@ -139,6 +168,8 @@ class Admissions:
         entrant = self._first
         if entrant is None:
             return []
+        if entrant.leaves and self._goes_at_once(entrant):
+            return self._call_off(entrant) + self._plan(entrant, 0) + self._begin()
         if entrant.fixed and entrant.meets and self._loss is not None:
             return self._fail(entrant, self._loss)
         if entrant.fixed:
@@ -149,9 +180,14 @@ class Admissions:
         self._ahead = 1
         return self._ask(entrant)
 
+    def _goes_at_once(self, entrant: Entrant) -> bool:
+        """Tell whether no round is made any more, or none that waits for a worker that leaves."""
+        counts = any(party.rank == entrant.rank for party in self._parties)
+        return self._stuck or self._loss is not None or not counts
+
     def _ask(self, entrant: Entrant) -> list[Effect]:
         """Ask for a boundary a little ahead of all; twice as far whenever somebody was beyond it."""
-        parties = [party for party in self._parties if party.rank is None or not self._stuck]
+        parties = [party for party in self._parties if self._is_asked(entrant, party)]
         peers = [party.peer for party in parties if party.peer is not None]
         entrant.silent = {}
         if len(peers) < len(parties):
@@ -164,6 +200,9 @@ class Admissions:
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
         entrant.silent = {party.name: None for party in parties}
         return [Send(peer, 0, m.Boundary(entrant.clock, entrant.rank)) for peer in peers]
+
+    def _is_asked(self, entrant: Entrant, party: Party) -> bool:
+        return not entrant.leaves if party.rank is None else not self._stuck
 
     def answered(self, name: str, answer: m.BoundaryClock, *, is_server: bool) -> list[Effect]:
         """Take note whether a node can be at the boundary that was asked for; ask for a later one if not."""
@@ -180,10 +219,18 @@ class Admissions:
             return self._ask(entrant)
         del entrant.silent[name]
         if not entrant.silent:
+            if entrant.leaves:
+                return self._plan(entrant, entrant.clock)
             if entrant.meets and self._loss is not None:
                 return self._fail(entrant, self._loss)
             entrant.fixed = True
-            self.verdict = Verdict(entrant.name, entrant.clock)
+            self.verdicts.append(Verdict(entrant.name, entrant.clock))
+        return []
+
+    def _plan(self, entrant: Entrant, clock: int) -> list[Effect]:
+        """Let a worker go behind a clock, or at once. There will be a view if there is such a clock."""
+        del self._waiting[entrant.name, True]
+        self.verdicts.append(Verdict(entrant.name, clock, leaves=True, asked=entrant.asked))
         return []
 
     def passed(self, rank: Rank, clock: int) -> list[Effect]:
@@ -198,16 +245,16 @@ class Admissions:
         return entrant.meets and party.rank is not None and party.rank not in entrant.passed
 
     def _look(self, entrant: Entrant) -> list[Effect]:
-        if self.verdict is not None or any(self._is_late(entrant, party) for party in self._parties):
+        if any(self._is_late(entrant, party) for party in self._parties):
             return []
         self._deadlines.discard(entrant.name)
-        del self._waiting[entrant.name]
-        self.verdict = Verdict(entrant.name, entrant.clock, entered=True)
+        del self._waiting[entrant.name, False]
+        self.verdicts.append(Verdict(entrant.name, entrant.clock, entered=True))
         text, facts = f"{entrant.name} counts from round {entrant.clock + 1} on", {"clock": entrant.clock}
         return [Log("info", text, "worker_joined", {"node": entrant.name, **facts})]
 
     def _fail(self, entrant: Entrant, error: AiokvError) -> list[Effect]:
-        self.verdict = Verdict(entrant.name, entrant.clock if entrant.fixed else 0, error=error)
+        self.verdicts.append(Verdict(entrant.name, entrant.clock if entrant.fixed else 0, error=error))
         return self.forget(entrant.name)
 
     # --- time ---
@@ -216,10 +263,7 @@ class Admissions:
         """Give up on a worker that has waited too long, and say for whom. The others are looked at when it is out."""
         effects: list[Effect] = []
         for name in self._deadlines.due(now):
-            if self.verdict is not None:
-                self._deadlines.add(name, now)
-                continue
-            entrant = self._waiting[name]
+            entrant = self._waiting[name, False]
             wait = self._wait(entrant, roster)
             effects += self._fail(entrant, CallTimeoutError(wait.late, ranks=wait.ranks))
         return effects
@@ -229,7 +273,7 @@ class Admissions:
         what, first = f"{entrant.name} wants to count in rounds", self._first
         if entrant is not first:
             assert first is not None, "there is one at least"
-            return Wait(what, f"{first.name} is let in before it", entrant.waits)
+            return Wait(what, f"{first.name} is let {'go' if first.leaves else 'in'} before it", entrant.waits)
         if entrant.fixed:
             ranks = [party.rank for party in self._parties if self._is_late(entrant, party) and party.rank is not None]
             reason = f"rank {roster.labels(ranks)} has not come past round {entrant.clock}"
@@ -241,8 +285,8 @@ class Admissions:
         """Return for what every entrant waits."""
         times = self._deadlines.times()
         return [
-            self._wait(self._waiting[name], roster).shown(self._waiting[name].rank, roster, due=due, now=now)
-            for name, due in times
+            self._wait(entrant, roster).shown(entrant.rank, roster, due=due, now=now)
+            for entrant, due in [(self._waiting[name, False], due) for name, due in times]
         ]
 
     # --- for tests ---
@@ -253,6 +297,6 @@ class Admissions:
         Raises:
             AssertionError: an invariant is broken.
         """
-        assert self.verdict is None, "it is carried out at once"
-        assert self._deadlines.holds(self._waiting.keys())
+        assert not self.verdicts, "they are carried out at once"
+        assert self._deadlines.holds({name for name, leaves in self._waiting if not leaves})
         assert all(entrant is self._first for entrant in self._waiting.values() if entrant.clock)

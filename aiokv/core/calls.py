@@ -37,6 +37,7 @@ from aiokv.core.whole_reads import PATIENCE, WholeReads
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
+    MembershipError,
     PolicyError,
     ProtocolError,
     from_code,
@@ -164,6 +165,10 @@ class Calls:
         """Whether the pushes of a call are to count together; see `Whole`."""
         self._pushing = 0
         """How many calls have pushed so."""
+        self._last: int | None = None
+        """The clock beyond which nothing is pushed; None: there is no such clock."""
+        self._is_last = False
+        """Whether that is so for good; otherwise what is beyond waits."""
         self._changing: dict[int, Call] = {}
         """Changes of policies that are under way; they are the first that wait, under each of their keys."""
 
@@ -307,6 +312,19 @@ class Calls:
         call.tensors = [(key, spec) for key, spec in specs if spec is not None]
         return self._enter(call)
 
+    def limit(self, last: int | None, *, for_good: bool) -> list[Effect]:
+        """Push nothing beyond a clock, for good or until there is another limit."""
+        if (last, for_good) == (self._last, self._is_last):
+            return []
+        self._last, self._is_last = last, for_good
+        return self._resume(tuple(self._waiting))
+
+    def _is_beyond(self, call: Call) -> bool:
+        """Tell whether a call would push something beyond the limit."""
+        if self._last is None or not _pushes(call):
+            return False
+        return self._directory.next_clock([key for key, _ in call.tensors]) > self._last
+
     def _begin_change(self, call: Call, change: Change) -> list[Effect]:
         """Let later calls of the keys wait, and see that all pushes so far have arrived."""
         self._directory.ask_for(change.keys)
@@ -365,6 +383,9 @@ class Calls:
             return self._fence(call)
         if call.change is not None:
             return self._begin_change(call, call.change)
+        if self._is_last and self._is_beyond(call):
+            text = f"{call.what}: this worker leaves after step {self._last}, and nobody waits for what it pushes then"
+            return self.fail(call, MembershipError(text))
         pushes = _pushes(call)
         asking = self._directory.asking(call.tensors) if pushes else None
         if asking is not None:
@@ -413,6 +434,8 @@ class Calls:
                     return key
         if call.transfer is None or not _pushes(call):
             return None
+        if self._last is not None and not self._is_last and self._is_beyond(call):
+            return call.tensors[0][0]
         return self._directory.full(call.tensors, self._most, len(call.transfer.rows))
 
     def _exchange(self, call: Call) -> list[Effect]:
@@ -703,6 +726,9 @@ class Calls:
     def _late(self, call: Call) -> AiokvError:
         if call.number in self._encoding:
             return CallTimeoutError(f"{call.what}: not compressed within {call.timeout:.3g} s; it will count")
+        if call.held is not None and self._last is not None and not self._is_last:
+            text = f"{call.what}: no word from the scheduler within {call.timeout:.3g} s whether this worker leaves"
+            return CallTimeoutError(text, key=call.held)
         if call.held is not None:
             text = (
                 f"{call.what}: not sent within {call.timeout:.3g} s, because {self._most} pushes of key {call.held!r} "

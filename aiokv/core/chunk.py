@@ -273,7 +273,7 @@ class Chunk(Record, eq=False):
 
     def _members_of(self, update: Update, roster: Roster) -> list[Rank]:
         """Return the ranks for which its policy may wait in an update, ascending."""
-        if not (roster.newcomers and self.policy.in_step):
+        if not (roster.varies and self.policy.in_step):
             return self.members(roster)
         members = roster.members_after(update.clock, self.group)
         return [rank for rank in members if rank not in self.leaving]

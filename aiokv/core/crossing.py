@@ -1,4 +1,4 @@
-"""How workers come to count while training goes on: the part of those who are there, see `core.admission`.
+"""How workers come and go while training goes on: the part of those who are there, see `core.admission`.
 
 A worker says how far it has gone, and has promised to its user to go on with whom. When it is past a boundary, and has
 answers to all that it had pushed before, it says that too.
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from aiokv.core.roster import Roster
     from aiokv.core.stimuli import AskMembers
     from aiokv.errors import AiokvError
+    from aiokv.types import Rank
 
 
 class Crossing:
-    """The part of a `Session` that deals with boundaries behind which another worker counts.
+    """The part of a `Session` that deals with boundaries behind which another worker counts, or one does no longer.
 
     Args:
         open_pushes: returns the ids of the requests that push something of a clock or of an earlier one, and are not
@@ -38,6 +39,8 @@ class Crossing:
         """The boundary behind which nothing is known, until there is a view."""
         self._watched = 0
         """The clock that is to be passed; 0: none."""
+        self._outside: dict[Rank, None] = {}
+        """Has this worker's rank in it when it leaves without a boundary."""
         self._asking: dict[int, AskMembers] = {}
         """Calls of users who want to know who counts in a step."""
         self._deadlines: Deadlines[int] = Deadlines()
@@ -46,6 +49,10 @@ class Crossing:
     def is_active(self) -> bool:
         """Whether `look` has to be called after every stimulus."""
         return self._watched > 0
+
+    def last_of(self, rank: Rank) -> int | None:
+        """Return the boundary behind which nothing may be pushed until it is known whether a rank leaves there."""
+        return self._agreed.clock if self._agreed is not None and self._agreed.rank == rank else None
 
     def bounded(self, boundary: m.Boundary, clock: int, roster: Roster) -> list[Effect]:
         """Agree to a boundary, unless something is beyond it already."""
@@ -62,6 +69,11 @@ class Crossing:
     def viewed(self, roster: Roster) -> list[Effect]:
         """Take note of a newer view: what was agreed to is in it, or will be asked for again."""
         self._agreed = None
+        return self._answer(roster)
+
+    def leave(self, rank: Rank, roster: Roster) -> list[Effect]:
+        """Take note that this worker is in none of the next steps."""
+        self._outside[rank] = None
         return self._answer(roster)
 
     def look(self, clock: int) -> list[Effect]:
@@ -102,7 +114,8 @@ class Crossing:
         for call in self._deadlines.due(now):
             seconds, agreed = self._asking.pop(call).timeout, self._agreed
             assert agreed is not None, "it waits for that"
-            text = f"members: no word from the scheduler within {seconds:.3g} s whether rank {agreed.rank} joins"
+            what = f"whether rank {agreed.rank} joins or leaves"
+            text = f"members: no word from the scheduler within {seconds:.3g} s {what}"
             effects.append(Fail(call, CallTimeoutError(text, ranks=[agreed.rank])))
         return effects
 
@@ -113,5 +126,5 @@ class Crossing:
             if self._agreed is None or clock <= self._agreed.clock:
                 self.forget(call)
                 self._told = max(self._told, clock)
-                effects.append(Complete(call, roster.members_after(clock, ())))
+                effects.append(Complete(call, [rank for rank in roster.pushing(clock) if rank not in self._outside]))
         return effects

@@ -100,6 +100,13 @@ class Directory:
         """Return the policy's text as everybody writes it."""
         return str(get_policy(options.policy or self._policy))
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether workers wait for each other in a key that this worker has initialised, by their numbers of steps."""
+        texts = {self._policy_of(known.options) for known in self._known.values() if known.spec is not None}
+        policies = [get_policy(text) for text in texts]
+        return any(policy.in_step or policy.gate() is not None for policy in policies)
+
     def is_sparse(self, key: Key) -> bool:
         """Return True when this worker has initialised a key as a row-sparse one."""
         return key in self._known and self._known[key].is_sparse

@@ -29,6 +29,8 @@ class Member:
     connected: bool = True
     since: int = 0
     """The clock after which a worker counts in rounds; 0: from the beginning, or that is not known yet."""
+    until: int = 0
+    """The clock up to which a worker counts in rounds that is about to leave; 0: it stays, or that is not known yet."""
     answered: dict[int, Send | Refuse] = field(default_factory=dict)
     """The last answers to what it has asked, which may have got lost with its connection."""
 

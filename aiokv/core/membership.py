@@ -103,8 +103,8 @@ class Membership:
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
         effects = self._handle(stimulus, now)
-        while self._admissions.verdict is not None:
-            effects += self._carry_out(self._admissions.verdict, now)
+        while self._admissions.verdicts:
+            effects += self._carry_out(self._admissions.verdicts.popleft(), now)
         return effects
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
@@ -176,6 +176,8 @@ class Membership:
                 return self._arrive(peer, request, message, now)
             case m.Finish():
                 return self._finish(peer, request, now)
+            case m.PlanLeave():
+                return self._plan_leave(peer, request, now)
             case m.Leave(early):
                 return self._leave(peer, request, now, early=early)
             case m.LeaveServer():
@@ -284,6 +286,7 @@ class Membership:
         self._away.discard(member.name)
         if not is_same:
             member.answered.clear()
+            effects += self._admissions.forget(member.name)
         if member.state == "away":
             member.state = "alive"
         member.peer, member.request, member.incarnation, member.heard = peer, request, message.incarnation, now
@@ -351,9 +354,10 @@ class Membership:
         return self._admissions.enter(member.name, member.number, timeout, now)
 
     def _carry_out(self, verdict: Verdict, now: float) -> list[Effect]:
-        """Do what has come of a worker that wants to count."""
-        self._admissions.verdict = None
+        """Do what has come of a worker that wants to count, or to leave."""
         member = self._members[verdict.name]
+        if verdict.leaves:
+            return self._let_go(member, verdict, now)
         if verdict.error is None and not verdict.entered:
             member.since = verdict.clock
             for vacant in self._vacant[:1]:
@@ -377,6 +381,32 @@ class Membership:
         self._drop(member, "evicted", reason)
         said = Log("error", f"worker {member.name} {reason}", "worker_evicted", member.facts | {"reason": reason})
         return [*effects, said, *self._publish(now), *self._end_if_over(now)]
+
+    # --- workers that are about to leave ---
+
+    def _plan_leave(self, peer: Peer, request: int, now: float) -> list[Effect]:
+        """Let a worker go behind a clock that nobody knows anything of yet."""
+        member = self._worker(peer)
+        if member.state not in {"alive", "joining"} or member.until:
+            return self._remember([Send(peer, request, m.Done())])
+        asked = [] if self._admissions.is_active else self._tell_parties()
+        return asked + self._admissions.leave(member.name, member.number, (peer, request))
+
+    def _let_go(self, member: Member, verdict: Verdict, now: float) -> list[Effect]:
+        """Say up to which clock a worker counts, or that it may go at once: where others would wait for one more."""
+        others = sum(not other.until for other in self._others(member))
+        early, least = self._plan.max_workers > 0, self._plan.min_workers
+        if state_of_leaver(member.state, early=early, others=others, least=least) == "left" and member.state == "alive":
+            member.until = verdict.clock
+        effects = self._publish(now) if verdict.clock else []
+        if member.until:
+            text = f"{member.name} leaves; it counts up to round {member.until}"
+            effects.append(Log("info", text, "worker_leaves", {"node": member.name, "clock": member.until}))
+        peer, request = verdict.asked
+        if peer not in self._by_peer:
+            # It asks again.
+            return effects
+        return effects + self._remember([Send(peer, request, m.Done())])
 
     # --- a scheduler that was started again ---
 
@@ -476,7 +506,7 @@ class Membership:
             self._here[role][entry.name] = member
         if isinstance(entry, m.WorkerEntry) and entry.state != "joining":
             # Who is only about to count asks for that again.
-            member.since = entry.since
+            member.since, member.until = entry.since, entry.until
         if one is not None and is_back and member.is_expected:
             member.peer, member.request = one.peer, one.request
             member.state = "alive" if member.state == "away" else member.state
@@ -515,7 +545,7 @@ class Membership:
         servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
         view = m.View(
             self._epoch,
-            tuple(m.WorkerEntry(w.number, w.name, w.incarnation, w.state, w.reason, w.since) for w in workers),
+            tuple(m.WorkerEntry(w.number, w.name, w.incarnation, w.state, w.reason, w.since, w.until) for w in workers),
             tuple(self._standbys.entry(server) for server in servers),
             self._plan.heartbeat,
             self._plan.chunk_bytes,
@@ -545,19 +575,19 @@ class Membership:
         workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
         servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
         told = self._keeper.viewed(servers_here, workers_here, self._roster, now)
-        if not self._plan.max_workers:
-            return told
-        lost = self._roster.lost
-        loss = self._roster.loss(lost, "a join") if lost else None
-        return told + self._admissions.viewed(self._parties(servers, workers), loss, stuck=bool(self._vacant))
+        return told + self._tell_parties() if self._plan.max_workers or self._admissions.is_active else told
 
-    def _parties(self, servers: list[Member], workers: list[Member]) -> list[Party]:
-        """Return who has to agree before another worker counts: who is lost, or has gone, does not."""
-        vacant = self._vacant
+    def _tell_parties(self) -> list[Effect]:
+        """Say who has to agree before another worker counts, or leaves: who is lost, or has gone, does not."""
+        vacant, lost = self._vacant, self._roster.lost
+        loss = self._roster.loss(lost, "a join") if lost else None
+        servers = sorted(self._of(Role.SERVER), key=lambda member: member.number)
+        workers = sorted(self._of(Role.WORKER), key=lambda member: member.number)
         there = [one for one in servers if one.is_here]
         there += [one for one in workers if one.state in {"alive", "away"} and one not in vacant]
         ranks = {worker.name: worker.number for worker in workers}
-        return [Party(one.name, one.peer if one.connected else None, ranks.get(one.name)) for one in there]
+        parties = [Party(one.name, one.peer if one.connected else None, ranks.get(one.name)) for one in there]
+        return self._admissions.viewed(parties, loss, stuck=bool(vacant))
 
     def _said(self, peer: Peer, message: Said, now: float) -> list[Effect]:
         if isinstance(message, m.View):
@@ -609,13 +639,14 @@ class Membership:
 
     def _leave(self, peer: Peer, request: int, now: float, *, early: bool) -> list[Effect]:
         member = self._worker(peer)
-        others, least = self._others(member), self._plan.min_workers
+        others, least = len(self._others(member)), self._plan.min_workers
         early = early and self._plan.max_workers > 0
         state = state_of_leaver(member.state, early=early, others=others, least=least)
         reason = "left in good order"
         if state == "away":
             reason = f"{reason}; the job needs at least {least} workers"
             self._away.add(member.name, now + self._plan.respawn_timeout)
+            member.until = 0
         self._drop(member, state, reason)
         effects: list[Effect] = [Send(peer, request, m.Done())]
         if state == "away":
@@ -624,9 +655,9 @@ class Membership:
         effects += self._admissions.forget(member.name) + self._publish(now)
         return effects + self._release() + self._end_if_over(now)
 
-    def _others(self, member: Member) -> int:
-        """Return for how many other workers rounds wait that may still come."""
-        return sum(other.state in {"alive", "away"} and other is not member for other in self._of(Role.WORKER))
+    def _others(self, member: Member) -> list[Member]:
+        """Return the other workers for which rounds wait, and that may still come."""
+        return [other for other in self._of(Role.WORKER) if other.state in {"alive", "away"} and other is not member]
 
     def _finish(self, peer: Peer, request: int, now: float) -> list[Effect]:
         self._worker(peer).state = "finished"
@@ -691,7 +722,7 @@ class Membership:
         """Return what becomes of a member that is gone."""
         if member.state == "alive" and (member.role is not Role.WORKER or not self._epoch or self._over):
             return "lost"
-        mode, others, least = self._plan.on_worker_loss, self._others(member), self._plan.min_workers
+        mode, others, least = self._plan.on_worker_loss, len(self._others(member)), self._plan.min_workers
         return state_of_gone(member.state, on_worker_loss=mode, others=others, least=least)
 
     def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
@@ -702,6 +733,7 @@ class Membership:
         if state == "away":
             if self._plan.on_worker_loss == "shrink":
                 reason = f"{reason}; the job needs at least {self._plan.min_workers} workers"
+                member.until = 0
             self._away.add(member.name, now + self._plan.respawn_timeout)
         self._drop(member, state, reason)
         if self._over:

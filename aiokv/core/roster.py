@@ -86,6 +86,16 @@ class Roster:
             since[self._boundary.rank] = self._boundary.clock
         return since
 
+    @cached_property
+    def leavers(self) -> dict[Rank, int]:
+        """The clock up to which members count in rounds that are about to leave, by rank."""
+        return {entry.rank: entry.until for entry in self._entries if entry.until and entry.state in COUNTED}
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether others count in the rounds of some clocks than in those of others."""
+        return bool(self.newcomers or self.leavers)
+
     def members_after(self, clock: int, group: tuple[Rank, ...]) -> list[Rank]:
         """Return the members of a group that count in the round of a clock, ascending.
 
@@ -93,7 +103,13 @@ class Roster:
         """
         here = {rank for rank in self.members if self.newcomers.get(rank, 0) < clock}
         here.update(rank for rank, since in self.newcomers.items() if since < clock)
+        here.difference_update(rank for rank, until in self.leavers.items() if until < clock)
         return sorted(here.intersection(group) if group else here)
+
+    def pushing(self, clock: int) -> list[Rank]:
+        """Return who pushes with a clock, ascending, as all are told: those too that had planned to leave behind it."""
+        gone = [entry.rank for entry in self._entries if entry.state == "left" and entry.until >= clock]
+        return sorted([*self.members_after(clock, ()), *gone])
 
     @cached_property
     def evicted(self) -> list[Rank]:

@@ -126,6 +126,10 @@ class Session:
         """Whether this worker has come to a running cluster, and does not know yet where it is to begin."""
         self._expulsion: AiokvError | None = None
         """Why this worker is no member any longer, as far as it knows."""
+        self._planning: int | None = None
+        """The request by which it has told the scheduler that it is about to leave."""
+        self._leaves = False
+        """Whether it has, or knows that it need not."""
         self._leave = NO_CALL
         """The call with which it leaves."""
         self._draining: tuple[st.Depart, float] | None = None
@@ -299,7 +303,7 @@ class Session:
                 return self._await_round(stimulus, now)
             case st.ConfigureCompression():
                 return self._set_compression(stimulus, now)
-            case st.GoOn() | st.AskMembers():
+            case st.GoOn() | st.AskMembers() | st.PlanLeave():
                 return self._find_place(stimulus, now)
             case st.RestoreResiduals(call, keys, timeout):
                 return self._restore(Call(call, "restore of residuals", timeout), keys)
@@ -368,6 +372,8 @@ class Session:
         effects += self._crossing.viewed(self._roster)
         if first:
             self._rank = self._roster.rank_of(self._joiner.name)
+        effects += self._limit()
+        if first:
             self._joins = self._is_joining
             self._directory.settle(view)
             self._calls.whole = view.on_worker_loss == "shrink"
@@ -572,11 +578,54 @@ class Session:
             self._changing = None
         return effects
 
-    def _find_place(self, stimulus: st.GoOn | st.AskMembers, now: float) -> list[Effect]:
-        """Find out where this worker is to begin, or with whom it goes on."""
-        if isinstance(stimulus, st.AskMembers):
-            return self._ask_members(stimulus, now)
-        return self._go_on(stimulus, now)
+    def _find_place(self, stimulus: st.GoOn | st.AskMembers | st.PlanLeave, now: float) -> list[Effect]:
+        """Find out where this worker is to begin, with whom it goes on, or where it is to end."""
+        match stimulus:
+            case st.AskMembers():
+                return self._ask_members(stimulus, now)
+            case st.PlanLeave(call):
+                return self._plan_leave(call)
+            case _:
+                return self._go_on(stimulus, now)
+
+    def _plan_leave(self, call: int) -> list[Effect]:
+        """Ask behind which clock nobody relies on this worker, if there is somebody who does."""
+        try:
+            self._check_open(Call(call, "plan_leave", 0.0))
+        except AiokvError as error:
+            return [Fail(call, error)]
+        if self._leaves:
+            return [Complete(call)]
+        self._leaves = True
+        if not self._directory.waits_for_others:
+            return [Complete(call), *self._crossing.leave(self._rank, self._roster)]
+        send = self._calls.request(None, SCHEDULER, m.PlanLeave())
+        self._planning = send.request
+        return [Complete(call)] if self._calls.outage is not None else [Complete(call), send]
+
+    def _planned(self, peer: Peer, request: int) -> list[Effect]:
+        """Leave at once, if no view has said by now where this worker's rounds end."""
+        self._calls.take(peer, request)
+        self._planning = None
+        return [] if self._until else self._crossing.leave(self._rank, self._roster)
+
+    @property
+    def _until(self) -> int:
+        """The clock up to which this worker counts; 0: it stays, as far as it knows."""
+        entry = self._roster.entry(self._rank)
+        return entry.until if entry is not None else 0
+
+    def _bounded(self, boundary: m.Boundary) -> list[Effect]:
+        """Agree to a boundary. Where this worker leaves there, its calls that wait for their turn have to be before."""
+        mine = boundary.rank == self._rank
+        clock = self._calls.next_clock() - 1 if mine else self._directory.clock
+        return self._crossing.bounded(boundary, clock, self._roster) + self._limit()
+
+    def _limit(self) -> list[Effect]:
+        """Let no push go beyond the clock up to which this worker counts, or may turn out to count."""
+        if self._until:
+            return self._calls.limit(self._until, for_good=True)
+        return self._calls.limit(self._crossing.last_of(self._rank), for_good=False)
 
     def _go_on(self, stimulus: st.GoOn, now: float) -> list[Effect]:
         call = Call(stimulus.call, "resume_step", stimulus.timeout, result=[])
@@ -690,7 +739,7 @@ class Session:
             case m.CheckpointAt(clock):
                 return self._passing.asked(clock, self._directory.clock)
             case m.Boundary():
-                return self._crossing.bounded(message, self._directory.clock, self._roster)
+                return self._bounded(message)
             case m.Error(code, text, details):
                 error = from_code(code, text, details)
                 return self._joiner.fail(error) if self._joiner.joining else self._dismissed(error)
@@ -707,6 +756,8 @@ class Session:
                     return []
                 self._calls.take(peer, request)
                 return self._attach_answered(peer, message, now)
+            if request == self._planning and peer == SCHEDULER:
+                return self._planned(peer, request)
             if isinstance(message, m.Entered):
                 # What was pushed by now is all up to the boundary, after which this worker counts.
                 return self._calls.go_on(peer, request, self._directory.push_counts, now)
@@ -810,7 +861,8 @@ class Session:
         number, timeout = depart.call, depart.timeout
         if self._closed:
             return [Complete(number)]
-        if depart.drains and self._joiner.joined and self._expulsion is None and self._draining is None:
+        drains = depart.drains or self._leaves
+        if drains and self._joiner.joined and self._expulsion is None and self._draining is None:
             # Its time-out becomes the time at which it is over.
             self._draining = (st.Depart(number, now + timeout, drains=True), now + answer_time(timeout))
             return []
@@ -827,7 +879,7 @@ class Session:
         self._leave = number
         call = Call(number, "leave", timeout)
         self._calls.open(call, now)
-        return effects + self._calls.ask_scheduler(call, m.Leave(depart.drains))
+        return effects + self._calls.ask_scheduler(call, m.Leave(drains))
 
     # --- for tests ---
 

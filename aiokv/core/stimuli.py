@@ -408,6 +408,12 @@ class AskMembers(Record):
     timeout: float
 
 
+class PlanLeave(Record):
+    """Leave behind one of the next steps; the call is over at once, and `AskMembers` tells which step it is."""
+
+    call: int
+
+
 class GoOn(Record):
     """Go on where the process was that had this worker's place before; the result is the number of its complete steps.
 
@@ -473,6 +479,7 @@ Stimulus = (
     | Encoded
     | GoOn
     | AskMembers
+    | PlanLeave
     | Cancel
     | Depart
 )

@@ -299,3 +299,43 @@ async def test_leaving_drains_what_was_pushed(cluster: MakeCluster) -> None:
         assert await step_of(first) == 1001.0
         await asyncio.gather(pushing, leaving)
         assert await step_of(first) == 1.0
+
+
+async def test_each_example_is_used_once_in_an_epoch_although_a_worker_leaves_in_the_middle_of_it(
+    cluster: MakeCluster,
+) -> None:
+    """All are told at the same step that it is not there, so what nobody has used is dealt anew in the same way."""
+    examples, used = 60, []
+    told: dict[int, list[int]] = {}
+
+    async def train(kv: aiokv.Client) -> None:
+        sampler = ShardedSampler(examples, kv.rank, 3, batch_size=1, shuffle=False)
+        members = [0, 1, 2]
+        for step in itertools.count():
+            if step == 5 and kv.rank == 1:
+                await kv.plan_leave()
+            now = await kv.members(step)
+            assert told.setdefault(step, now) == now
+            if kv.rank not in now:
+                break
+            if now != members:
+                members = now
+                sampler.re_deal(members.index(kv.rank), len(members))
+            batch = next(iter(sampler), None)
+            if batch is None:
+                break
+            used.extend(batch.tolist())
+            await kv.push(arrays(1.0))
+            sampler.record_batch()
+            # Others come to their turn.
+            await asyncio.sleep(0)
+        await kv.leave()
+
+    async with cluster(workers=3, servers=2) as running:
+        await running.each(begin)
+        await running.each(train)
+        steps = [len(now) for now in told.values()]
+        gone = steps.index(2)
+        assert 5 < gone < examples // 3
+        assert steps == [3] * gone + [2] * (len(steps) - gone)
+        assert sorted(set(used)) == list(range(examples))

@@ -70,6 +70,7 @@ from aiokv.wire.messages import (
     Message,
     Met,
     Passed,
+    PlanLeave,
     Proof,
     Pull,
     PullBundle,
@@ -197,7 +198,7 @@ GOLDEN = [
     Golden(
         View(
             epoch=3,
-            workers=(WorkerEntry(0, "w0", 1), WorkerEntry(1, "w1", 2, "lost", "no heartbeat", 7)),
+            workers=(WorkerEntry(0, "w0", 1), WorkerEntry(1, "w1", 2, "lost", "no heartbeat", 7, 9)),
             servers=(
                 ServerEntry(0, "s0", 1, "10.0.0.3", 9000),
                 ServerEntry(1, "s", 2, "h", 9, standby=StandbyEntry("t/1", "t", 4, "i", 8, "ready"), process="u"),
@@ -216,10 +217,10 @@ GOLDEN = [
         ),
         258,
         0,
-        "41494f4b 01 11 0000  0201000000000000  0000000000000000 9a000000  00000000",
+        "41494f4b 01 11 0000  0201000000000000  0000000000000000 9c000000  00000000",
         "9e  03"
-        "  92  96 00 a2 7730 01 a5 616c697665 a0 00"
-        "      96 01 a2 7731 02 a4 6c6f7374 ac 6e6f20686561727462656174 07"
+        "  92  97 00 a2 7730 01 a5 616c697665 a0 00 00"
+        "      97 01 a2 7731 02 a4 6c6f7374 ac 6e6f20686561727462656174 07 09"
         "  92  99 00 a2 7330 01 a8 31302e302e302e33 cd 2328 a5 616c697665 a0 c0 a0"
         "      99 01 a1 73 02 a1 68 09 a5 616c697665 a0  96 a3 742f31 a1 74 04 a1 69 08 a5 7265616479  a1 75"
         "  cb 3fe0000000000000  ce 00080000  ce 00100000  cb 4024000000000000"
@@ -616,6 +617,13 @@ GOLDEN = [
         0,
         "41494f4b 01 62 0000  0000000000000000  0000000000000000 02000000  00000000",
         "91  07",
+    ),
+    Golden(
+        PlanLeave(),
+        9,
+        0,
+        "41494f4b 01 63 0000  0900000000000000  0000000000000000 01000000  00000000",
+        "90",
     ),
     Golden(
         CheckpointAt(7),

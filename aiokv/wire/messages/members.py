@@ -38,7 +38,7 @@ class WorkerEntry(Message):
     one, and what waits for it waits on; or "joining": it is here, but the others do not wait for it yet.
 
     In rounds it counts from the first clock after `since` on: 0 for a worker of the beginning, and for one that is
-    joining and of which that is not known yet.
+    joining and of which that is not known yet. One that is about to leave counts up to the clock `until`; 0: it stays.
     """
 
     rank: int
@@ -47,6 +47,7 @@ class WorkerEntry(Message):
     state: str = "alive"
     reason: str = ""
     since: int = 0
+    until: int = 0
 
 
 class StandbyEntry(Message):
@@ -134,6 +135,13 @@ class Finish(Message):
     """I contribute no more, but stay: no round and no barrier waits for me. Answered `Done`."""
 
 
+class PlanLeave(Message):
+    """I am about to leave. Answered `Done` behind a view that says up to which clock I count (`WorkerEntry.until`).
+
+    If it does not say so, nobody relies on me, and I may go at once.
+    """
+
+
 class Leave(Message):
     """I leave in good order. Answered `Done`; the others do not wait for me.
 
@@ -149,7 +157,7 @@ class Stop(Message):
     reason: str
 
 
-# --- workers that join while training goes on; see `core.admission` ---
+# --- workers that join and leave while training goes on; see `core.admission` ---
 
 
 class Enter(Message):
@@ -165,11 +173,11 @@ class Entered(Message):
 
 
 class Boundary(Message):
-    """The scheduler asks servers and workers whether a rank may count in all rounds after a clock. Answered
-    `BoundaryClock`.
+    """The scheduler asks servers and workers whether a rank that joins may count in all rounds after a clock; or the
+    workers whether one of them may count up to it only. Answered `BoundaryClock`.
 
     Who says so does nothing beyond that clock before there is another view, or another boundary. One whose clock is 0
-    says that nobody is to join.
+    says that nobody is to join, or to leave.
     """
 
     clock: int
