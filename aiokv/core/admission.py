@@ -124,8 +124,9 @@ class Admissions:
             return []
         return self._add(Entrant(name, rank, timeout))
 
-    def leave(self, name: str, rank: Rank, asked: tuple[Peer, int]) -> list[Effect]:
-        """Let a worker go behind a boundary, as soon as it is its turn. It may ask again."""
+    def leave(self, name: str, rank: Rank, asked: tuple[Peer, int], clock: int) -> list[Effect]:
+        """Let a worker go behind a boundary, as soon as it is its turn. It has gone to a clock, and may ask again."""
+        self._newest = max(self._newest, clock)
         known = self._waiting.get((name, True))
         if known is None:
             return self._add(Entrant(name, rank, leaves=True, asked=asked))

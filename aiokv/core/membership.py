@@ -176,8 +176,8 @@ class Membership:
                 return self._arrive(peer, request, message, now)
             case m.Finish():
                 return self._finish(peer, request, now)
-            case m.PlanLeave():
-                return self._plan_leave(peer, request, now)
+            case m.PlanLeave(clock):
+                return self._plan_leave(peer, request, clock)
             case m.Leave(early):
                 return self._leave(peer, request, now, early=early)
             case m.LeaveServer():
@@ -384,13 +384,13 @@ class Membership:
 
     # --- workers that are about to leave ---
 
-    def _plan_leave(self, peer: Peer, request: int, now: float) -> list[Effect]:
+    def _plan_leave(self, peer: Peer, request: int, clock: int) -> list[Effect]:
         """Let a worker go behind a clock that nobody knows anything of yet."""
         member = self._worker(peer)
         if member.state not in {"alive", "joining"} or member.until:
             return self._remember([Send(peer, request, m.Done())])
         asked = [] if self._admissions.is_active else self._tell_parties()
-        return asked + self._admissions.leave(member.name, member.number, (peer, request))
+        return asked + self._admissions.leave(member.name, member.number, (peer, request), clock)
 
     def _let_go(self, member: Member, verdict: Verdict, now: float) -> list[Effect]:
         """Say up to which clock a worker counts, or that it may go at once: where others would wait for one more."""

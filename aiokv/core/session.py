@@ -599,7 +599,7 @@ class Session:
         self._leaves = True
         if not self._directory.waits_for_others:
             return [Complete(call), *self._crossing.leave(self._rank, self._roster)]
-        send = self._calls.request(None, SCHEDULER, m.PlanLeave())
+        send = self._calls.request(None, SCHEDULER, m.PlanLeave(self._calls.next_clock() - 1))
         self._planning = send.request
         return [Complete(call)] if self._calls.outage is not None else [Complete(call), send]
 

@@ -53,7 +53,7 @@ def agree(scheduler: Scheduler, clock: int, *names: str) -> None:
 
 def plan(scheduler: Scheduler, name: str = "worker-1") -> Asked:
     """Let a worker say that it is about to leave."""
-    return scheduler.ask(name, m.PlanLeave())
+    return scheduler.ask(name, m.PlanLeave(0))
 
 
 # --- the scheduler ---
@@ -81,6 +81,11 @@ def test_a_boundary_that_somebody_is_beyond_is_given_up_for_a_later_one(schedule
     assert entry(scheduler).until == 6
 
 
+def test_a_boundary_is_not_before_what_the_worker_has_made(scheduler: Scheduler) -> None:
+    scheduler.ask("worker-1", m.PlanLeave(4))
+    assert boundaries(scheduler, "worker-0") == [m.Boundary(5, 1)]
+
+
 def test_who_asks_again_is_answered_under_its_new_number(make_scheduler: type[Scheduler]) -> None:
     scheduler = make(make_scheduler, reconnect_grace=1.0)
     before = plan(scheduler)
@@ -99,7 +104,7 @@ def test_who_is_not_connected_when_it_is_planned_asks_again(make_scheduler: type
     agree(scheduler, 1, "worker-0")
     assert entry(scheduler).until == 1
     scheduler.register("worker-1", again=True, epoch=2)
-    assert scheduler.ask_again("worker-1", before, m.PlanLeave()).answer == m.Done()
+    assert scheduler.ask_again("worker-1", before, m.PlanLeave(0)).answer == m.Done()
 
 
 def test_a_worker_goes_at_once_where_rounds_wait_for_one_that_is_lost(scheduler: Scheduler) -> None:
@@ -208,7 +213,7 @@ def leaver(worker: Worker) -> Worker:
     worker.finish(worker.transfer("init"))
     worker.finish(worker.transfer("push"))
     call = worker.call(st.PlanLeave)
-    assert (call.outcome, [send.message for send in call.sends]) == ("done", [m.PlanLeave()])
+    assert (call.outcome, [send.message for send in call.sends]) == ("done", [m.PlanLeave(1)])
     assert worker.call(st.PlanLeave).sends == [], "it has said so"
     return worker
 
@@ -229,6 +234,7 @@ def test_behind_the_boundary_a_push_is_refused_and_nobody_is_told_that_it_pushes
     assert isinstance(held.outcome, MembershipError)
     assert "this worker leaves after step 2" in str(held.outcome)
     assert isinstance(leaver.transfer("push").outcome, MembershipError)
+    assert len(leaver.transfer("pull", "v").sends) == 1, "it may still read"
     assert ef.Complete(7, [1]) in leaver.effects
     assert (members(leaver, 1), members(leaver, 2)) == ([0, 1], [1])
 
@@ -276,7 +282,7 @@ def test_where_nobody_waits_for_others_it_may_go_at_once(make_worker: type[Worke
 def test_workers_that_may_not_run_ahead_wait_for_each_other(make_worker: type[Worker]) -> None:
     worker = make_worker(policy="ssp:2")
     worker.finish(worker.transfer("init"))
-    assert [send.message for send in worker.call(st.PlanLeave).sends] == [m.PlanLeave()]
+    assert [send.message for send in worker.call(st.PlanLeave).sends] == [m.PlanLeave(0)]
 
 
 def test_who_has_planned_to_leave_and_closes_leaves_when_all_that_it_pushed_counts(leaver: Worker) -> None:
@@ -294,7 +300,7 @@ def test_the_scheduler_is_asked_when_it_is_there_again(worker: Worker) -> None:
     assert (call.outcome, call.sends) == ("done", [])
     worker.handle(st.Connected(SCHEDULER))
     effects = worker.publish()
-    assert m.PlanLeave() in [effect.message for effect in effects if isinstance(effect, ef.Send)]
+    assert m.PlanLeave(0) in [effect.message for effect in effects if isinstance(effect, ef.Send)]
 
 
 def test_who_is_not_connected_can_plan_nothing(make_worker: type[Worker]) -> None:

@@ -158,3 +158,14 @@ def test_a_file_that_can_not_be(before: str, after: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_scenario(TEXT.replace(before, after).encode(), "my.toml")
     assert problem in str(caught.value)
+
+
+def test_a_worker_that_plans_to_leave_is_in_no_round_after_the_same_one_of_all_keys() -> None:
+    """By then nobody can be beyond the step after its fourth, so it makes one more, or two."""
+    run = elastic(Leave(node="worker-1", after=4, planned=True))
+    last = run.until["worker-1"]
+    assert 5 <= last <= 6
+    assert len(run.workers[1].steps) == last
+    assert run.workers[1].left
+    rounds = {(update.key, update.start, update.version): update.ranks for update in run.updates}
+    assert all((1 in ranks) == (version <= last) for (_, _, version), ranks in rounds.items())

@@ -136,10 +136,12 @@ class Finish(Message):
 
 
 class PlanLeave(Message):
-    """I am about to leave. Answered `Done` behind a view that says up to which clock I count (`WorkerEntry.until`).
+    """I am about to leave, and have gone to a clock. Answered `Done` behind a view that says up to which one I count.
 
-    If it does not say so, nobody relies on me, and I may go at once.
+    If it does not say so (`WorkerEntry.until`), nobody relies on me, and I may go at once.
     """
+
+    clock: int
 
 
 class Leave(Message):
