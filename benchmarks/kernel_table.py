@@ -37,8 +37,9 @@ def main(folder: Path) -> None:
     ptx = ""
     for listed in listing.every_kernel():
         print(listed.name, file=sys.stderr)
+        compiled = compiling.Compiled(listed)
         for capability in compiling.CAPABILITIES:
-            row, ptx = compiling.describe(listed, capability, ptxas)
+            row, ptx = compiling.describe(compiled, capability, ptxas)
             kernels.setdefault(listed.name, {})[".".join(map(str, capability))] = row
     found = {"versions": compiling.versions(ptxas, ptx), "kernels": kernels}
     (folder / "device-kernels.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiokv.device.dispatch import Dispatch
 from aiokv.device.memory import Memory
-from aiokv.device.records import Copy, Effect, Kind, Launch, Release, Stream, Take
+from aiokv.device.records import Copy, Effect, Kind, Part, Release, Stream, Take
 from aiokv.device.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from aiokv.device.records import Buffer, Event
     from aiokv.errors import AiokvError
@@ -21,9 +22,10 @@ class Flow:
 
     Args:
         limits: for each device how many bytes all buffers together may have.
+        kind_of: tells which works can be done in one launch. See `aiokv.device.dispatch.Dispatch`.
     """
 
-    def __init__(self, limits: Sequence[int]) -> None:
+    def __init__(self, limits: Sequence[int], kind_of: Callable[[object], Hashable]) -> None:
         self.memory = Memory(limits)
         self.errors: dict[Buffer, AiokvError] = {}
         """Buffers that do not have what they should have."""
@@ -31,6 +33,7 @@ class Flow:
         self._leaving: dict[Buffer, None] = {}
         """Buffers that nobody refers to, but something under way still uses."""
         self._effects: list[Effect] = []
+        self._dispatch = Dispatch(self.add, kind_of)
 
     @property
     def is_idle(self) -> bool:
@@ -66,8 +69,8 @@ class Flow:
 
     def copy(self, stream: Stream, target: Buffer, source: Buffer, nbytes: int, first: int = 0) -> Event:
         """Copy bytes of a buffer, from `first` on, to another one."""
-        event, waits = self._tasks.begin(stream, [source], [target])
-        self.add(Copy(stream, waits, event, target, source, nbytes, first))
+        event, needs = self._tasks.begin([source], [target])
+        self._dispatch.copy(Copy(stream, [], event, target, source, nbytes, first), needs)
         return event
 
     def launch(
@@ -90,10 +93,10 @@ class Flow:
             changed: those that are changed.
             spared: those that are changed, but stay as they are if it can't be done.
         """
-        stream = Stream(device, Kind.COMPUTE)
-        event, waits = self._tasks.begin(stream, buffers, [*new, *changed, *spared])
+        event, needs = self._tasks.begin(buffers, [*new, *changed, *spared])
         needed = [buffer for buffer in buffers if buffer not in new]
-        self.add(Launch(stream, waits, event, work, buffers, needed, [*new, *changed]))
+        part = Part(event, work, buffers, needed, [*new, *changed])
+        self._dispatch.launch(Stream(device, Kind.COMPUTE), part, needs)
 
     def writer(self, buffer: Buffer) -> Event | None:
         """Return what writes a buffer last, if that is under way."""
@@ -102,6 +105,7 @@ class Flow:
     def end(self, event: Event, error: AiokvError | None) -> None:
         """Take note that a copy or a launch is done, or could not be."""
         written, idle = self._tasks.end(event)
+        self._dispatch.end(event)
         if error is not None:
             self.errors |= dict.fromkeys(written, error)
         for buffer in idle:
@@ -135,3 +139,4 @@ class Flow:
         assert len(set(every)) == len(every), "a buffer has two uses"
         self.memory.validate(every)
         assert all(self._tasks.uses(buffer) for buffer in self._leaving), "what leaves is used"
+        self._dispatch.validate()

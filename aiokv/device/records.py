@@ -309,20 +309,30 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Launch:
-    """When the events that it waits for are there, do the work on buffers; then report.
+class Part:
+    """Work on buffers, and what is reported when it is done.
 
     It can't be done when something is wrong with those that are `needed`. Then `lost` have no meaning; the others are
     as they were.
     """
 
-    stream: Stream
-    waits: list[Event]
     event: Event
     work: Any
     buffers: list[Buffer]
     needed: list[Buffer]
     lost: list[Buffer]
+
+
+@dataclass(slots=True)
+class Launch:
+    """When the events that it waits for are there, do works of one kind, in one go if it can be; then report each.
+
+    None of them needs another one.
+    """
+
+    stream: Stream
+    waits: list[Event]
+    parts: list[Part]
 
 
 @dataclass(slots=True)

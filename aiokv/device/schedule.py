@@ -1,7 +1,8 @@
 """The decisions of a store on devices: what is copied, added, updated and published when, and what is used again.
 
 A payload is copied to its chunk's device on one stream, while another stream computes, and a third one copies values
-to the host. The order of what uses one buffer is kept by events, so the host waits for nothing. A version is published
+to the host. The order of what uses one buffer is kept by events, so the host waits for nothing. Where a device is
+behind, launches are held back for a moment, so that those of several chunks become one. A version is published
 when the event of its update has been reported; a buffer is used for something else when all events of what used it
 have been.
 
@@ -19,7 +20,7 @@ from aiokv.device.outgoing import Outgoing, Value
 from aiokv.device.slots import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from aiokv.device.records import Address, Buffer, Effect, Event, Fresh
     from aiokv.errors import AiokvError
@@ -56,12 +57,13 @@ class Schedule:
 
     Args:
         limits: for each device how many bytes all buffers together may have.
+        kind_of: of works that are equal by this, several can be done in one launch; None: this one is done alone.
     """
 
-    def __init__(self, limits: Sequence[int]) -> None:
+    def __init__(self, limits: Sequence[int], kind_of: Callable[[object], Hashable] = lambda _: None) -> None:
         self.loads = [0] * len(limits)
         """Bytes of the values of the chunks on each device."""
-        self._flow = Flow(limits)
+        self._flow = Flow(limits, kind_of)
         self._outgoing = Outgoing(self._flow)
         self._slots = Slots(self._flow)
         self._chunks: dict[Address, _Chunk] = {}

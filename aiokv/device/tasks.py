@@ -1,4 +1,4 @@
-"""What is under way on the streams: what a copy or a launch has to wait for, and what still uses a buffer."""
+"""What is under way: which copies and launches another one has to wait for, and what still uses a buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aiokv.device.records import Buffer, Event, Stream
+    from aiokv.device.records import Buffer, Event
 
 
 @dataclass(slots=True)
@@ -22,17 +22,12 @@ class _Usage:
 
 @dataclass(slots=True)
 class _Task:
-    stream: Stream
     read: list[Buffer]
     written: list[Buffer]
 
 
 class Tasks:
-    """Orders tasks by what they read and write.
-
-    What is in one stream happens in its order. A task that reads what another stream writes, or writes what another
-    stream reads or writes, waits for that.
-    """
+    """Orders tasks by what they read and write: who reads waits for the last who writes, and who writes for all."""
 
     def __init__(self) -> None:
         self._last: Event = 0
@@ -43,38 +38,26 @@ class Tasks:
         """How many are not reported as done."""
         return len(self._open)
 
-    def begin(self, stream: Stream, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> tuple[Event, list[Event]]:
-        """Enter a task; return its event, and those that it waits for: at most one of each other stream."""
+    def begin(self, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> tuple[Event, list[Event]]:
+        """Enter a task; return its event, and those that it needs."""
         self._last += 1
         event = self._last
-        newest: dict[Stream, Event] = {}
+        needs: dict[Event, None] = {}
         written = list(dict.fromkeys(writes))
         read = [buffer for buffer in dict.fromkeys(reads) if buffer not in written]
-        for buffer in read:
-            self._wait(newest, self._using(buffer).writer)
-        for buffer in written:
-            usage = self._using(buffer)
-            self._wait(newest, usage.writer)
-            for reader in usage.readers:
-                self._wait(newest, reader)
+        for buffer in (*read, *written):
+            usage = self._usage.setdefault(buffer, _Usage())
+            usage.open += 1
+            if usage.writer is not None:
+                needs[usage.writer] = None
         for buffer in read:
             self._usage[buffer].readers.append(event)
         for buffer in written:
             usage = self._usage[buffer]
+            needs |= dict.fromkeys(usage.readers)
             usage.writer, usage.readers = event, []
-        for buffer in (*read, *written):
-            self._usage[buffer].open += 1
-        self._open[event] = _Task(stream, read, written)
-        newest.pop(stream, None)
-        return event, list(newest.values())
-
-    def _using(self, buffer: Buffer) -> _Usage:
-        return self._usage.setdefault(buffer, _Usage())
-
-    def _wait(self, newest: dict[Stream, Event], event: Event | None) -> None:
-        if event is not None:
-            stream = self._open[event].stream
-            newest[stream] = max(event, newest.get(stream, event))
+        self._open[event] = _Task(read, written)
+        return event, list(needs)
 
     def end(self, event: Event) -> tuple[list[Buffer], list[Buffer]]:
         """Take note that a task is done; return what it wrote, and which buffers nothing under way uses any longer."""

@@ -12,12 +12,13 @@ from aiokv.kernels.plan import plan_update
 from aiokv.optim import PRECISIONS, OwnRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from aiokv.codec import Codec
+    from aiokv.device.records import Part
     from aiokv.errors import AiokvError
     from aiokv.optim import Norms, Optimizer, Step
     from aiokv.types import Piece
@@ -148,6 +149,21 @@ def runs_on_device(work: Work) -> bool:
             return True
 
 
+def kind_of(work: Any) -> Hashable:
+    """Return what works have in common that a device can do in one launch; None for one that it does alone."""
+    match work:
+        case Add() | Cast():
+            return work
+        case Scale(out, source) | Divide(out, source):
+            return type(work), out, source
+        case Decode(codec):
+            return Decode, type(codec)
+        case Renew(rule) if runs_on_device(work):
+            return Renew, plan_update(rule), work.weight, work.total, work.out, work.names
+        case _:
+            return None
+
+
 class Engine(Protocol):
     """Devices that do what they are told, each stream in its order, and report events when they happen.
 
@@ -187,17 +203,8 @@ class Engine(Protocol):
         """Copy between buffers or memory of the host: from the first byte of the source on, so many bytes."""
         ...
 
-    def launch(
-        self,
-        stream: tuple[int, str],
-        waits: Sequence[int],
-        event: int,
-        work: Any,
-        buffers: Sequence[int],
-        needed: Sequence[int],
-        lost: Sequence[int],
-    ) -> None:
-        """Do work. See `aiokv.device.records.Launch`."""
+    def launch(self, stream: tuple[int, str], waits: Sequence[int], parts: Sequence[Part]) -> None:
+        """Do works. See `aiokv.device.records.Launch`."""
         ...
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from aiokv.codec.records import SCALE
 from aiokv.device import records as r
 from aiokv.device.schedule import Schedule
 from aiokv.errors import DeviceMemoryError, ProtocolError
-from aiokv.kernels.work import Add, Combine, Decode, Scale, decodes
+from aiokv.kernels.work import Add, Combine, Decode, Scale, decodes, kind_of
 from aiokv.optim import PRECISIONS
 from aiokv.store.memory import Landed, ParameterStore, payload_lengths
 from aiokv.store.pool import Pool
@@ -52,7 +52,7 @@ class DeviceSlots(ParameterStore):
         # Page-locked memory takes long to make, so all of it is used again.
         super().__init__(backend, Pool(sys.maxsize, engine.pinned))
         self._engine = engine
-        self._schedule = Schedule(engine.limits)
+        self._schedule = Schedule(engine.limits, kind_of)
         self._sums: dict[Slot, Sum] = {}
         self._memory: dict[r.Buffer, Array] = {}
         """Buffers of the host that devices copy from or to."""
@@ -118,8 +118,8 @@ class DeviceSlots(ParameterStore):
             case r.Copy(stream, waits, event, target, source, nbytes, first):
                 places = memory.get(target, target), memory.get(source, source)
                 engine.copy(stream, waits, event, *places, (first, nbytes))
-            case r.Launch(stream, waits, event, work, buffers, needed, lost):
-                engine.launch(stream, waits, event, work, buffers, needed, lost)
+            case r.Launch(stream, waits, parts):
+                engine.launch(stream, waits, parts)
             case _:
                 assert_never(effect)
 

@@ -55,8 +55,7 @@ class FakeDevices:
     def _check_unused(self, buffer: int) -> None:
         for queue in self.queues.values():
             for task in queue:
-                used = [task.target, task.source] if isinstance(task, r.Copy) else task.buffers
-                assert buffer not in used, "memory is given away while something uses it"
+                assert buffer not in _used(task), "memory is given away while something uses it"
 
     def free_streams(self) -> list[r.Stream]:
         """Return the streams that can go on: what their next task waits for has happened."""
@@ -75,17 +74,29 @@ class FakeDevices:
             if task.first:
                 term = ("part", task.first, term)
             self.content[task.target] = ("wrong",) if error or wrong else term
-        else:
-            wrong = _wrong([self.content[buffer] for buffer in task.needed])
+            self._ended(task.event, error, wrong=wrong)
+            return
+        # At the same time: none of them sees what another one does.
+        before = dict(self.content)
+        for part in task.parts:
+            wrong = _wrong([before[buffer] for buffer in part.needed])
             if error or wrong:
-                for buffer in task.lost:
-                    self.content[buffer] = ("wrong",)
+                self.content |= dict.fromkeys(part.lost, ("wrong",))
             else:
-                terms = [self.content[buffer] for buffer in task.buffers]
-                for buffer, term in zip(task.buffers, task.work(*terms), strict=True):
-                    self.content[buffer] = term
-        self.executed[task.event] = error or (AiokvError("what it needs is wrong") if wrong else None)
-        self.unreported.append(task.event)
+                made = part.work(*[before[buffer] for buffer in part.buffers])
+                changed = {b: term for b, term in zip(part.buffers, made, strict=True) if term != before[b]}
+                self.content |= changed
+            self._ended(part.event, error, wrong=wrong)
+
+    def _ended(self, event: int, error: AiokvError | None, *, wrong: bool) -> None:
+        self.executed[event] = error or (AiokvError("what it needs is wrong") if wrong else None)
+        self.unreported.append(event)
+
+
+def _used(task: r.Copy | r.Launch) -> list[int]:
+    if isinstance(task, r.Copy):
+        return [task.target, task.source]
+    return [buffer for part in task.parts for buffer in part.buffers]
 
 
 def _wrong(terms: list[Term]) -> bool:

@@ -17,6 +17,7 @@ from aiokv.store.host_work import do_on_host
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from aiokv.device.records import Part
     from aiokv.store.device import DeviceStore
 
 Bytes = NDArray[np.uint8]
@@ -35,6 +36,7 @@ class LateEngine:
     happened: dict[int, AiokvError | None] = field(default_factory=dict)
     reported: list[int] = field(default_factory=list)
     done: list[Any] = field(default_factory=list)
+    launches: list[list[Any]] = field(default_factory=list)
     given: list[Bytes] = field(default_factory=list)
 
     def pinned(self, nbytes: int) -> Bytes:
@@ -70,24 +72,18 @@ class LateEngine:
 
         self._add(stream, waits, event, do)
 
-    def launch(
-        self,
-        stream: tuple[int, str],
-        waits: Sequence[int],
-        event: int,
-        work: Any,
-        buffers: Sequence[int],
-        needed: Sequence[int],
-        lost: Sequence[int],
-    ) -> None:
-        def do() -> None:
-            assert all(self.places[buffer] == stream[0] for buffer in buffers), "all is where it is computed"
-            if self.fails(work):
-                raise AiokvError("the device is broken")
-            self.done.append(work)
-            do_on_host(work, [self.memory[buffer] for buffer in buffers], get_backend("reference"))
+    def launch(self, stream: tuple[int, str], waits: Sequence[int], parts: Sequence[Part]) -> None:
+        self.launches.append([part.work for part in parts])
+        for part in parts:
 
-        self._add(stream, waits, event, do)
+            def do(part: Part = part) -> None:
+                assert all(self.places[buffer] == stream[0] for buffer in part.buffers), "all is where it is computed"
+                if self.fails(part.work):
+                    raise AiokvError("the device is broken")
+                self.done.append(part.work)
+                do_on_host(part.work, [self.memory[buffer] for buffer in part.buffers], get_backend("reference"))
+
+            self._add(stream, waits, part.event, do)
 
     def _add(self, stream: tuple[int, str], waits: Sequence[int], event: int, do: Callable[[], None]) -> None:
         self.queues.setdefault(stream, deque()).append((waits, event, do))

@@ -55,7 +55,8 @@ class Devices(RuleBasedStateMachine):
 
     @initialize(count=st.integers(1, 2), limit=st.integers(4, 30))
     def begin(self, count: int, limit: int) -> None:
-        self.schedule = Schedule([limit * SIZE] * count)
+        # Works of one kind are done together where the schedule finds that they may be.
+        self.schedule = Schedule([limit * SIZE] * count, lambda work: type(work) if isinstance(work, Added) else work)
         self.devices = FakeDevices()
         self.slots: dict[int, Term] = {}
         self.values: dict[Any, Term] = {}

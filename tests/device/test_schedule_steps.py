@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,8 +20,25 @@ def install(schedule: Schedule, chunk: Any = W, slot: int = 0) -> list[r.Effect]
     return schedule.handle(r.Install(chunk, BYTES, slot, "zero"))
 
 
-def tasks(effects: list[r.Effect]) -> list[r.Copy | r.Launch]:
-    return [effect for effect in effects if isinstance(effect, r.Copy | r.Launch)]
+class Begun(NamedTuple):
+    """A part of a launch, with what the launch waits for."""
+
+    stream: Stream
+    waits: list[r.Event]
+    event: r.Event
+    work: Any
+    buffers: list[r.Buffer]
+
+
+def tasks(effects: list[r.Effect]) -> list[r.Copy | Begun]:
+    """Return the copies, and the parts of the launches."""
+    found: list[r.Copy | Begun] = []
+    for effect in effects:
+        if isinstance(effect, r.Copy):
+            found.append(effect)
+        elif isinstance(effect, r.Launch):
+            found += [Begun(effect.stream, effect.waits, part.event, part.work, part.buffers) for part in effect.parts]
+    return found
 
 
 def copies(effects: list[r.Effect]) -> list[r.Copy]:
@@ -50,7 +67,7 @@ def landed(schedule: Schedule, *slots: int) -> list[r.Copy]:
     return [copies(schedule.handle(r.Landed(slot, BYTES, 0)))[0] for slot in slots]
 
 
-def fold(schedule: Schedule, source: int) -> list[r.Copy | r.Launch]:
+def fold(schedule: Schedule, source: int) -> list[r.Copy | Begun]:
     """Add to slot 1; return what was begun."""
     return tasks(schedule.handle(r.Fold(1, [source], Add("float32", ("float32",), adds=True), BYTES, joins=True)))
 
@@ -67,7 +84,7 @@ def test_contributions_that_come_while_others_are_copied_are_added_in_one_go() -
     for copy in (third, first):
         assert not tasks(schedule.handle(r.Completed(copy.event)))
     (launch,) = tasks(schedule.handle(r.Completed(second.event)))
-    assert isinstance(launch, r.Launch)
+    assert isinstance(launch, Begun)
     assert launch.buffers == [first.target, second.target, third.target]
     assert (launch.work, launch.waits) == (add("float32", "float32"), [])
 
@@ -79,8 +96,8 @@ def test_who_wants_a_sum_lets_all_be_added_that_waits() -> None:
     arrived = landed(schedule, 1, 2, 3)
     assert [fold(schedule, source) for source in (2, 3)] == [[], []]
     launch, renew = tasks(schedule.handle(r.Update(W, 1, 1, "renew")))
-    assert isinstance(launch, r.Launch)
-    assert isinstance(renew, r.Launch)
+    assert isinstance(launch, Begun)
+    assert isinstance(renew, Begun)
     assert launch.buffers == [copy.target for copy in arrived]
     assert launch.waits == [arrived[-1].event]
     assert (renew.work, renew.waits) == ("renew", [])
@@ -92,7 +109,7 @@ def test_eight_arrays_are_added_in_one_pass_and_more_in_another_one() -> None:
     landed(schedule, *range(1, 12))
     begun = [task for source in range(2, 12) for task in fold(schedule, source)]
     begun += tasks(schedule.handle(r.Update(W, 1, 1, None)))
-    assert [task.work for task in begun if isinstance(task, r.Launch)] == [add(*["float32"] * n) for n in (7, 3)]
+    assert [task.work for task in begun if isinstance(task, Begun)] == [add(*["float32"] * n) for n in (7, 3)]
 
 
 def test_a_contribution_that_comes_late_is_added_when_it_comes() -> None:
@@ -100,7 +117,7 @@ def test_a_contribution_that_comes_late_is_added_when_it_comes() -> None:
     for copy in landed(schedule, 1, 2):
         schedule.handle(r.Completed(copy.event))
     (launch,) = fold(schedule, 2)
-    assert isinstance(launch, r.Launch)
+    assert isinstance(launch, Begun)
     assert launch.work == add("float32")
 
 
@@ -238,3 +255,83 @@ def test_a_sum_that_went_wrong_before_is_no_value() -> None:
     error = AiokvError("no")
     schedule.handle(r.Completed(copy.event, error))
     assert r.Published(W, 1, error) in schedule.handle(r.Update(W, 1, 1, None))
+
+
+# --- many chunks at once ---
+
+
+def kind_of(work: object) -> object:
+    return work
+
+
+def behind(schedule: Schedule, count: int) -> list[Begun]:
+    """Have two launches under way, and the contributions of so many chunks there; return the launches."""
+    for number in range(count + 2):
+        complete(schedule, schedule.handle(r.Install((number, 0), BYTES, number, "zero")))
+        complete(schedule, schedule.handle(r.Landed(100 + number, BYTES, 0)))
+    begun = [task for number in (0, 1) for task in update(schedule, number)]
+    assert [len(effects) for effects in (begun, update(schedule, 2))] == [2, 0]
+    return [task for task in begun if isinstance(task, Begun)]
+
+
+def update(schedule: Schedule, number: int, work: Any = "renew") -> list[r.Copy | Begun]:
+    return tasks(schedule.handle(r.Update((number, 0), 1, 100 + number, work)))
+
+
+def launches(effects: list[r.Effect]) -> list[list[Any]]:
+    """Return the works of each launch."""
+    return [[part.work for part in effect.parts] for effect in effects if isinstance(effect, r.Launch)]
+
+
+def test_updates_that_are_ready_while_a_device_is_behind_are_one_launch() -> None:
+    schedule = Schedule([1_000_000], kind_of)
+    first, _ = behind(schedule, 161)
+    assert not [task for number in range(3, 163) for task in update(schedule, number)]
+    assert launches(schedule.handle(r.Completed(first.event))) == [["renew"] * 161]
+
+
+def test_sums_and_then_their_updates_are_two_launches() -> None:
+    """Each update needs a sum, so none can be made with the sums; and the other way round for what comes later."""
+    schedule = Schedule([1_000_000], kind_of)
+    first, _ = behind(schedule, 5)
+    for number in (3, 4, 5):
+        complete(schedule, schedule.handle(r.Landed(200 + number, BYTES, 0)))
+        assert not tasks(schedule.handle(r.Fold(100 + number, [200 + number], "add", BYTES)))
+        assert not update(schedule, number)
+    assert launches(schedule.handle(r.Completed(first.event))) == [["renew"], ["add"] * 3, ["renew"] * 3]
+
+
+def test_works_of_different_kinds_are_launches_of_their_own() -> None:
+    schedule = Schedule([1_000_000], lambda work: None if work == "alone" else work)
+    first, _ = behind(schedule, 5)
+    for number, work in enumerate(["alone", "adam", "alone", "adam"], 3):
+        assert not update(schedule, number, work)
+    assert launches(schedule.handle(r.Completed(first.event))) == [["renew"], ["alone"], ["adam", "adam"], ["alone"]]
+
+
+def test_values_are_copied_when_the_launch_that_makes_them_has_gone_out() -> None:
+    schedule = Schedule([1_000_000], kind_of)
+    first, _ = behind(schedule, 2)
+    schedule.handle(r.Requested(1, (3, 0), 0))
+    assert not update(schedule, 3)
+    made, wanted, copy = tasks(schedule.handle(r.Completed(first.event)))
+    assert (made.waits, wanted.waits, copy.waits) == ([], [], [wanted.event])
+    assert isinstance(copy, r.Copy)
+
+
+def test_the_update_of_a_single_chunk_does_not_wait_for_its_sum_to_be_reported() -> None:
+    schedule = Schedule([10_000], kind_of)
+    complete(schedule, install(schedule))
+    for copy in landed(schedule, 1, 2, 3):
+        schedule.handle(r.Completed(copy.event))
+    begun = [*fold(schedule, 2), *fold(schedule, 3), *tasks(schedule.handle(r.Update(W, 1, 1, "renew")))]
+    assert [task.work for task in begun if isinstance(task, Begun)] == [add("float32"), add("float32"), "renew"]
+
+
+def test_a_device_that_is_behind_does_not_hold_up_another_one() -> None:
+    schedule = Schedule([1_000_000] * 2, kind_of)
+    for number in range(8):
+        complete(schedule, schedule.handle(r.Install((number, 0), BYTES, number, "zero")))
+        complete(schedule, schedule.handle(r.Landed(100 + number, BYTES, number % 2)))
+    begun = [(number % 2, len(update(schedule, number))) for number in (0, 2, 4, 1, 3)]
+    assert begun == [(0, 1), (0, 1), (0, 0), (1, 1), (1, 1)]

@@ -76,7 +76,8 @@ def test_all_tensors_of_a_call_are_summed_in_one_launch(monkeypatch: pytest.Monk
     run = launch.run
 
     def record(kernel: Any, table: Any, *arguments: Any, **more: Any) -> None:
-        launched.append(table.sizes.tolist())
+        ends = table.parts.copy_to_host()[:, (0, 3)]
+        launched.append([int(ends[ends[:, 0] == tensor, 1].max(initial=0)) for tensor in range(len(sizes))])
         run(kernel, table, *arguments, **more)
 
     monkeypatch.setattr(launch, "run", record)

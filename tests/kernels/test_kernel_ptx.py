@@ -41,33 +41,26 @@ def check(ptx: str, capability: tuple[int, int]) -> None:
 # --- every kernel ---
 
 
-def capabilities() -> list[Any]:
-    others = [pytest.param(capability, marks=pytest.mark.slow) for capability in ((8, 0), (10, 0))]
-    return [(9, 0), *others]
-
-
-@pytest.mark.parametrize("capability", capabilities(), ids=str)
 @pytest.mark.parametrize("name", TABLE["kernels"])
-def test_a_kernel_spills_nothing_and_loads_16_bytes_at_a_time(
-    kernels: Any, name: str, capability: tuple[int, int]
-) -> None:
+def test_a_kernel_spills_nothing_and_loads_16_bytes_at_a_time(kernels: Any, name: str) -> None:
     listing, compiling = kernels
-    listed = next(each for each in listing.every_kernel() if each.name == name)
     ptxas = compiling.find_ptxas()
-    row, ptx = compiling.describe(listed, capability, ptxas)
-    check(ptx, capability)
-    expected = TABLE["kernels"][name][".".join(map(str, capability))]
-    assert all(".rn." in operation for operation in rounded_operations(ptx)), "the assembler may fuse operations"
-    assert row["local"] == 0, "a thread keeps something in memory of its own"
-    assert bool(row["wide_loads"]) == bool(expected["wide_loads"]), f"16-byte loads; {REMAKE}"
-    assert bool(row["wide_stores"]) == bool(expected["wide_stores"]), f"16-byte stores; {REMAKE}"
-    if listed.spec is not None:
-        # Unrolled loops move some times as much.
-        assert row["moves"] % row["must_move"] == 0, "a loop reads or writes something twice, or not 16 bytes at a time"
-    if ptxas is not None:
-        assert (row["stack"], row["spills"]) == (0, 0)
-    if compiling.versions(ptxas, ptx) == TABLE["versions"]:
-        assert row == expected, REMAKE
+    compiled = compiling.Compiled(next(each for each in listing.every_kernel() if each.name == name))
+    for capability in compiling.CAPABILITIES:
+        row, ptx = compiling.describe(compiled, capability, ptxas)
+        check(ptx, capability)
+        expected = TABLE["kernels"][name][".".join(map(str, capability))]
+        assert all(".rn." in operation for operation in rounded_operations(ptx)), "the assembler may fuse operations"
+        assert row["local"] == 0, "a thread keeps something in memory of its own"
+        assert bool(row["wide_loads"]) == bool(expected["wide_loads"]), f"16-byte loads; {REMAKE}"
+        assert bool(row["wide_stores"]) == bool(expected["wide_stores"]), f"16-byte stores; {REMAKE}"
+        if compiled.listed.spec is not None:
+            # Unrolled loops move some times as much.
+            assert row["moves"] % row["must_move"] == 0, "a loop moves something twice, or not 16 bytes at a time"
+        if ptxas is not None:
+            assert (row["stack"], row["spills"]) == (0, 0)
+        if compiling.versions(ptxas, ptx) == TABLE["versions"]:
+            assert row == expected, REMAKE
 
 
 def test_the_table_has_every_kernel(kernels: Any) -> None:
@@ -85,7 +78,7 @@ def rounded_operations(ptx: str) -> set[str]:
 
 def compiled(kernels: Any, spec: Any) -> str:
     listing, compiling = kernels
-    return str(compiling.compile_to_ptx(listing.streaming("", spec), (8, 0)))
+    return str(compiling.Compiled(listing.streaming("", spec)).to_ptx((8, 0)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
@@ -112,7 +105,7 @@ def test_squares_are_added_in_float64_each_rounded(kernels: Any, rule: Optimizer
     arrays = optimize.norms_arrays(plan, precision, precision, precision)
     arguments = (*listing.TABLE, f"{precision}[2]", "float64[2]")
     listed = listing.Listed("", lambda: optimize.norms_kernel(plan, precision, arrays, counted), arguments)
-    ptx = compiling.compile_to_ptx(listed, (9, 0))
+    ptx = compiling.Compiled(listed).to_ptx((9, 0))
     check(ptx, (9, 0))
     assert {"add.rn.f64", "mul.rn.f64"} <= rounded_operations(ptx)
     assert all(".rn." in operation for operation in rounded_operations(ptx))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from numba import cuda
 
 if TYPE_CHECKING:
     from aiokv.kernels.cuda.listing import Listed
@@ -21,18 +20,33 @@ WIDE = re.compile(r"\b(ld|st)\.global(?:\.nc)?\.(?:v4\.[fbus]32|v2\.[fbus]64)\b"
 VECTOR, WORD = 16, 4
 
 
-def compile_to_ptx(listed: Listed, capability: tuple[int, int]) -> str:
-    """Return the PTX of a kernel for a compute capability."""
-    from numba.cuda import types  # noqa: PLC0415 - the simulator has no such module
+class Compiled:
+    """A kernel as NVVM takes it. That part of the work is the longest, and the same for all compute capabilities.
 
-    def type_of(argument: str) -> Any:
-        name, _, rank = argument.partition("[")
-        item = types.boolean if name == "bool" else getattr(types, name)
-        return types.Array(item, int(rank[:-1]), "C") if rank else item
+    Args:
+        listed: the kernel.
+    """
 
-    arguments = tuple(map(type_of, listed.arguments))
-    ptx, _ = cuda.compile(listed.make().py_func, arguments, device=False, abi="numba", cc=capability)
-    return str(ptx)
+    def __init__(self, listed: Listed) -> None:
+        # The simulator has no such modules. `numba.cuda.compile` begins anew for each compute capability.
+        from numba.cuda import types  # noqa: PLC0415
+        from numba.cuda.compiler import _compile_pyfunc_with_fixup  # noqa: PLC0415
+
+        def type_of(argument: str) -> Any:
+            name, _, rank = argument.partition("[")
+            item = types.boolean if name == "bool" else getattr(types, name)
+            return types.Array(item, int(rank[:-1]), "C") if rank else item
+
+        self.listed = listed
+        arguments = tuple(map(type_of, listed.arguments))
+        self._library, _ = _compile_pyfunc_with_fixup(
+            listed.make().py_func, arguments, device=False, abi="numba", cc=CAPABILITIES[0]
+        )
+
+    def to_ptx(self, capability: tuple[int, int]) -> str:
+        """Return the PTX for a compute capability."""
+        (ptx,) = self._library.get_asm_strs(cc=capability)
+        return str(ptx)
 
 
 def widths(ptx: str) -> dict[str, int]:
@@ -98,9 +112,9 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1]) if found else 0
 
 
-def describe(listed: Listed, capability: tuple[int, int], ptxas: str | None) -> tuple[dict[str, Any], str]:
-    """Compile a kernel; return its row of the table, and the PTX."""
-    ptx = compile_to_ptx(listed, capability)
+def describe(compiled: Compiled, capability: tuple[int, int], ptxas: str | None) -> tuple[dict[str, Any], str]:
+    """Return a kernel's row of the table, and the PTX."""
+    listed, ptx = compiled.listed, compiled.to_ptx(capability)
     row: dict[str, Any] = widths(ptx)
     if listed.spec is not None:
         row |= {"must_move": listed.nbytes, "moves": moved_per_element(listed, ptx)}
@@ -114,7 +128,12 @@ def versions(ptxas: str | None, ptx: str) -> dict[str, str]:
     nvvm = re.search(r"Cuda compilation tools, (.*)", ptx)
     found = {"numba-cuda": str(numba_cuda.__version__), "nvvm": nvvm[1] if nvvm else ""}
     if ptxas:
-        said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
-        release = re.search(r"release .*", said)
-        found["ptxas"] = release[0] if release else ""
+        found["ptxas"] = _release(ptxas)
     return found
+
+
+@functools.cache
+def _release(ptxas: str) -> str:
+    said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    release = re.search(r"release .*", said)
+    return release[0] if release else ""

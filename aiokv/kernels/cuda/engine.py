@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import cuda
 
+from aiokv.device.records import Part
 from aiokv.errors import AiokvError, DeviceMemoryError, UpdateRefusedError
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.work import Works
@@ -116,22 +117,13 @@ class Engine:
         """Copy between buffers or memory of the host."""
         needed = [source] if isinstance(source, int) else []
         lost = [target] if isinstance(target, int) else []
+        only = Part(event, None, [], needed, lost)
         do = functools.partial(self._copy, target, source, part)
-        self._commands.put(functools.partial(self._do, stream, waits, event, do, needed, lost))
+        self._commands.put(functools.partial(self._do, stream, waits, [only], lambda _, own: do(own)))
 
-    def launch(
-        self,
-        stream: tuple[int, str],
-        waits: Sequence[int],
-        event: int,
-        work: Any,
-        buffers: Sequence[int],
-        needed: Sequence[int],
-        lost: Sequence[int],
-    ) -> None:
-        """Do work."""
-        do = functools.partial(self._launch, stream[0], work, buffers)
-        self._commands.put(functools.partial(self._do, stream, waits, event, do, needed, lost))
+    def launch(self, stream: tuple[int, str], waits: Sequence[int], parts: Sequence[Part]) -> None:
+        """Do works."""
+        self._commands.put(functools.partial(self._do, stream, waits, parts, functools.partial(self._launch, stream[0])))
 
     # --- in the thread ---
 
@@ -190,36 +182,37 @@ class Engine:
         self,
         name: tuple[int, str],
         waits: Sequence[int],
-        event: int,
-        do: Callable[[Any], None],
-        needed: Sequence[int],
-        lost: Sequence[int],
+        parts: Sequence[Part],
+        do: Callable[[list[Part], Any], None],
     ) -> None:
         """Do something on a stream, after other events; then record one.
 
-        Whatever goes wrong, the event is reported: somebody waits for it.
+        Whatever goes wrong, all events of the parts are reported: somebody waits for each.
         """
-        error: AiokvError | None = None
+        errors: dict[int, AiokvError | None] = {}
         try:
             with self._context(name[0]):
                 stream = self._stream(name)
                 for other in waits:
                     if self._events.get(other) is not None:
                         self._events[other].wait(stream)
-                error = self._missing(needed, lost)
-                if error is None:
-                    error = self._try(name[0], functools.partial(do, stream))
+                errors = {part.event: self._missing(part.needed, part.lost) for part in parts}
+                ready = [part for part in parts if errors[part.event] is None]
+                errors |= self._try_all(name[0], ready, lambda some: do(some, stream))
                 # What could not be done has its place in the order, too.
                 mark = _new_event()
                 mark.record(stream)
         except Exception as failed:  # noqa: BLE001 - the driver's errors have many classes
-            mark, error = None, error or self._refusal(name[0], failed)
-        for buffer in lost:
-            self._wrong.pop(buffer, None)
-            if error is not None:
-                self._wrong[buffer] = error
-        self._events[event] = mark
-        self._open.setdefault(name, deque()).append((event, error))
+            mark, refusal = None, self._refusal(name[0], failed)
+            errors = {part.event: errors.get(part.event) or refusal for part in parts}
+        for part in parts:
+            error = errors[part.event]
+            for buffer in part.lost:
+                self._wrong.pop(buffer, None)
+                if error is not None:
+                    self._wrong[buffer] = error
+            self._events[part.event] = mark
+            self._open.setdefault(name, deque()).append((part.event, error))
 
     def _missing(self, needed: Sequence[int], lost: Sequence[int]) -> AiokvError | None:
         """Return what is wrong with buffers that have to be right, or can't be made."""
@@ -229,6 +222,15 @@ class Engine:
                 self._allocate(buffer, *self._places[buffer])
         absent = [buffer for buffer in lost if buffer not in self._memory]
         return next((self._wrong[buffer] for buffer in (*needed, *absent) if buffer in self._wrong), None)
+
+    def _try_all(
+        self, device: int, parts: list[Part], do: Callable[[list[Part]], None]
+    ) -> dict[int, AiokvError | None]:
+        """Do parts together; if that can't be begun each by itself, so that all hear of no error but their own."""
+        error = self._try(device, lambda: do(parts)) if parts else None
+        if error is None or len(parts) == 1:
+            return dict.fromkeys([part.event for part in parts], error)
+        return {part.event: self._try(device, functools.partial(do, [part])) for part in parts}
 
     def _try(self, device: int, do: Callable[[], None]) -> AiokvError | None:
         try:
@@ -255,15 +257,19 @@ class Engine:
             assert isinstance(source, int), "the host's memory is not copied to itself"
             self._memory[source].copy_to_host(target, stream=stream)
 
-    def _launch(self, device: int, work: Any, buffers: Sequence[int], stream: Any) -> None:
-        if runs_on_device(work):
-            self._works[device].launch(work, buffers, stream)
+    def _launch(self, device: int, parts: list[Part], stream: Any) -> None:
+        if all(runs_on_device(part.work) for part in parts):
+            self._works[device].launch([(part.work, part.buffers) for part in parts], stream)
             return
+        for part in parts:
+            self._do_on_host(part, stream)
+
+    def _do_on_host(self, part: Part, stream: Any) -> None:
         stream.synchronize()
-        arrays = [self._memory[buffer].copy_to_host() for buffer in buffers]
+        arrays = [self._memory[buffer].copy_to_host() for buffer in part.buffers]
         before = [array.copy() for array in arrays]
-        self._on_host(work, arrays)
-        for buffer, old, new in zip(buffers, before, arrays, strict=True):
+        self._on_host(part.work, arrays)
+        for buffer, old, new in zip(part.buffers, before, arrays, strict=True):
             if not np.array_equal(old, new):
                 self._memory[buffer].copy_to_device(new, stream=stream)
         stream.synchronize()

@@ -73,13 +73,7 @@ class Table:
     def __init__(
         self, rows: Sequence[Sequence[Tensor]], group: int, stream: Any = 0, packed: frozenset[int] = frozenset()
     ) -> None:
-        measured = next(n for n in range(len(rows[0])) if n not in packed) if rows else 0
-        sizes = np.array([row[measured].size for row in rows], np.int64)
-        addresses = np.array([[tensor.address for tensor in row] for row in rows], np.int64)
-        # Memory that starts anywhere is read element by element.
-        aligned = np.array([all(tensor.address % VECTOR == 0 for tensor in row) for row in rows], bool)
-        parts = make_parts(sizes, aligned, group)
-        self.sizes = sizes
+        addresses, parts = table_of(rows, group, packed)
         self.count = len(parts)
         # What a table refers to stays where it is for as long as the table.
         self._kept: Sequence[Sequence[Tensor]] = rows
@@ -109,6 +103,16 @@ class Table:
     def forget(self) -> None:
         """Keep the tensors no longer."""
         self._kept = ()
+
+
+def table_of(rows: Sequence[Sequence[Tensor]], group: int, packed: frozenset[int]) -> tuple[Array, Array]:
+    """Return the addresses, int64[tensors, arrays], and the parts of tensors. See `Table`."""
+    measured = next(n for n in range(len(rows[0])) if n not in packed) if rows else 0
+    sizes = np.array([row[measured].size for row in rows], np.int64)
+    addresses = np.array([[tensor.address for tensor in row] for row in rows], np.int64)
+    # Memory that starts anywhere is read element by element.
+    aligned = np.array([all(tensor.address % VECTOR == 0 for tensor in row) for row in rows], bool)
+    return addresses, make_parts(sizes, aligned, group)
 
 
 def make_parts(sizes: Array, aligned: Array, group: int) -> Array:

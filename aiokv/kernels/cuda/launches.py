@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from aiokv.kernels.cuda import launch
 from aiokv.kernels.cuda.memory import VECTOR
-from aiokv.kernels.cuda.streaming import Launch
+from aiokv.kernels.cuda.streaming import Launch, streaming_kernel
 from aiokv.kernels.cuda.tensors import tensor_of
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from aiokv.kernels.cuda.streaming import Streaming
     from aiokv.kernels.cuda.tensors import Tensor
+    from aiokv.kernels.reference import Array
 
 MOST_LAUNCHES = 4096
 """Launches that are kept; each takes a few hundred bytes of a device's memory, and a few KiB for norms."""
@@ -57,6 +61,16 @@ class Launches:
         finally:
             launched.forget()
 
+    def run_together(
+        self, spec: Streaming, tensors: Sequence[Sequence[Tensor]], numbers: Any = None, stream: Any = 0
+    ) -> None:
+        """Start a kernel that reduces nothing over tensors that will hardly come together again.
+
+        All that it needs is copied into room on the device that is there, and only grows: each kernel has its own.
+        """
+        name = "together", spec
+        self.find(name, lambda: Together(spec)).run(tensors, numbers, stream)
+
     def find(self, name: Any, make: Callable[[], Any]) -> Any:
         """Return what was made under a name, or make it."""
         found = self._made.get(name)
@@ -65,6 +79,44 @@ class Launches:
                 self._made.clear()
             found = self._made[name] = make()
         return found
+
+
+class Together:
+    """Launches of one kernel over tensors that are others each time.
+
+    Args:
+        spec: what is done; nothing is reduced.
+    """
+
+    def __init__(self, spec: Streaming) -> None:
+        self._spec = spec
+        arrays = list(spec.arrays)
+        self._packed = frozenset([arrays.index(spec.packed)]) if spec.packed else frozenset[int]()
+        self._rooms: dict[str, tuple[Any, Array]] = {}
+
+    def run(self, rows: Sequence[Sequence[Tensor]], numbers: Any, stream: Any) -> None:
+        """Start the kernel; what is copied for it is behind the one before in the stream."""
+        addresses, parts = launch.table_of(rows, self._spec.group, self._packed)
+        if not len(parts):
+            return
+        arguments = [self._put("addresses", addresses, stream), self._put("parts", parts, stream)]
+        if self._spec.numbers:
+            given = np.asarray(numbers, self._spec.precision).reshape(len(rows), len(self._spec.numbers))
+            arguments.append(self._put("numbers", given, stream))
+        kernel = streaming_kernel(self._spec)
+        kernel[(*launch.geometry(len(parts)), stream)](*arguments)
+
+    def _put(self, name: str, array: Array, stream: Any) -> Any:
+        """Have rows of numbers on the device."""
+        room, before = self._rooms.get(name, (None, None))
+        if room is None or len(room) < len(array):
+            length = 1 << (len(array) - 1).bit_length()
+            room, before = launch.new_on_device((length, array.shape[1]), array.dtype, stream), None
+        part = room[: len(array)]
+        if before is None or not np.array_equal(before, array):
+            part.copy_to_device(np.ascontiguousarray(array), stream=stream)
+        self._rooms[name] = room, array
+        return part
 
 
 def shape_of(tensors: Sequence[Sequence[Tensor]]) -> tuple[tuple[int, bool], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba.cuda.cudadrv import driver
@@ -28,6 +28,14 @@ Place = tuple[int, int, int]
 """Which buffer, first byte, and number of elements."""
 
 
+class _Planned(NamedTuple):
+    """A kernel, where the arrays of each of its tensors lie, and the numbers of each."""
+
+    spec: Streaming
+    rows: list[list[Place]]
+    numbers: list[Sequence[Any]]
+
+
 class Works:
     """Launches work on one device.
 
@@ -40,57 +48,67 @@ class Works:
         # What a server's buffers are is decided by itself.
         self._launches = Launches(checks=False)
 
-    def launch(self, work: Work, buffers: Sequence[int], stream: Any) -> None:
-        """Start work on buffers, in the order that the work says."""
+    def launch(self, works: Sequence[tuple[Work, Sequence[int]]], stream: Any) -> None:
+        """Start works of one kind, each on buffers in the order that it says; see `aiokv.kernels.work.kind_of`."""
+        first, buffers = works[0]
+        if isinstance(first, Zero):
+            memory = self._buffers[buffers[0]]
+            driver.device_memset(memory, 0, memory.nbytes, stream=stream)  # type: ignore[no-untyped-call]
+        elif isinstance(first, Squares):
+            self._add_squares(first, buffers, stream)
+        else:
+            planned = [self._planned(work, buffers) for work, buffers in works]
+            spec = planned[0].spec
+            tensors = self._tensors([row for each in planned for row in each.rows], list(spec.arrays.values()))
+            numbers = [each for one in planned for each in one.numbers] if spec.numbers else None
+            run = self._launches.run if len(works) == 1 else self._launches.run_together
+            run(spec, tensors, numbers, stream)
+
+    def _planned(self, work: Work, buffers: Sequence[int]) -> _Planned:
         match work:
-            case Zero():
-                memory = self._buffers[buffers[0]]
-                driver.device_memset(memory, 0, memory.nbytes, stream=stream)  # type: ignore[no-untyped-call]
             case Add(out, sources, adds):
                 named = {"out": buffers[0]} | {f"source_{n}": buffer for n, buffer in enumerate(buffers[1:])}
-                self._run(reduce.sum_spec(out, sources, adds=adds), named, None, stream)
+                return self._whole(reduce.sum_spec(out, sources, adds=adds), named)
             case Cast(out, source) if source == "float32":
-                self._run(reduce.narrow_spec(out), {"out": buffers[0], "total": buffers[1]}, None, stream)
+                return self._whole(reduce.narrow_spec(out), {"out": buffers[0], "total": buffers[1]})
             case Cast(out, source):
-                named = {"out": buffers[0], "source_0": buffers[1]}
-                self._run(reduce.sum_spec(out, (source,), adds=False), named, None, stream)
+                return self._whole(
+                    reduce.sum_spec(out, (source,), adds=False), {"out": buffers[0], "source_0": buffers[1]}
+                )
             case Decode():
-                self._decode(work, buffers, stream)
+                return self._decoded(work, buffers)
             case Scale(out, source, factor):
                 spec, named = reduce.scale_spec(out), {"out": buffers[0]}
                 if source is not None:
                     spec = reduce.sum_spec(out, (source,), adds=False, scales=True)
                     named["source_0"] = buffers[1]
-                self._run(spec, named, [factor], stream)
+                return self._whole(spec, named, [factor])
             case Divide(out, source, divisor):
                 named = {"out": buffers[0], "source": buffers[-1]}
-                self._run(reduce.quotient_spec(out, source), named, [divisor], stream)
-            case Squares():
-                self._add_squares(work, buffers, stream)
+                return self._whole(reduce.quotient_spec(out, source), named, [divisor])
             case Renew():
-                self._renew(work, buffers, stream)
+                return self._renewed(work, buffers)
+            case _:
+                raise TypeError(f"no kernel does it: {work!r}")
 
-    def _run(self, spec: Streaming, named: Mapping[str, int], numbers: Any, stream: Any) -> None:
+    def _whole(self, spec: Streaming, named: Mapping[str, int], numbers: Sequence[Any] = ()) -> _Planned:
+        """Return a kernel over the whole of buffers."""
         dtype, buffer = np.dtype(spec.arrays["out"]), named["out"]
         size = self._buffers[buffer].nbytes // dtype.itemsize
-        row = [(named[name], 0, size) for name in spec.arrays]
-        self._start(spec, [row], None if numbers is None else [numbers], stream)
+        return _Planned(spec, [[(named[name], 0, size) for name in spec.arrays]], [numbers])
 
-    def _decode(self, work: Decode, buffers: Sequence[int], stream: Any) -> None:
+    def _decoded(self, work: Decode, buffers: Sequence[int]) -> _Planned:
         spec = codec.decode_spec(work.codec)
         out, payload = buffers
-        rows, numbers, first = [], [], 0
+        rows: list[list[Place]] = []
+        numbers, first = [], 0
         for begin, size, unit in work.parts:
             if size:
                 codes = -(-size // spec.group) if spec.packed else size
                 rows.append([(payload, begin, codes), (out, first * FLOAT_BYTES, size)])
                 numbers.append([{"threshold": unit, "scale": unit, "one": 1.0}[name] for name in spec.numbers])
             first += size
-        self._start(spec, rows, numbers, stream)
-
-    def _start(self, spec: Streaming, rows: list[list[Place]], numbers: Any, stream: Any) -> None:
-        """Run a kernel over places."""
-        self._launches.run(spec, self._tensors(rows, list(spec.arrays.values())), numbers, stream)
+        return _Planned(spec, rows, numbers)
 
     def _tensors(self, rows: list[list[Place]], dtypes: list[str]) -> list[list[Tensor]]:
         return [[self._tensor(*place) for place in zip(row, dtypes, strict=True)] for row in rows]
@@ -136,7 +154,7 @@ class Works:
         launched.move(tensors)
         launched.run(numbers, self._buffers[buffers[0]].view(np.float64))
 
-    def _renew(self, work: Renew, buffers: Sequence[int], stream: Any) -> None:
+    def _renewed(self, work: Renew, buffers: Sequence[int]) -> _Planned:
         precision = precision_for(np.dtype(work.weight))
         plan = plan_update(work.rule)
         prepared = prepare(work.rule, "update", precision)
@@ -151,10 +169,9 @@ class Works:
             work.weight if work.out else None,
             master="master" in work.names,
         )
-        ordered = {name: named[name] for name in spec.arrays}
         norms = work.norms or [()] * len(work.steps)
         numbers = [prepared.numbers(step, each) for step, each in zip(work.steps, norms, strict=True)]
-        rows = self._rows(work, ordered)
+        rows = self._rows(work, {name: named[name] for name in spec.arrays})
         # A key without elements has nothing to update.
         present = [n for n, row in enumerate(rows) if row[0][2]]
-        self._start(spec, [rows[n] for n in present], [numbers[n] for n in present], stream)
+        return _Planned(spec, [rows[n] for n in present], [numbers[n] for n in present])

@@ -131,9 +131,9 @@ async def test_compressed_gradients_and_values(codec: str, decodes: bool, monkey
     """
     decoded, launch = [], Works.launch
 
-    def watch(works: Works, work: Any, *others: Any) -> None:
-        decoded.extend([work] if isinstance(work, Decode) else [])
-        launch(works, work, *others)
+    def watch(works: Works, given: Any, stream: Any) -> None:
+        decoded.extend([work for work, _ in given if isinstance(work, Decode)])
+        launch(works, given, stream)
 
     monkeypatch.setattr(Works, "launch", watch)
     on_device = await train("cuda", "sgd", {"learning_rate": 0.1}, dtype="float32", codec=codec)

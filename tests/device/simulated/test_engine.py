@@ -18,6 +18,7 @@ from aiokv.kernels import engine_for, get_backend
 from aiokv.kernels.cuda import launch
 from aiokv.kernels.cuda.engine import Engine
 from aiokv.kernels.cuda.memory import SIMULATED
+from aiokv.kernels.cuda.work import Works
 from aiokv.optim import LAMB, LARS, NAG, SGD, SGLD, Adam, AdamW, Assign, Optimizer, RMSProp
 from aiokv.store.device import DeviceStore
 from aiokv.store.host_work import do_on_host
@@ -192,6 +193,63 @@ def test_what_fails_is_reported_and_what_needs_it_fails_too(device: OnDevice) ->
     slots = [land(side, n, "float32") for n in range(2)]
     side.do(ef.Apply("w", 0, 2, slots[0], [0], [0], 2, SGD(learning_rate=0.1), 1), ef.Free(slots[1]))
     assert side.finish() == [Applied("w", 0, 2, None)]
+
+
+CHUNKS = 6
+
+
+def train_many(side: Side, rule: Optimizer, dtype: str) -> list[bytes]:
+    """Make two updates of chunks of several lengths, all of whose gradients are there; return values and states."""
+    sizes = [SIZE, 5, 300, SIZE, 0, 1][:CHUNKS]
+    for n, size in enumerate(sizes):
+        slot = land_of(side, n, dtype, size) if size else None
+        side.do(ef.Install(f"k{n}", 0, dtype, size, slot, []))
+    side.finish()
+    with_elements = [n for n, size in enumerate(sizes) if size]
+    for version in (1, 2):
+        for n in with_elements:
+            first, second = (land_of(side, 100 * version + 10 * n + k, dtype, sizes[n]) for k in range(2))
+            side.do(ef.Fold(first, second, dtype))
+            side.do(ef.Apply(f"k{n}", 0, version, first, [0, 1], [0, 0], version, rule, 2))
+        assert sorted(side.finish(), key=str) == [Applied(f"k{n}", 0, version, None) for n in with_elements]
+    return [side.read(ef.StoredState(f"k{n}", 0, 2, f"k{n}", 0, arrays=True)) for n in with_elements]
+
+
+def land_of(side: Side, seed: int, dtype: str, size: int) -> int:
+    array = np.random.default_rng(seed).standard_normal(size).astype(dtype)
+    slot, view = side.store.land(array.nbytes)
+    view[:] = array.view(np.uint8).data
+    return slot
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_chunks_that_are_ready_together_are_updated_in_one_launch(
+    device: OnDevice, rule: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits of the host; nothing is reported before all is wanted, so all but the first wait for each other."""
+    together: list[int] = []
+    launch_all = Works.launch
+
+    def watch(works: Works, given: Any, stream: Any) -> None:
+        together.append(len(given))
+        launch_all(works, given, stream)
+
+    monkeypatch.setattr(Works, "launch", watch)
+    assert train_many(device, RULES[rule], dtype) == train_many(OnHost(), RULES[rule], dtype)
+    assert max(together) >= CHUNKS - 3
+
+
+def test_what_one_chunk_can_not_have_does_not_hold_up_those_beside_it(device: OnDevice) -> None:
+    """The numbers of a rule are made when it is launched; those of one of three are refused."""
+    for n in range(4):
+        device.do(ef.Install(f"k{n}", 0, "float32", SIZE, land(device, n, "float32"), []))
+    device.finish()
+    rules = [SGD(learning_rate=0.1), SGD(learning_rate=0.1), SGD(learning_rate=1e300), SGD(learning_rate=0.1)]
+    for n, rule in enumerate(rules):
+        device.do(ef.Apply(f"k{n}", 0, 1, land(device, 9, "float32"), [0], [0], 1, rule, 1))
+    errors = {applied.key: applied.error for applied in device.finish()}
+    assert [name for name, error in sorted(errors.items()) if error is not None] == ["k2"]
 
 
 def test_two_devices_have_a_part_of_the_keys_each() -> None:
