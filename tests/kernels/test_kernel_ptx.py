@@ -76,20 +76,22 @@ def rounded_operations(ptx: str) -> set[str]:
     return set(re.findall(r"\b((?:mul|add|sub|div|sqrt|rcp|rsqrt|fma|mad)\.(?:\w+\.)*f\d+)", ptx))
 
 
-def compiled(kernels: Any, spec: Any) -> str:
-    listing, compiling = kernels
-    return str(compiling.Compiled(listing.streaming("", spec)).to_ptx((8, 0)))
-
-
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_updates_compile_to_operations_that_are_rounded_one_by_one(kernels: Any, rule: Optimizer, dtype: str) -> None:
-    """An operation without a rounding mode, as `mul.f32`, may be fused later, by the assembler."""
+    """An operation without a rounding mode, as `mul.f32`, may be fused later, by the assembler.
+
+    Of one element: a kernel has the same code several times, in loops.
+    """
     if isinstance(rule, Assign):
         return
+    cuda = pytest.importorskip("numba.cuda")
     optimize = pytest.importorskip("aiokv.kernels.cuda.optimize")
+    streaming = pytest.importorskip("aiokv.kernels.cuda.streaming")
     plan, precision = plan_update(rule), PRECISIONS[dtype]
     spec = optimize.update_spec(plan, precision, dtype, dtype, None, (precision,) * len(plan.inputs))
-    ptx = compiled(kernels, spec)
+    element = streaming.streaming_kernel(spec).py_func.__globals__["element_of"].py_func
+    numbers = (getattr(cuda.types, precision),) * (len(spec.reads) + len(spec.numbers))
+    ptx, _ = cuda.compile(element, numbers, device=True, abi="numba", cc=(8, 0))
     check(ptx, (8, 0))
     width = 8 * ITEM_SIZES[precision]
     assert {f"add.rn.f{width}", f"mul.rn.f{width}"} <= rounded_operations(ptx)
