@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiokv.errors import ClosedError, ConfigError, OptimizerError, SpecMismatchError
-from aiokv.gradients import view, without_aliases, writable
+from aiokv.kernels import get_backend
 from aiokv.optim import PRECISIONS, LearningRule, make_optimizer, rule_to_params
+from aiokv.parameters import Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +40,9 @@ class LocalSGD:
 
     Args:
         store: a store; rounds are those of all its workers, whatever its type.
-        params: by name, float arrays of NumPy or tensors with DLPack, such as PyTorch's, in the host's memory; they are
-            updated in place.
+        params: by name, float arrays of NumPy or tensors with DLPack, such as PyTorch's, in the host's memory or on
+            devices; they are updated in place. A list of tensors are replicas of one parameter: the first one counts,
+            and all are updated.
         every: how many steps a worker makes alone, H.
         outer_optimizer: the name of the servers' update rule, see `aiokv.optim`; None: the mean becomes the new value.
             There is one rule for all keys of a cluster but those of the policy "sum".
@@ -66,7 +68,7 @@ class LocalSGD:
         timeout: float | None = None,
     ) -> None:
         self._store = store
-        self._params = _float_arrays(params)
+        self._params = _of_floats(params)
         self._every = check_every(every)
         self._timeout = timeout
         self._local_steps = 0
@@ -74,7 +76,7 @@ class LocalSGD:
         self._anchor: dict[str, Array] = {}
         """With an outer optimizer: the parameters that the local steps have begun with."""
         outer = _outer_rule(outer_optimizer, outer_params)
-        store.init(self._params, policy="sum" if outer is None else "bsp", timeout=timeout)
+        store.init(self._params.weights, policy="sum" if outer is None else "bsp", timeout=timeout)
         # Integers: no codec touches them.
         store.init(STATUS, np.zeros(2, np.int64), policy="sum", timeout=timeout)
         self._has_outer = outer is not None
@@ -84,7 +86,8 @@ class LocalSGD:
 
     def pull(self) -> None:
         """Go on from the values on the servers, as after `load` of the store; local steps are forgotten."""
-        self._store.pull(self._params, timeout=self._timeout)
+        self._store.pull(self._params.weights, timeout=self._timeout)
+        self._params.spread()
         self._begin()
 
     def step(self) -> bool:
@@ -119,14 +122,16 @@ class LocalSGD:
         contributors, going_on = map(int, self._store.pushpull(STATUS, status, timeout=self._timeout))
         # An outer optimizer with momentum would move on without any step.
         if contributors:
-            shares = {name: self._share(name, contributors) for name in self._params}
-            self._store.pushpull(shares, out=self._params, timeout=self._timeout)
+            self._params.fetch()
+            weights = self._params.weights
+            shares = {name: self._share(name, value, contributors) for name, value in weights.items()}
+            self._store.pushpull(shares, out=weights, timeout=self._timeout)
+            self._params.spread()
             self._begin()
         return going_on > 0
 
-    def _share(self, name: str, contributors: int) -> Array:
+    def _share(self, name: str, value: Array, contributors: int) -> Array:
         """Return this worker's part of a mean. It is divided before the sum, so that the servers hold the mean."""
-        value = self._params[name]
         if not self._local_steps:
             return np.zeros_like(value)
         moved = self._anchor[name] - value if self._has_outer else value
@@ -136,7 +141,7 @@ class LocalSGD:
         """Begin anew to make local steps."""
         self._local_steps = 0
         if self._has_outer:
-            self._anchor = {name: value.copy() for name, value in self._params.items()}
+            self._anchor = {name: value.copy() for name, value in self._params.weights.items()}
 
 
 class ElasticAveraging:
@@ -152,8 +157,9 @@ class ElasticAveraging:
 
     Args:
         store: a store, whatever its type.
-        params: by name, float arrays of NumPy or tensors with DLPack, such as PyTorch's, in the host's memory; they are
-            updated in place.
+        params: by name, float arrays of NumPy or tensors with DLPack, such as PyTorch's, in the host's memory or on
+            devices; they are updated in place. A list of tensors are replicas of one parameter: the first one counts,
+            and all are updated.
         every: how many steps a worker makes between two exchanges, tau.
         alpha: how far a worker and the center move to each other, more than 0 and at most 1; 0.9 divided by the number
             of workers when not given, as in the paper.
@@ -179,14 +185,15 @@ class ElasticAveraging:
         timeout: float | None = None,
     ) -> None:
         self._store = store
-        self._params = _float_arrays(params)
+        self._params = _of_floats(params)
         self._every = check_every(every)
         self._alpha = _check_alpha(BETA / store.num_workers if alpha is None else alpha)
         self._timeout = timeout
         self._local_steps = 0
-        store.init(self._params, policy="bsp" if synchronous else "asp", timeout=timeout)
+        store.init(self._params.weights, policy="bsp" if synchronous else "asp", timeout=timeout)
         store.set_optimizer("accumulate", timeout=timeout)
-        store.pull(self._params, timeout=timeout)
+        store.pull(self._params.weights, timeout=timeout)
+        self._params.spread()
 
     def step(self) -> bool:
         """Take note of one local step that was made; after `every` of them, exchange with the center.
@@ -199,29 +206,32 @@ class ElasticAveraging:
             return False
         self._local_steps = 0
         center = self.center()
-        pulls = {name: _like(self._alpha * (x - center[name]), x) for name, x in self._params.items()}
+        self._params.fetch()
+        weights = self._params.weights
+        pulls = {name: _like(self._alpha * (x - center[name]), x) for name, x in weights.items()}
         self._store.push(pulls, timeout=self._timeout)
-        for name, x in self._params.items():
+        for name, x in weights.items():
             np.subtract(x, pulls[name], out=x)
+        self._params.spread()
         return True
 
     def center(self) -> dict[str, Array]:
         """Return copies of the center's parameters, by name."""
-        center = {name: np.empty_like(value) for name, value in self._params.items()}
+        center = {name: np.empty_like(value) for name, value in self._params.weights.items()}
         self._store.pull(center, timeout=self._timeout)
         return center
 
 
-def _float_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
-    """Return writable arrays over the parameters.
+def _of_floats(params: Mapping[str, Any]) -> Parameters:
+    """Return the parameters, which can be written.
 
     Raises:
         KeyUseError: there are none, or a name is no text.
         SpecMismatchError: one can't be written, or does not hold floats.
+        ConfigError, MissingExtraError: one lies on a device, and it or its packages can't be used.
     """
-    arrays = {name: view(name, tensor) for name, tensor in without_aliases(params).items()}
-    for name, array in arrays.items():
-        writable(name, [array])
+    found = Parameters(params, get_backend("reference"))
+    for name, array in found.weights.items():
         if array.dtype.name not in PRECISIONS:
             raise SpecMismatchError(
                 f"{name!r}: expected floats, which have a mean, got {array.dtype}",
@@ -229,7 +239,7 @@ def _float_arrays(params: Mapping[str, Any]) -> dict[str, Array]:
                 expected="float",
                 got=array.dtype.name,
             )
-    return arrays
+    return found
 
 
 def _like(array: Array, other: Array) -> Array:

@@ -107,3 +107,37 @@ def test_training_goes_on_from_a_file(tmp_path: Path) -> None:
         trainer.step(1, {name: cuda.to_device(value) for name, value in some(2).items()})
         ends.append([array.copy_to_host().tobytes() for array in params.values()])
     assert ends[0] == ends[1]
+
+
+# --- local steps ---
+
+
+def average(rule: Callable[[Any], Any], place: Callable[[Array], Any], dtype: str) -> list[bytes]:
+    """Return the bytes of all parameters after six local steps, of two replicas of one of them."""
+    values = some(0, dtype)
+    params = {"w": [place(values["w"]), place(values["w"])], "b": place(values["b"])}
+    averaging = rule(params)
+    inner = aiokv.Trainer(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=None)
+    for step in range(6):
+        gradients = {name: place(value) for name, value in some(step + 1, dtype).items()}
+        inner.step(1, gradients | {"w": [gradients["w"], place(np.zeros(SHAPES["w"], dtype))]})
+        averaging.step()
+    return [on_host(array).tobytes() for array in (*params["w"], params["b"])]
+
+
+RULES: dict[str, Callable[[Any], Any]] = {
+    "average": lambda params: aiokv.LocalSGD(aiokv.create("local"), params, every=2),
+    "outer step": lambda params: aiokv.LocalSGD(
+        aiokv.create("local"), params, every=2, outer_optimizer="nag", outer_params={"learning_rate": 0.7}
+    ),
+    "elastic": lambda params: aiokv.ElasticAveraging(aiokv.create("local"), params, every=2, alpha=0.3),
+    "a store that uses devices": lambda params: aiokv.LocalSGD(aiokv.create("device"), params, every=2),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_local_steps_on_a_device_are_averaged_with_the_bits_of_the_host(rule: Callable[[Any], Any], dtype: str) -> None:
+    found = average(rule, cuda.to_device, dtype)
+    assert found == average(rule, np.array, dtype)
+    assert found[0] == found[1]
