@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiokv.codec import BFloat16, Float8, Float16, OneBit, TwoBit
-from aiokv.kernels.plan import plan_update
+from aiokv.kernels.plan import plan_norms, plan_update
 from aiokv.optim import PRECISIONS, OwnRule
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def kind_of(work: Any) -> Hashable:
             return type(work), out, source
         case Decode(codec):
             return Decode, type(codec)
+        case Squares(rule, phase) if runs_on_device(work):
+            return Squares, plan_norms(rule, phase), work.weight, work.total, work.names
         case Renew(rule) if runs_on_device(work):
             return Renew, plan_update(rule), work.weight, work.total, work.out, work.names
         case _:

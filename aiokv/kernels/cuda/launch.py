@@ -142,6 +142,36 @@ def new_on_device(shape: int | tuple[int, ...], dtype: Any, stream: Any = 0) -> 
     return cuda.device_array(shape, dtype, stream=stream)
 
 
+class Room:
+    """Where small arrays of a launch are on the device: those of the next launch come to the same place.
+
+    All launches are on one stream, so what is copied is behind the launch before. Room is only made for more than ever
+    before: to free memory of a device would stop it.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Any] = {}
+        self._put: dict[str, Array] = {}
+
+    def put(self, name: str, array: Array, stream: Any) -> Any:
+        """Return rows of numbers, copied to the device unless they are there from the last time."""
+        part = self.take(name, array.shape, array.dtype, stream)
+        before = self._put.get(name)
+        if before is None or not np.array_equal(before, array):
+            part.copy_to_device(np.ascontiguousarray(array), stream=stream)
+            self._put[name] = array
+        return part
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any, stream: Any) -> Any:
+        """Return memory for an array, as it happens to be."""
+        room, count = self._rooms.get(name), shape[0]
+        if room is None or len(room) < count:
+            rounded = 1 << (count - 1).bit_length()
+            room = self._rooms[name] = new_on_device((rounded, *shape[1:]), dtype, stream)
+            self._put.pop(name, None)
+        return room[:count]
+
+
 def run(kernel: Any, table: Table, *arguments: Any, stream: Any = 0) -> None:
     """Launch a kernel over all tensors of a table."""
     if table.count:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from aiokv.kernels.cuda.streaming import Streaming
     from aiokv.kernels.cuda.tensors import Tensor
-    from aiokv.kernels.reference import Array
 
 MOST_LAUNCHES = 4096
 """Launches that are kept; each takes a few hundred bytes of a device's memory, and a few KiB for norms."""
@@ -64,10 +63,7 @@ class Launches:
     def run_together(
         self, spec: Streaming, tensors: Sequence[Sequence[Tensor]], numbers: Any = None, stream: Any = 0
     ) -> None:
-        """Start a kernel that reduces nothing over tensors that will hardly come together again.
-
-        All that it needs is copied into room on the device that is there, and only grows: each kernel has its own.
-        """
+        """Start a kernel that reduces nothing over tensors that will hardly come together again."""
         name = "together", spec
         self.find(name, lambda: Together(spec)).run(tensors, numbers, stream)
 
@@ -92,31 +88,19 @@ class Together:
         self._spec = spec
         arrays = list(spec.arrays)
         self._packed = frozenset([arrays.index(spec.packed)]) if spec.packed else frozenset[int]()
-        self._rooms: dict[str, tuple[Any, Array]] = {}
+        self._room = launch.Room()
 
     def run(self, rows: Sequence[Sequence[Tensor]], numbers: Any, stream: Any) -> None:
-        """Start the kernel; what is copied for it is behind the one before in the stream."""
+        """Start the kernel."""
         addresses, parts = launch.table_of(rows, self._spec.group, self._packed)
         if not len(parts):
             return
-        arguments = [self._put("addresses", addresses, stream), self._put("parts", parts, stream)]
+        arguments = [self._room.put("addresses", addresses, stream), self._room.put("parts", parts, stream)]
         if self._spec.numbers:
             given = np.asarray(numbers, self._spec.precision).reshape(len(rows), len(self._spec.numbers))
-            arguments.append(self._put("numbers", given, stream))
+            arguments.append(self._room.put("numbers", given, stream))
         kernel = streaming_kernel(self._spec)
         kernel[(*launch.geometry(len(parts)), stream)](*arguments)
-
-    def _put(self, name: str, array: Array, stream: Any) -> Any:
-        """Have rows of numbers on the device."""
-        room, before = self._rooms.get(name, (None, None))
-        if room is None or len(room) < len(array):
-            length = 1 << (len(array) - 1).bit_length()
-            room, before = launch.new_on_device((length, array.shape[1]), array.dtype, stream), None
-        part = room[: len(array)]
-        if before is None or not np.array_equal(before, array):
-            part.copy_to_device(np.ascontiguousarray(array), stream=stream)
-        self._rooms[name] = room, array
-        return part
 
 
 def shape_of(tensors: Sequence[Sequence[Tensor]]) -> tuple[tuple[int, bool], ...]:

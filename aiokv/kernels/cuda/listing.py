@@ -122,7 +122,7 @@ def _norms() -> list[Listed]:
             return optimize.norms_kernel(plan, "float32", arrays, counted)
 
         found.append(Listed(f"squares for {rule.name}", make, (*TABLE, "float32[2]", "float64[2]")))
-    return [*found, Listed("sum of lanes", optimize.fold_kernel, ("float64[2]", "float64[1]"))]
+    return [*found, Listed("sum of lanes", optimize.fold_kernel, ("float64[2]", "int64[1]"))]
 
 
 def _codecs() -> list[Listed]:

@@ -15,6 +15,7 @@ from aiokv.kernels.cuda import launch
 from aiokv.kernels.cuda.memory import VECTOR
 from aiokv.kernels.cuda.rounding import names
 from aiokv.kernels.cuda.streaming import Streaming, make_kernel
+from aiokv.kernels.cuda.tensors import tensor_of
 from aiokv.kernels.plan import Plan, parameters
 from aiokv.kernels.reference import LANES
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aiokv.kernels.cuda.tensors import Tensor
+
+
+SUM_BYTES = 8
+"""Of a sum of squares, float64."""
 
 
 @functools.cache
@@ -151,68 +156,65 @@ def norms_arrays(plan: Plan, precision: str, weight: str, total: str) -> tuple[t
     return (("weight", weight), ("total", total), *((_kept(name), precision) for name in plan.state))
 
 
+# All threads of a block read a row together; then one of them adds, in the order of the lanes.
 FOLD = """\
-def kernel(lanes, totals):
-    for n in range(cuda.grid(1), lanes.shape[0], cuda.gridsize(1)):
-        total = lanes[n, 0]
-        for lane in range(1, LANES):
-            total = add(total, lanes[n, lane])
-        totals[n] = total
+def kernel(lanes, places):
+    shared = cuda.shared.array(LANES, wide)
+    for n in range(cuda.blockIdx.x, lanes.shape[0], cuda.gridDim.x):
+        for lane in range(cuda.threadIdx.x, LANES, cuda.blockDim.x):
+            shared[lane] = lanes[n, lane]
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            total = shared[0]
+            for lane in range(1, LANES):
+                total = add(total, shared[lane])
+            write(places[n], 0, total)
+        cuda.syncthreads()
 """
 
 
 @functools.cache
 def fold_kernel() -> Any:
-    """Return the kernel that adds the lanes of each tensor, in their order."""
+    """Return the kernel that adds the lanes of each tensor, in their order, and writes each sum to an address."""
     return make_kernel(FOLD, "float64", {})
 
 
 class SquaresLaunch:
-    """The squares that a plan computes of some tensors: made once, run at every step with other numbers.
+    """The squares that a plan computes of some tensors: two launches, for others each time.
 
     Args:
         plan: from `plan_norms`.
         precision: of the computation.
-        rows: weight, total and state of each tensor, of at least one element, with the same dtypes for all.
+        weight: dtype of the weights.
+        total: dtype of the sums.
         counted: how many results the plan has.
-        stream: on which all is done.
     """
 
-    def __init__(
-        self, plan: Plan, precision: str, rows: Sequence[Sequence[Tensor]], counted: int, stream: Any = 0
-    ) -> None:
-        weight, total = (tensor.dtype.name for tensor in rows[0][:2])
+    def __init__(self, plan: Plan, precision: str, weight: str, total: str, counted: int) -> None:
         self._kernel = norms_kernel(plan, precision, norms_arrays(plan, precision, weight, total), counted)
-        self._precision, self._stream = precision, stream
-        aligned = (_addresses(rows) % VECTOR == 0).all(axis=1)
-        sizes = np.stack([np.array([row[0].size for row in rows], np.int64), aligned.astype(np.int64)], axis=1)
-        self._rows, self._tensors = len(rows), rows
-        self._addresses, self._sizes = (launch.to_device(array, stream) for array in (_addresses(rows), sizes))
-        self._numbers = launch.new_on_device((len(rows), len(plan.numbers)), np.dtype(precision), stream)
-        self.lanes = launch.new_on_device((len(rows) * counted, LANES), np.float64, stream)
+        self._numbers, self._precision, self._counted = len(plan.numbers), precision, counted
+        self._room = launch.Room()
 
-    def move(self, rows: Sequence[Sequence[Tensor]]) -> None:
-        """Go over other tensors from now on, like the ones before in all but their addresses. Nothing is checked."""
-        self._tensors = rows
-        self._addresses.copy_to_device(_addresses(rows), stream=self._stream)
-
-    def run(self, numbers: Any, totals: Any) -> None:
-        """Start the kernels.
+    def run(self, rows: Sequence[Sequence[Tensor]], numbers: Any, places: Sequence[int], stream: Any = 0) -> Any:
+        """Start the kernels; return the lanes, float64[tensors * counted, LANES], until the next time.
 
         Args:
+            rows: weight, total and state of each tensor, of at least one element.
             numbers: [tensors, numbers].
-            totals: where the sums go, float64[tensors * counted] on the device. The lanes are in `lanes`.
+            places: address of each sum, int64[tensors * counted].
+            stream: in whose order it happens.
         """
-        found = np.asarray(numbers, self._precision).reshape(self._numbers.shape)
-        self._numbers.copy_to_device(found, stream=self._stream)
-        arguments = (self._addresses, self._sizes, self._numbers)
-        self._kernel[(*launch.geometry(self._rows), self._stream)](*arguments, self.lanes)
-        blocks = -(-self.lanes.shape[0] // launch.THREADS)
-        fold_kernel()[(*launch.geometry(blocks), self._stream)](self.lanes, totals)
-
-
-def _addresses(rows: Sequence[Sequence[Tensor]]) -> Any:
-    return np.array([[tensor.address for tensor in row] for row in rows], np.int64)
+        addresses = np.array([[tensor.address for tensor in row] for row in rows], np.int64)
+        aligned = (addresses % VECTOR == 0).all(axis=1)
+        sizes = np.stack([np.array([row[0].size for row in rows], np.int64), aligned.astype(np.int64)], axis=1)
+        given = np.asarray(numbers, self._precision).reshape(len(rows), self._numbers)
+        named = {"addresses": addresses, "sizes": sizes, "numbers": given}
+        arguments = [self._room.put(name, array, stream) for name, array in named.items()]
+        lanes = self._room.take("lanes", (len(places), LANES), np.float64, stream)
+        self._kernel[(*launch.geometry(len(rows)), stream)](*arguments, lanes)
+        on_device = self._room.put("places", np.array(places, np.int64), stream)
+        fold_kernel()[(*launch.geometry(len(places)), stream)](lanes, on_device)
+        return lanes
 
 
 def add_squares(
@@ -221,14 +223,23 @@ def add_squares(
     """Add the squares that a plan computes of each tensor: the first phase of a rule that needs norms.
 
     Args:
-        plan, precision, rows, counted: see `SquaresLaunch`.
+        plan: from `plan_norms`.
+        precision: of the computation.
+        rows: weight, total and state of each tensor, of at least one element, with the same dtypes for all.
         numbers: [tensors, numbers].
+        counted: how many results the plan has.
         stream: in whose order it happens.
 
     Returns:
         The lanes, float64[tensors * counted, LANES], and their sums, float64[tensors * counted]; on the device.
     """
-    launched = SquaresLaunch(plan, precision, rows, counted, stream)
+    weight, total = (tensor.dtype.name for tensor in rows[0][:2])
     totals = launch.new_on_device(len(rows) * counted, np.float64, stream)
-    launched.run(numbers, totals)
-    return launched.lanes, totals
+    places = places_of(totals, len(rows) * counted)
+    return SquaresLaunch(plan, precision, weight, total, counted).run(rows, numbers, places, stream), totals
+
+
+def places_of(totals: Any, count: int) -> list[int]:
+    """Return the address of each number of an array of float64 on the device."""
+    first = tensor_of("totals", totals).address
+    return list(range(first, first + count * SUM_BYTES, SUM_BYTES))

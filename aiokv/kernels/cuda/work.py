@@ -9,8 +9,8 @@ from numba.cuda.cudadrv import driver
 
 from aiokv.kernels.checks import precision_for
 from aiokv.kernels.cuda import codec, optimize, reduce
-from aiokv.kernels.cuda.launches import Launches, shape_of
-from aiokv.kernels.cuda.optimize import SquaresLaunch
+from aiokv.kernels.cuda.launches import Launches
+from aiokv.kernels.cuda.optimize import SquaresLaunch, places_of
 from aiokv.kernels.cuda.tensors import Tensor, tensor_of
 from aiokv.kernels.plan import plan_norms, plan_update, prepare
 from aiokv.kernels.work import Add, Cast, Decode, Divide, Renew, Scale, Squares, Work, Zero
@@ -55,7 +55,7 @@ class Works:
             memory = self._buffers[buffers[0]]
             driver.device_memset(memory, 0, memory.nbytes, stream=stream)  # type: ignore[no-untyped-call]
         elif isinstance(first, Squares):
-            self._add_squares(first, buffers, stream)
+            self._add_squares(first, works, stream)
         else:
             planned = [self._planned(work, buffers) for work, buffers in works]
             spec = planned[0].spec
@@ -140,19 +140,22 @@ class Works:
         named = {"weight": old, "total": (total, work.total)}
         return named | {f"array_{name}": (kept[name], precision) for name in plan.state}
 
-    def _add_squares(self, work: Squares, buffers: Sequence[int], stream: Any) -> None:
-        precision = precision_for(np.dtype(work.weight))
-        plan = plan_norms(work.rule, work.phase)
-        prepared = prepare(work.rule, str(work.phase), precision)
-        named = self._named(work, plan, buffers[1:])
-        dtypes = [dtype for _, dtype in named.values()]
-        tensors = self._tensors(self._rows(work, named), dtypes)
-        numbers = [prepared.numbers(step, norms) for step, norms in zip(work.steps, work.gathered, strict=True)]
-        name = (plan, precision.char, tuple(dtypes), shape_of(tensors))
-        counted = work.rule.norm_counts[work.phase]
-        launched = self._launches.find(name, lambda: SquaresLaunch(plan, precision.name, tensors, counted, stream))
-        launched.move(tensors)
-        launched.run(numbers, self._buffers[buffers[0]].view(np.float64))
+    def _add_squares(self, first: Squares, works: Sequence[tuple[Any, Sequence[int]]], stream: Any) -> None:
+        precision, counted = precision_for(np.dtype(first.weight)), first.rule.norm_counts[first.phase]
+        plan = plan_norms(first.rule, first.phase)
+        tensors: list[list[Tensor]] = []
+        numbers: list[Any] = []
+        places: list[int] = []
+        for work, buffers in works:
+            prepared = prepare(work.rule, str(work.phase), precision)
+            named = self._named(work, plan, buffers[1:])
+            tensors += self._tensors(self._rows(work, named), [dtype for _, dtype in named.values()])
+            numbers += [prepared.numbers(step, norms) for step, norms in zip(work.steps, work.gathered, strict=True)]
+            places += places_of(self._buffers[buffers[0]], counted * len(work.steps))
+        weight, total = (tensor.dtype.name for tensor in tensors[0][:2])
+        name = plan, precision.char, weight, total
+        launched = self._launches.find(name, lambda: SquaresLaunch(plan, precision.name, weight, total, counted))
+        launched.run(tensors, numbers, places, stream)
 
     def _renewed(self, work: Renew, buffers: Sequence[int]) -> _Planned:
         precision = precision_for(np.dtype(work.weight))

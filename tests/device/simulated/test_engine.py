@@ -207,10 +207,18 @@ def train_many(side: Side, rule: Optimizer, dtype: str) -> list[bytes]:
     side.finish()
     with_elements = [n for n, size in enumerate(sizes) if size]
     for version in (1, 2):
+        slots = {}
         for n in with_elements:
-            first, second = (land_of(side, 100 * version + 10 * n + k, dtype, sizes[n]) for k in range(2))
-            side.do(ef.Fold(first, second, dtype))
-            side.do(ef.Apply(f"k{n}", 0, version, first, [0, 1], [0, 0], version, rule, 2))
+            slots[n], second = (land_of(side, 100 * version + 10 * n + k, dtype, sizes[n]) for k in range(2))
+            side.do(ef.Fold(slots[n], second, dtype))
+        sums: dict[str, list[ef.Sums]] = {f"k{n}": [] for n in with_elements}
+        for phase in range(rule.norm_phases):
+            for n in with_elements:
+                side.do(ef.Norms(f"k{n}", 0, version, slots[n], phase, [], version, rule, 2))
+            for normed in side.finish():
+                sums[normed.key].append(normed.sums)
+        for n in with_elements:
+            side.do(ef.Apply(f"k{n}", 0, version, slots[n], [0, 1], [0, 0], version, rule, 2, sums[f"k{n}"]))
         assert sorted(side.finish(), key=str) == [Applied(f"k{n}", 0, version, None) for n in with_elements]
     return [side.read(ef.StoredState(f"k{n}", 0, 2, f"k{n}", 0, arrays=True)) for n in with_elements]
 
@@ -223,7 +231,7 @@ def land_of(side: Side, seed: int, dtype: str, size: int) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "lamb"])
 def test_chunks_that_are_ready_together_are_updated_in_one_launch(
     device: OnDevice, rule: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
