@@ -59,13 +59,11 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, rows in found["kernels"].items():
         row = rows[SHOWN]
-        cells = [name, "", "", ""]
-        if must := row.get("must_move"):
-            cells[1:] = (
-                f"{must:g}",
-                _moved(must, rows[NOT_UNROLLED]["moves"]),
-                f"{must * MILLION / BANDWIDTH * 1e6:.2f}",
-            )
+        must, unit = row["must_move"], row.get("unit")
+        cells = [name, f"{must:g} a {unit}", "", ""] if unit else [name, f"{must:g}", "", ""]
+        if not unit:
+            cells[2] = _moved(must, rows[NOT_UNROLLED]["moves"])
+            cells[3] = f"{must * MILLION / BANDWIDTH * 1e6:.2f}"
         cells += [", ".join(str(each["registers"]) for each in rows.values()), str(row["shared"]), str(row["spills"])]
         cells.append(f"{row['wide_loads']}, {row['wide_stores']}")
         lines.append(f"| {' | '.join(cells)} |")

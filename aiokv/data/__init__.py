@@ -5,6 +5,7 @@ Nothing here knows the network. What a sampler needs to know of the other worker
 
 from __future__ import annotations
 
+from aiokv.data.exchange import with_dlpack
 from aiokv.data.header import IRHeader, pack_record, unpack_record
 from aiokv.data.idx import read_idx
 from aiokv.data.recordio import IndexedRecordReader, RecordReader, RecordWriter
@@ -24,4 +25,5 @@ __all__ = [
     "split_and_load",
     "split_data",
     "unpack_record",
+    "with_dlpack",
 ]

@@ -124,6 +124,14 @@ def engine_for(device: str, on_host: Callable[[Any, list[Any]], None]) -> Engine
     return Engine(numbers, on_host)
 
 
+def export_array(array: Any) -> Any:
+    """Return an array on a device with DLPack. See `aiokv.data.with_dlpack`."""
+    _import_cuda()
+    from aiokv.kernels.cuda.exchange import Exported  # noqa: PLC0415 - numba-cuda is optional and slow to import
+
+    return Exported(array)
+
+
 def measure_kernels(elements: int, tensors: Sequence[int], rounds: int) -> Iterator[tuple[str, float, float]]:
     """Yield name, GB/s and microseconds of a copy on the device, and of each CUDA kernel that goes over memory once.
 

@@ -10,11 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 import aiokv
+from aiokv.data import with_dlpack
 from aiokv.errors import SpecMismatchError
 from aiokv.kernels import devices_for, get_backend
 from aiokv.kernels.cuda import reduce
 from aiokv.kernels.cuda.memory import SIMULATED
-from aiokv.kernels.cuda.tensors import tensor_of
+from aiokv.kernels.cuda.tensors import tensor_of, writable_tensor
 from aiokv.kernels.foreign import OnDevice
 from aiokv.list_sums import Merger
 
@@ -119,3 +120,24 @@ def test_arrays_on_a_device_are_pushed_without_a_copy_of_the_users() -> None:
     kv.push("w", OnGPU(parts[1]))
     np.testing.assert_array_equal(kv.pull("w"), [[2, 2]] * 2)
     kv.close()
+
+
+def test_arrays_of_ours_are_taken_with_dlpack() -> None:
+    """At the same place, for as long as anybody uses them."""
+    torch = pytest.importorskip("torch")
+    (part, _) = aiokv.split_and_load(np.arange(6, dtype=np.float32).reshape(2, 3), ["cuda"] * 2)
+    tensor, array = torch.from_dlpack(with_dlpack(part)), np.from_dlpack(with_dlpack(part))
+    assert tensor.tolist() == [[0, 1, 2]]
+    tensor[0, 1] = 7
+    assert array.tolist() == [[0, 7, 2]]
+    assert part.copy_to_host().tolist() == [[0, 7, 2]]
+
+
+def test_arrays_of_jax_are_exchanged_and_never_written() -> None:
+    jax = pytest.importorskip("jax")
+    array = jax.numpy.arange(6, dtype="bfloat16").reshape(2, 3)
+    found = tensor_of("x", array)
+    assert (found.address, found.shape, found.dtype.name) == (array.unsafe_buffer_pointer(), (2, 3), "bfloat16")
+    with pytest.raises(SpecMismatchError, match="x must be writable; got a read-only"):
+        writable_tensor("x", array)
+    assert jax.dlpack.from_dlpack(with_dlpack(array)).tolist() == array.tolist()

@@ -105,3 +105,34 @@ def test_lists_of_different_lengths_and_dtypes_are_told_apart() -> None:
         ((), "float16"),
     ]
     assert [float(total.max()) for total in found] == [3, 2, 18, 10]
+
+
+class Event:
+    """One that has not happened before somebody waits for it."""
+
+    waited: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def record(self, stream: Any = 0) -> None:
+        self.recorded += 1
+
+    def synchronize(self) -> None:
+        assert self.recorded
+        self.waited.append(self.recorded)
+
+
+def test_page_locked_memory_is_written_when_the_copy_from_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the fifth copy of an array of which four may be under way; small ones are not staged."""
+    monkeypatch.setattr(launch, "new_event", Event)
+    monkeypatch.setattr(Event, "waited", [])
+    room = launch.Room()
+    for n in range(6):
+        rows = np.full((40, 1000), n)
+        assert room.put("rows", rows, 0).copy_to_host().tolist() == rows.tolist()
+        assert room.put("small", rows[:3], 0).copy_to_host().tolist() == rows[:3].tolist()
+        assert len(Event.waited) == max(0, n - 3)
+    # The same once more: nothing is copied.
+    assert room.put("rows", np.full((40, 1000), 5), 0).copy_to_host().max() == 5
+    assert len(Event.waited) == 2

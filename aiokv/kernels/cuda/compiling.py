@@ -64,10 +64,9 @@ def moved_per_element(listed: Listed, ptx: str) -> float:
 
     Where NVVM has unrolled the loop, it is a whole multiple of that.
     """
-    assert listed.spec is not None
     # Of the words of packed codes there is one in the loop over whole groups, and one after it.
-    moved = VECTOR * len(WIDE.findall(ptx)) + WORD * bool(listed.spec.packed)
-    return moved / listed.spec.group
+    packs = listed.spec is not None and listed.spec.packed
+    return (VECTOR * len(WIDE.findall(ptx)) + WORD * bool(packs)) / listed.group
 
 
 def find_ptxas() -> str | None:
@@ -115,9 +114,11 @@ def _number(pattern: str, text: str) -> int:
 def describe(compiled: Compiled, capability: tuple[int, int], ptxas: str | None) -> tuple[dict[str, Any], str]:
     """Return a kernel's row of the table, and the PTX."""
     listed, ptx = compiled.listed, compiled.to_ptx(capability)
-    row: dict[str, Any] = widths(ptx)
-    if listed.spec is not None:
-        row |= {"must_move": listed.nbytes, "moves": moved_per_element(listed, ptx)}
+    row: dict[str, Any] = widths(ptx) | {"must_move": listed.must_move}
+    if listed.group:
+        row["moves"] = moved_per_element(listed, ptx)
+    else:
+        row["unit"] = listed.unit
     return row | (assemble(ptxas, ptx, capability) if ptxas else {}), ptx
 
 

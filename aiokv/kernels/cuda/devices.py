@@ -12,7 +12,7 @@ from numba import cuda
 
 from aiokv.errors import DeviceMemoryError
 from aiokv.kernels.checks import BFLOAT16, FLOAT32, is_low, mismatch
-from aiokv.kernels.cuda import encoding, reduce, sparse
+from aiokv.kernels.cuda import encoding, peers, reduce, sparse
 from aiokv.kernels.cuda.encoding import DeviceEncoder
 from aiokv.kernels.cuda.launches import Launches
 from aiokv.kernels.cuda.memory import SIMULATED
@@ -237,8 +237,9 @@ class Device:
         if not is_on_device(array):
             return Copy(np.ascontiguousarray(array).reshape(-1)).tensor
         tensor = tensor_of("array", array)
-        if SIMULATED or tensor.device in (None, self.number):
+        if SIMULATED or tensor.device is None or tensor.device == self.number:
             return tensor
+        peers.connect(self.number, tensor.device)
         here = self.memory.on_device(tensor.size, tensor.dtype)
         memory_of(here).copy_to_device(memory_of(tensor))
         return replace(here, shape=tensor.shape)

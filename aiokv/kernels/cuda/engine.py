@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
+import itertools
 import queue
 import threading
 from collections import deque
@@ -21,6 +21,7 @@ from numba import cuda
 
 from aiokv.device.records import Part
 from aiokv.errors import AiokvError, DeviceMemoryError, UpdateRefusedError
+from aiokv.kernels.cuda import launch, peers
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.work import Works
 from aiokv.kernels.work import runs_on_device
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
     Report = Callable[[list[tuple[int, AiokvError | None]]], None]
-
-_logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 50e-6
 
@@ -75,7 +74,8 @@ class Engine:
         found = []
         for number in self._numbers:
             with cuda.gpus[number]:
-                found.append(int(_context().get_memory_info().free * SHARE))
+                context: Any = cuda.current_context()  # type: ignore[no-untyped-call]
+                found.append(int(context.get_memory_info().free * SHARE))
         return found
 
     def pinned(self, nbytes: int) -> Bytes:
@@ -123,16 +123,16 @@ class Engine:
 
     def launch(self, stream: tuple[int, str], waits: Sequence[int], parts: Sequence[Part]) -> None:
         """Do works."""
-        self._commands.put(functools.partial(self._do, stream, waits, parts, functools.partial(self._launch, stream[0])))
+        self._commands.put(
+            functools.partial(self._do, stream, waits, parts, functools.partial(self._launch, stream[0]))
+        )
 
     # --- in the thread ---
 
     def _run(self) -> None:
-        if not SIMULATED and len(self._numbers) > 1:
-            try:
-                self._connect_peers()
-            except Exception as error:  # noqa: BLE001 - then copies go through the host
-                _logger.warning("CUDA devices can't read each other's memory: %s", error)
+        if not SIMULATED:
+            for own, other in itertools.permutations(self._numbers, 2):
+                peers.connect(own, other)
         while True:
             with contextlib.suppress(queue.Empty):
                 command = self._commands.get(timeout=POLL_SECONDS if any(self._open.values()) else None)
@@ -148,19 +148,6 @@ class Engine:
 
     def _context(self, device: int) -> Any:
         return cuda.gpus[self._numbers[device]]
-
-    def _connect_peers(self) -> None:
-        """Let devices read each other's memory, where the machine can; elsewhere the driver copies through the host."""
-        handles = {}
-        for device, number in enumerate(self._numbers):
-            with self._context(device):
-                handles[number] = _context().handle
-        for device, own in enumerate(self._numbers):
-            with self._context(device):
-                context = _context()
-                for number in self._numbers:
-                    if number != own and context.can_access_peer(number):
-                        context.enable_peer_access(handles[number])
 
     def _allocate(self, buffer: int, device: int, nbytes: int) -> None:
         self._places[buffer] = device, nbytes
@@ -200,7 +187,7 @@ class Engine:
                 ready = [part for part in parts if errors[part.event] is None]
                 errors |= self._try_all(name[0], ready, lambda some: do(some, stream))
                 # What could not be done has its place in the order, too.
-                mark = _new_event()
+                mark = launch.new_event()
                 mark.record(stream)
         except Exception as failed:  # noqa: BLE001 - the driver's errors have many classes
             mark, refusal = None, self._refusal(name[0], failed)
@@ -290,16 +277,6 @@ class Engine:
                 happened.append((event, error))
         if happened:
             self._report(happened)
-
-
-def _context() -> Any:
-    return cuda.current_context()  # type: ignore[no-untyped-call]
-
-
-def _new_event() -> Any:
-    # The simulator's has no such argument.
-    made: Any = cuda.event
-    return made() if SIMULATED else made(timing=False)
 
 
 def _has_happened(mark: Any) -> bool:

@@ -142,6 +142,13 @@ def new_on_device(shape: int | tuple[int, ...], dtype: Any, stream: Any = 0) -> 
     return cuda.device_array(shape, dtype, stream=stream)
 
 
+INLINE_BYTES = 64 << 10
+"""What is copied from pageable memory returns at once up to here; of more the driver may wait for the stream."""
+
+STAGES = 4
+"""Copies of one array that may be under way at the same time."""
+
+
 class Room:
     """Where small arrays of a launch are on the device: those of the next launch come to the same place.
 
@@ -152,13 +159,14 @@ class Room:
     def __init__(self) -> None:
         self._rooms: dict[str, Any] = {}
         self._put: dict[str, Array] = {}
+        self._stages: dict[str, list[_Stage]] = {}
 
     def put(self, name: str, array: Array, stream: Any) -> Any:
         """Return rows of numbers, copied to the device unless they are there from the last time."""
         part = self.take(name, array.shape, array.dtype, stream)
         before = self._put.get(name)
         if before is None or not np.array_equal(before, array):
-            part.copy_to_device(np.ascontiguousarray(array), stream=stream)
+            self._copy(name, part, np.ascontiguousarray(array), stream)
             self._put[name] = array
         return part
 
@@ -170,6 +178,39 @@ class Room:
             room = self._rooms[name] = new_on_device((rounded, *shape[1:]), dtype, stream)
             self._put.pop(name, None)
         return room[:count]
+
+    def _copy(self, name: str, part: Any, array: Array, stream: Any) -> None:
+        if array.nbytes <= INLINE_BYTES:
+            part.copy_to_device(array, stream=stream)
+            return
+        stages = self._stages.setdefault(name, [_Stage() for _ in range(STAGES)])
+        stages.append(stages.pop(0))
+        stages[-1].copy(part, array, stream)
+
+
+class _Stage:
+    """Page-locked memory from which an array is copied, while the program goes on."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._copied = new_event()
+
+    def copy(self, part: Any, array: Array, stream: Any) -> None:
+        """Copy an array to the device; if the last copy from here is still under way, when that is done."""
+        if self._memory.nbytes:
+            self._copied.synchronize()
+        if self._memory.nbytes < array.nbytes:
+            self._memory = cuda.pinned_array(1 << (array.nbytes - 1).bit_length(), np.uint8)
+        staged = self._memory[: array.nbytes].view(array.dtype).reshape(array.shape)
+        staged[...] = array
+        part.copy_to_device(staged, stream=stream)
+        self._copied.record(stream)
+
+
+def new_event() -> Any:
+    """Return an event that does not measure time; the simulator's never do."""
+    made: Any = cuda.event
+    return made() if SIMULATED else made(timing=False)
 
 
 def run(kernel: Any, table: Table, *arguments: Any, stream: Any = 0) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aiokv.kernels.cuda import codec, optimize, reduce, select, sparse
+from aiokv.kernels.cuda.memory import VECTOR
 from aiokv.kernels.cuda.streaming import Streaming, streaming_kernel
 from aiokv.kernels.plan import plan_norms, plan_update
 from aiokv.kernels.work import MOST_ADDED
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 TABLE = ("int64[2]", "int64[2]")
 """Addresses and parts."""
 
+FLOAT_BYTES = 4
+
 
 class Listed(NamedTuple):
     """A kernel with the types of its arguments.
@@ -26,24 +29,19 @@ class Listed(NamedTuple):
         name: what the docs call it.
         make: returns the kernel, not yet compiled.
         arguments: dtype of each, with the number of dimensions in brackets if it is an array.
+        must_move: bytes that have to be moved for each unit: what is read, read once; what is written, written once.
+        unit: of what.
+        group: elements that a thread takes at a time, with loads of 16 bytes; 0: it has none of these.
         spec: what it does with each element, if it goes over memory once.
     """
 
     name: str
     make: Callable[[], Any]
     arguments: tuple[str, ...]
+    must_move: float
+    unit: str = "element"
+    group: int = 0
     spec: Streaming | None = None
-
-    @property
-    def nbytes(self) -> float:
-        """Bytes that have to be moved for each element: what is read, read once; what is written, written once."""
-        assert self.spec is not None
-        return sum(map(self._nbytes_of, self.spec.reads + self.spec.writes))
-
-    def _nbytes_of(self, array: tuple[str, str]) -> float:
-        assert self.spec is not None
-        name, dtype = array
-        return self.spec.bits / 8 if name == self.spec.packed else np.dtype(dtype).itemsize
 
 
 def every_kernel() -> list[Listed]:
@@ -54,7 +52,10 @@ def every_kernel() -> list[Listed]:
 def streaming(name: str, spec: Streaming) -> Listed:
     """Return a kernel that goes over memory once, with the types of its arguments."""
     arguments = [*TABLE, *[f"{spec.precision}[2]"] * bool(spec.numbers), *["float64[1]"] * bool(spec.reduction)]
-    return Listed(name, lambda: streaming_kernel(spec), tuple(arguments), spec)
+    must_move = sum(
+        spec.bits / 8 if array == spec.packed else np.dtype(dtype).itemsize for array, dtype in spec.reads + spec.writes
+    )
+    return Listed(name, lambda: streaming_kernel(spec), tuple(arguments), must_move, group=spec.group, spec=spec)
 
 
 def _sums() -> list[Listed]:
@@ -84,8 +85,8 @@ def _sums() -> list[Listed]:
     return [
         *found,
         streaming("squares of float32", reduce.squares_spec("float32")),
-        Listed("total of squares", reduce.total_kernel, ("float64[1]", "float64[1]")),
-        Listed("factor of a norm", reduce.factor_kernel, ("float64[1]", "float64[1]", "float32[2]")),
+        Listed("total of squares", reduce.total_kernel, ("float64[1]", "float64[1]"), 8, "part"),
+        Listed("factor of a norm", reduce.factor_kernel, ("float64[1]", "float64[1]", "float32[2]"), 4, "tensor"),
     ]
 
 
@@ -121,8 +122,10 @@ def _norms() -> list[Listed]:
         def make(plan: Any = plan, arrays: Any = arrays, counted: int = counted) -> Any:
             return optimize.norms_kernel(plan, "float32", arrays, counted)
 
-        found.append(Listed(f"squares for {rule.name}", make, (*TABLE, "float32[2]", "float64[2]")))
-    return [*found, Listed("sum of lanes", optimize.fold_kernel, ("float64[2]", "int64[1]"))]
+        must_move = FLOAT_BYTES * len(arrays)
+        types = (*TABLE, "float32[2]", "float64[2]")
+        found.append(Listed(f"squares for {rule.name}", make, types, must_move, group=VECTOR // FLOAT_BYTES))
+    return [*found, Listed("sum of lanes", optimize.fold_kernel, ("float64[2]", "int64[1]"), 8, "lane")]
 
 
 def _codecs() -> list[Listed]:
@@ -145,35 +148,39 @@ def _codecs() -> list[Listed]:
         streaming("decode fp8", codec.decode_float8_spec(adds=False)),
         streaming("accumulate fp8", codec.decode_float8_spec(adds=True)),
         streaming("largest magnitude", codec.largest_spec()),
-        Listed("largest of parts", codec.most_kernel, ("float64[1]", "float64[1]")),
+        Listed("largest of parts", codec.most_kernel, ("float64[1]", "float64[1]"), 8, "part"),
     ]
 
 
 def _selection() -> list[Listed]:
-    arguments = {
-        "histogram": (*TABLE, "int64[1]", "int64[1]", "int64"),
-        "pick": ("int64[1]", "int64[1]", "int64"),
-        "tally": (*TABLE, "int64[1]", "int64[2]"),
-        "scan": ("int64[2]",),
-        "write": (*TABLE, "int64[1]", "int64[2]", "uint32[1]", "float32[1]"),
-    }
+    """Return the kernels of top-k. Three go over the tensor, the others over what is found of its parts."""
+    histogram = (*TABLE, "int64[1]", "int64[1]", "int64")
+    write = (*TABLE, "int64[1]", "int64[2]", "uint32[1]", "float32[1]")
 
     def made(name: str) -> Callable[[], Any]:
         return lambda: select.select_kernel(name)
 
-    found = [Listed(f"top-k, {name}", made(name), types) for name, types in arguments.items()]
-    return [*found, Listed("top-k, clear", select.clear_kernel, ("int64", "uint32[1]"))]
+    return [
+        Listed("top-k, histogram", made("histogram"), histogram, FLOAT_BYTES, group=select.GROUP),
+        Listed("top-k, pick", made("pick"), ("int64[1]", "int64[1]", "int64"), 16, "value of a digit"),
+        Listed("top-k, tally", made("tally"), (*TABLE, "int64[1]", "int64[2]"), FLOAT_BYTES, group=select.GROUP),
+        Listed("top-k, scan", made("scan"), ("int64[2]",), 32, "part"),
+        Listed("top-k, write", made("write"), write, FLOAT_BYTES, group=select.GROUP),
+        Listed("top-k, clear", select.clear_kernel, ("int64", "uint32[1]"), 8, "place"),
+    ]
 
 
 def _rows() -> list[Listed]:
+    """Return the kernels for rows. What they must move is said of the values of rows that occur once."""
     ids = ("int64[1]",)
     copies = ("int64", "int64", *ids, "int64", "bool")
     adds = ("int64", "int64", *ids * 3, "int64", "bool")
+    unit = "value of a row"
     return [
-        Listed("add rows, float32", lambda: sparse.add_kernel("float32", "float32"), adds),
-        Listed("add rows, float16 to float32", lambda: sparse.add_kernel("float32", "float16"), adds),
-        Listed("gather rows", lambda: sparse.copy_kernel("float32", gathers=True), copies),
-        Listed("scatter rows", lambda: sparse.copy_kernel("float32", gathers=False), copies),
+        Listed("add rows, float32", lambda: sparse.add_kernel("float32", "float32"), adds, 12, unit),
+        Listed("add rows, float16 to float32", lambda: sparse.add_kernel("float32", "float16"), adds, 10, unit),
+        Listed("gather rows", lambda: sparse.copy_kernel("float32", gathers=True), copies, 8, unit),
+        Listed("scatter rows", lambda: sparse.copy_kernel("float32", gathers=False), copies, 8, unit),
         streaming("fill float32", sparse.fill_spec("float32")),
         streaming("clear", sparse.fill_spec("uint8")),
     ]

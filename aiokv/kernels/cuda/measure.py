@@ -74,7 +74,7 @@ def measure(
     for listed in every_kernel() if kernels is None else kernels:
         if listed.spec is not None:
             launch, numbers = _launch(listed.spec, [elements])
-            yield timed(listed.name, listed.nbytes * elements, lambda: launch.run(numbers), rounds)  # noqa: B023 - called at once
+            yield timed(listed.name, listed.must_move * elements, lambda: launch.run(numbers), rounds)  # noqa: B023 - called at once
     if kernels is None:
         yield from _measure_others(elements, tensors, rounds)
     total = sum(tensors)

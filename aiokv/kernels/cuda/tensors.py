@@ -15,6 +15,7 @@ import numpy as np
 from numba import cuda
 
 from aiokv.kernels.checks import mismatch
+from aiokv.kernels.cuda import dlpack
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.foreign import CUDA_DEVICE, MANAGED_DEVICE, dlpack_device, is_immutable
 
@@ -32,7 +33,7 @@ CPU_DEVICE = 1
 OWN_STREAM = 1
 """The default stream, as DLPack and the array interface call it."""
 
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+DEFAULT_STREAMS = (None, OWN_STREAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,34 +190,30 @@ def _from_interface(name: str, array: Any, interface: dict[str, Any]) -> Tensor:
     if interface.get("mask") is not None:
         raise mismatch(name, "without a mask", "a masked array")
     _check_strides(name, shape, interface.get("strides"), dtype.itemsize)
-    if (stream := interface.get("stream")) not in (None, OWN_STREAM):
-        # What is still being written there has to be done before a kernel reads it.
-        cuda.external_stream(stream).synchronize()
+    _follow(name, interface.get("stream"))
     address, read_only = interface["data"]
     device = None if SIMULATED or not hasattr(array, "gpu_data") else int(array.gpu_data.context.device.id)
     return Tensor(int(address or 0), int(np.prod(shape)), dtype, array, shape, bool(read_only), device)
 
 
-class _DLTensor(ctypes.Structure):
-    """The layout that DLPack's header gives."""
+def _follow(name: str, stream: int | None) -> None:
+    """Have what is still under way on an array's own stream done before anything that is begun from now on.
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
+    Raises:
+        SpecMismatchError: the stream is 0, which the interface does not allow.
+    """
+    if stream == 0:
+        raise mismatch(name, "on a stream that its interface names", "stream 0, which may be either default stream")
+    if stream in DEFAULT_STREAMS:
+        return
+    new_event: Any = cuda.event
+    other, mark = cuda.external_stream(stream), new_event(timing=False)
+    try:
+        mark.record(other)
+        mark.wait()
+    except Exception:  # noqa: BLE001 - the driver's errors have many classes
+        # It is a stream of another device; the interface does not say of which.
+        other.synchronize()
 
 
 def _from_dlpack(name: str, array: Any) -> Tensor:
@@ -227,21 +224,21 @@ def _from_dlpack(name: str, array: Any) -> Tensor:
     if device not in here:
         raise mismatch(name, "on a CUDA device", f"an array on DLPack's device {device}")
     try:
-        capsule = source.__dlpack__() if SIMULATED else source.__dlpack__(stream=OWN_STREAM)
+        capsule = dlpack.request(source) if SIMULATED else dlpack.request(source, stream=OWN_STREAM)
+        found = dlpack.describe(capsule)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise mismatch(name, "an array that DLPack exports", f"{type(array).__name__}: {error}") from error
-    found = _DLTensor.from_address(_pointer_of(capsule, b"dltensor"))
-    shape = tuple(found.shape[: found.ndim])
     dtype = _dtype(name, found)
-    strides = tuple(step * dtype.itemsize for step in found.strides[: found.ndim]) if found.strides else None
-    _check_strides(name, shape, strides, dtype.itemsize)
-    address = int(found.data or 0) + int(found.byte_offset)
-    # A capsule that nobody has renamed gives the memory back when it is no longer referred to.
-    return Tensor(address, int(np.prod(shape)), dtype, capsule, shape, device=int(found.device_id))
+    strides = None if found.strides is None else [step * dtype.itemsize for step in found.strides]
+    _check_strides(name, found.shape, strides, dtype.itemsize)
+    size = int(np.prod(found.shape))
+    # What is written to a copy would be lost.
+    read_only = found.read_only or found.is_copied
+    return Tensor(found.address, size, dtype, capsule, found.shape, read_only, found.device[1])
 
 
-def _dtype(name: str, found: _DLTensor) -> np.dtype[Any]:
-    kind = _KINDS.get(found.code)
+def _dtype(name: str, found: dlpack.Described) -> np.dtype[Any]:
+    kind = dlpack.KINDS.get(found.code)
     if kind is None or found.lanes != 1:
         raise mismatch(name, "of integers or floats", f"DLPack's type {found.code} with {found.lanes} lanes")
     return np.dtype(f"{kind}{found.bits}")

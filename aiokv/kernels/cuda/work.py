@@ -101,7 +101,8 @@ class Works:
         spec = codec.decode_spec(work.codec)
         out, payload = buffers
         rows: list[list[Place]] = []
-        numbers, first = [], 0
+        numbers: list[Sequence[Any]] = []
+        first = 0
         for begin, size, unit in work.parts:
             if size:
                 codes = -(-size // spec.group) if spec.packed else size
