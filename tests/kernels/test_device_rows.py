@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aiokv.errors import SpecMismatchError
-from aiokv.kernels.cuda import sparse, streaming
+from aiokv.kernels.cuda import rounding, sparse, streaming
 from aiokv.kernels.cuda.memory import SIMULATED, VECTOR
 
 Array = NDArray[Any]
@@ -103,7 +103,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """How many bytes of rows kernels have read and written, in kernels that are made while this is there."""
     if not SIMULATED:
         pytest.skip("only there each access can be counted")
-    counts, names = {"read": 0, "written": 0}, dict(streaming.names("float32"))
+    counts, names = {"read": 0, "written": 0}, dict(rounding.names("float32"))
 
     def counting(name: str, function: Any) -> Any:
         def counted(address: int, i: int, what: Any) -> Any:
