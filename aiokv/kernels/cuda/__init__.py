@@ -3,8 +3,11 @@
     memory      reading and writing by address, 16 bytes at a time
     rounding    `arithmetic`, with every operation rounded
     tensors     arrays on a device, whoever made them, and what they must be
-    launch      geometry, and the table of tensors that one launch goes over
-    launches    launches that are run again and again
+    dlpack      capsules of other libraries and of ours
+    exchange    arrays on a device for other libraries
+    peers       devices that read each other's memory
+    launch      geometry, the table of tensors that one launch goes over, and room for it on the device
+    launches    launches that are run again and again, and those for other tensors each time
     streaming   every kernel that goes over memory once, made from what happens to one element
     reduce      sums, norms, clipping
     optimize    updates, and the squares for those that need norms
@@ -13,6 +16,8 @@
     devices     the devices of this machine, as a worker uses them
     pools       memory on a device and page-locked memory, lent and used again
     sparse      rows: gathered, scattered, and added in the order of their duplicates
+    work        the work of a server's memory, launched; engine has the thread that does so
+    listing     every kernel, for compiling and measure
 
 What is imported from here works on arrays in the host's memory, which each call copies to the device, as the other
 backends' modules do. Every bit is as in `reference`, except in the payload of a NaN. Integers are added on the host.
