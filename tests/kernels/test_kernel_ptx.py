@@ -106,7 +106,7 @@ def test_squares_are_added_in_float64_each_rounded(kernels: Any, rule: Optimizer
     plan, counted = plan_norms(rule, phase), rule.norm_counts[phase]
     arrays = optimize.norms_arrays(plan, precision, precision, precision)
     arguments = (*listing.TABLE, f"{precision}[2]", "float64[2]")
-    listed = listing.Listed("", lambda: optimize.norms_kernel(plan, precision, arrays, counted), arguments)
+    listed = listing.Listed("", lambda: optimize.norms_kernel(plan, precision, arrays, counted), arguments, 0)
     ptx = compiling.Compiled(listed).to_ptx((9, 0))
     check(ptx, (9, 0))
     assert {"add.rn.f64", "mul.rn.f64"} <= rounded_operations(ptx)
