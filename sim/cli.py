@@ -9,7 +9,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from sim.sweep import Comparison
 
 Results = dict[str, list["Run"]]
+
+MAX_WIDTH: Final = 1000
+"""Characters of a line that is not printed on a terminal."""
 
 
 @click.group()
@@ -50,7 +53,7 @@ def sim() -> None:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Run this often, with seeds SEED, SEED + 1 and so on, and show means and standard errors.",
+    help="Run this often, with seeds SEED, SEED + 1 and so on, and show means and their 95 % confidence intervals.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.option(
@@ -103,8 +106,7 @@ def _run(scenario: Scenario, seed: int, replications: int, as_json: bool, out: P
     if as_json:
         click.echo(to_json(results, str(picture), files))
     else:
-        console = Console()
-        console.print(table(results))
+        console = _print(table(results))
         lines = [*notes(results), f"timeline: {picture}", *(f"written: {file}" for file in files)]
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -172,7 +174,7 @@ def sweep(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))
     else:
-        Console().print(_comparison_table(comparisons, replications))
+        _print(_comparison_table(comparisons, replications))
 
 
 def _comparison_table(comparisons: Sequence[Comparison], replications: int) -> Table:
@@ -180,9 +182,10 @@ def _comparison_table(comparisons: Sequence[Comparison], replications: int) -> T
         title=f"mean of {replications} runs ± half width at 95 %; below it, the difference from the first line",
         show_lines=True,
     )
-    made.add_column("")
+    # On a narrow terminal numbers are folded, and what they belong to is still whole.
+    made.add_column("", no_wrap=True)
     for metric in comparisons[0].values:
-        made.add_column(metric.replace("_", " "), justify="right")
+        made.add_column(metric.replace("_", " "), justify="right", overflow="fold")
     for number, comparison in enumerate(comparisons):
         cells = [_estimate(*pair) for pair in comparison.values.values()]
         if number:
@@ -190,7 +193,7 @@ def _comparison_table(comparisons: Sequence[Comparison], replications: int) -> T
                 f"{cell}\n{_estimate(*pair, sign='+')}"
                 for cell, pair in zip(cells, comparison.differences.values(), strict=True)
             ]
-        made.add_row(comparison.setting, *cells)
+        made.add_row(comparison.setting.replace(", ", "\n"), *cells)
     return made
 
 
@@ -237,7 +240,7 @@ def advise(scenario: str, policy: str | None, seed: int, as_json: bool) -> None:
         numbers = (f"{cause.step_s:.4g}", f"{100.0 * cause.saved:.1f}", f"{cause.gradients_per_s:.4g}")
         made.add_row(cause.cause, *numbers, str(cause.failed_workers))
     if causes:
-        Console().print(made)
+        _print(made)
 
 
 # --- fuzz ---
@@ -334,7 +337,7 @@ def validate(as_json: bool, jobs: int, traces: Path | None) -> None:
         for case in cases:
             numbers = (f"{number:.6g}" for number in (case.value, case.expected, case.tolerance))
             made.add_row(case.name, *numbers, "yes" if case.ok else "NO")
-        Console().print(made)
+        _print(made)
         click.echo(f"{len(cases) - failed} passed, {failed} failed")
         if traces is None:
             click.echo("the largest recorded jobs were left out: they need --traces")
@@ -394,6 +397,15 @@ def _require(*packages: str) -> None:
             f"the simulator needs {' and '.join(missing)}: install the extra with pip install 'aiokv[sim]'",
             expected="aiokv[sim]",
         )
+
+
+def _print(made: Table) -> Console:
+    """Print a table, into a file or pipe as wide as it is, and return what it was printed on."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, Console(width=MAX_WIDTH).measure(made).maximum)
+    console.print(made)
+    return console
 
 
 @contextlib.contextmanager

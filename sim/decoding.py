@@ -158,7 +158,7 @@ def _choices(kind: inspect.Type, name: str) -> str:
     for field in (field for variant in variants for field in variant.fields if field.encode_name == name):
         literal = _inner(field.type)
         if isinstance(literal, inspect.LiteralType):
-            return ", ".join(map(str, literal.values))
+            return ", ".join(str(value) for value in literal.values if value != "")
     return "another value"
 
 

@@ -66,7 +66,7 @@ def _results(results: Mapping[str, Sequence[Run]]) -> str:
     shown = rows_for(next(iter(results.values()))[0].scenario)
     columns = [(mean(each), widths(each)) for each in summaries.values()]
     rows = [[label, *(cell(value(middle), value(width)) for middle, width in columns)] for label, value in shown]
-    return _table(["", *results], rows) + "<p>± is the half width of the 95 % confidence interval.</p>"
+    return _table(["", *results], rows)
 
 
 def _workers(run: Run) -> str:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 NOTHING: Final = math.nan
 
+ROUNDING: Final = 1e-12
+"""What is less is shown as nothing."""
+
 NAMED_WORKERS: Final = 8
 """A note names so many workers; more are counted."""
 
@@ -369,7 +372,7 @@ def rows_for(scenario: Scenario) -> list[tuple[str, Callable[[Summary], float]]]
 
 
 def table(results: Mapping[str, Sequence[Run]]) -> Table:
-    """Return a table of the numbers, one column a policy; with replications, means and their standard errors."""
+    """Return a table of the numbers, one column a policy, and how far they may be off at 95 %."""
     first = next(iter(results.values()))[0]
     scenario = first.scenario
     made = Table(title=f"{scenario.name}: {scenario.title}" if scenario.title else scenario.name)
@@ -378,19 +381,20 @@ def table(results: Mapping[str, Sequence[Run]]) -> Table:
     for policy, runs in results.items():
         made.add_column(policy, justify="right")
         summaries = [summarise(run) for run in runs]
-        columns.append((mean(summaries), standard_error(summaries)))
-    for label, value in rows_for(next(iter(results.values()))[0].scenario):
-        made.add_row(label, *(cell(value(middle), value(error)) for middle, error in columns))
+        columns.append((mean(summaries), half_widths(summaries)))
+    for label, value in rows_for(scenario):
+        made.add_row(label, *(cell(value(middle), value(width)) for middle, width in columns))
     return made
 
 
-def cell(value: float, error: float) -> str:
-    """Return a number and how far it may be off as they stand in a table."""
+def cell(value: float, width: float) -> str:
+    """Return a number and how far it may be off to either side as they stand in a table."""
     if math.isnan(value):
         return "-"
     if math.isinf(value):
         return "never"
-    return f"{value:.4g}" if math.isnan(error) else f"{value:.4g} ± {error:.2g}"
+    value = value if abs(value) > ROUNDING else 0.0
+    return f"{value:.4g}" if math.isnan(width) else f"{value:.4g} ± {width:.2g}"
 
 
 def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -410,8 +414,8 @@ def notes(results: Mapping[str, Sequence[Run]]) -> list[str]:
         f"after {_count(change.after, 'step')} of a worker its policy becomes {change.policy}"
         for change in scenario.change
     ]
-    if len(runs) > 1:
-        lines.append(f"mean of {len(runs)} runs ± standard error of the mean")
+    of = f"mean of {len(runs)} runs" if len(runs) > 1 else "of step times, judged by ten parts of the run"
+    lines.append(f"± is half the width of the 95 % confidence interval: {of}")
     for policy, replications in results.items():
         stuck = dict.fromkeys(name for run in replications for name in run.unstopped)
         if stuck:

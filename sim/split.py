@@ -55,7 +55,8 @@ def split(run: Run, worker: WorkerRecord) -> Split:
     return Split(
         busy=math.fsum(step.work for step in steps if id(step) in counts),
         communicate=math.fsum(step.communicated for step in steps),
-        wait=math.fsum(step.waiting for step in steps),
+        # It is a difference, so rounding may leave less than nothing.
+        wait=max(0.0, math.fsum(step.waiting for step in steps)),
         checkpoint=worker.saving,
         down=outages + math.fsum(step.paused for step in steps),
         lost=math.fsum(step.work for step in steps if id(step) not in counts),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiokv.errors import ConfigError
-from sim.advice import barrier
 from sim.compute import Recorded, read_trace
+from sim.sections import JobSection
 from sim.split import split
 from sim.validation.case import Case, exact, within
 from sim.validation.operations import read_operations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAKESPANS: Final = {
-    "1": {"bsp": 147867, "drop 1": 141370, "asp": 142581, "ssp:1": 144237, "ssp:3": 142581},
-    "2": {"bsp": 216150, "drop 1": 206045, "asp": 216129, "ssp:1": 216129},
-    "4": {"bsp": 803975, "drop 2": 526019, "asp": 714863, "ssp:10": 787749},
+    "1": {"bsp": 147867, "backup:1": 141370, "asp": 142581, "ssp:1": 144237, "ssp:3": 142581},
+    "2": {"bsp": 216150, "backup:1": 206045, "asp": 216129, "ssp:1": 216129},
+    "4": {"bsp": 803975, "backup:2": 526019, "asp": 714863, "ssp:10": 787749},
 }
-"""Time until the last worker has taken all its steps, by job and policy: sums over the recorded times."""
+"""Time until the last worker has taken all its steps, by job and policy: sums of recorded times."""
 
 UTILISATIONS: Final = {"1": 0.9001, "4": 0.4538}
 """Share of the time in which workers compute under bsp, to four places."""
@@ -88,12 +88,10 @@ def replays(job: str, law: Recorded) -> Iterator[Case]:
     """Yield how long a job takes under each policy for which that is known."""
     rows = read_trace(law)
     for policy, expected in MAKESPANS[job].items():
-        if policy.startswith("drop"):
-            # Without the slowest of each step, whose work is given up at once.
-            value = barrier(rows, int(policy.split()[1])) * len(rows[0])
-        else:
-            run = run_ideal(policy, len(rows), len(rows[0]), law)
-            value = max(worker.ended for worker in run.workers) - run.workers[0].begun
+        # The work of those who are not waited for is given up at once.
+        job = JobSection(cancel=policy.startswith("backup"))
+        run = run_ideal(policy, len(rows), len(rows[0]), law, job=job)
+        value = max(worker.ended for worker in run.workers) - run.workers[0].begun
         yield exact(f"28 PAI job {job}, {policy}, normalised ms", value, expected)
         if policy == "bsp" and job in UTILISATIONS:
             worked = [split(run, worker).busy for worker in run.workers]

@@ -25,26 +25,24 @@ FILES = {
 }
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Callable[..., str]:
-    """The files of the page, with what `pip install` would make of its `pyproject.toml`; runs Python beside them."""
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs Python beside the files of the page, which are installed as it says; from here alone, without the network."""
+    folder, site = tmp_path_factory.mktemp("page"), tmp_path_factory.mktemp("site")
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    info = tmp_path / "majority-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: majority\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text("[aiokv.policies]\nmajority = majority:Majority\n", encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
 
     def run(*arguments: str) -> str:
-        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(site), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, *arguments]
         environment = {**os.environ, "PYTHONPATH": path}
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=50
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=50
         )
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
+    run("-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--target", str(site), ".")
     return run
 
 

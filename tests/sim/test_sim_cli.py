@@ -75,12 +75,15 @@ def test_json_is_all_that_is_on_stdout(scenario: str, tmp_path: Path) -> None:
     assert (tmp_path / "small.png").exists()
 
 
-def test_replications_give_standard_errors(scenario: str, tmp_path: Path) -> None:
+def test_replications_give_confidence_intervals(scenario: str, tmp_path: Path) -> None:
     arguments = (scenario, "--replications", "3", "--out", str(tmp_path))
     asp = json.loads(invoke(*arguments, "--json").stdout)["policies"]["asp"]
     assert len(set(asp["traces"])) == 3
     assert asp["standard_error"]["step_time_s"]["mean"] > 0
-    assert "mean of 3 runs ± standard error" in invoke(*arguments).stdout
+    table = invoke(*arguments).stdout
+    width = asp["half_width_95"]["step_time_s"]["mean"]
+    assert f"{asp['step_time_s']['mean']:.4g} ± {width:.2g}" in table
+    assert "95 % confidence interval: mean of 3 runs" in table
 
 
 def test_the_first_replication_is_the_run_of_that_seed(scenario: str, tmp_path: Path) -> None:

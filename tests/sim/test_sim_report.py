@@ -10,7 +10,7 @@ import pytest
 
 from aiokv.errors import WorkerLostError
 from sim.record import Run, Step, UpdateRecord, WorkerRecord
-from sim.report import failures, mean, notes, standard_error, summarise, to_json, window
+from sim.report import cell, failures, half_widths, mean, notes, standard_error, summarise, to_json, window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +91,20 @@ def test_replications_are_averaged_with_their_standard_error(run: Run) -> None:
 
 def test_one_run_has_no_standard_error(run: Run) -> None:
     assert math.isnan(standard_error([summarise(run)]).updates_per_s)
+
+
+def test_the_table_shows_intervals_of_95_percent(run: Run) -> None:
+    one = summarise(run)
+    run.elapsed = 15.0
+    runs = [one, summarise(run)]
+    # Twice the standard error of 2 s is far too little for two runs: Student's quantile is 12.706.
+    assert half_widths(runs).elapsed_s == pytest.approx(12.706 * 2.0, rel=1e-4)
+    assert cell(13.0, half_widths(runs).elapsed_s) == "13 ± 25"
+    assert "± is half the width of the 95 % confidence interval: mean of 2 runs" in notes({"asp": [run, run]})
+
+
+def test_what_rounding_leaves_is_shown_as_nothing() -> None:
+    assert cell(-5.6e-20, math.nan) == "0"
 
 
 def test_workers_that_did_not_come_to_the_end_are_named(run: Run) -> None:

@@ -116,6 +116,11 @@ def test_a_file_is_found_by_its_path(tmp_path: Path) -> None:
         ("warmup = 2", "warmup = 20", "my.toml, line 2: warmup: expected less than steps = 20, got 20"),
         (
             "warmup = 2",
+            'warmup = 2\njob.model = "vgg"',
+            "my.toml, line 3: job.model: expected resnet-50, vgg-16, got 'vgg'; did you mean 'vgg-16'?",
+        ),
+        (
+            "warmup = 2",
             'policies = ["bps"]',
             "my.toml, line 2: policies: unknown policy 'bps'; known: " + ", ".join(policy_names()),
         ),

@@ -102,9 +102,11 @@ def test_the_command_gives_the_same_for_any_number_of_jobs(tmp_path: Path) -> No
 def test_the_table_names_each_setting(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_bytes(CONTENT)
-    result = invoke("sweep", str(path), "--set", "policy=bsp,asp", "--replications", "2", "--out", str(tmp_path))
+    settings = ("--set", "policy=bsp,asp", "--set", "network.latency=0.125,0.25")
+    result = invoke("sweep", str(path), *settings, "--replications", "1", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "policy" in result.stdout
+    for setting in ("policy=bsp", "policy=asp", "network.latency=0.125", "network.latency=0.25"):
+        assert result.stdout.count(f" {setting} ") == 2
     assert len((tmp_path / "results.jsonl").read_bytes().splitlines()) == 4
 
 
