@@ -11,7 +11,7 @@ import msgspec
 from sim.cluster import simulate
 from sim.faults import Link
 from sim.report import summarise
-from sim.sections import NetworkSection, ServerSection
+from sim.sections import SCHEDULER, NetworkSection, ServerSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 MAX_WORKERS: Final = 8
 """So many of the slowest workers are looked at."""
 
+MAX_LINKS: Final = 8
+"""Of a fault of more links than these, single ones are not looked at."""
+
 SLOW: Final = 1.02
 """A worker counts as slow whose mean is so many times that of the median worker."""
+
+NOTHING: Final = Link(node=SCHEDULER, to=SCHEDULER)
+"""Stands where a fault was, so that the others keep their random numbers: no link leads from a node to itself."""
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +65,10 @@ def alternatives(run: Run) -> Iterator[tuple[str, Scenario]]:
                 change(slow=scenario.slow | {name: factor}),
             )
     for number, fault in enumerate(scenario.fault):
-        others = scenario.fault[:number] + scenario.fault[number + 1 :]
-        yield describe(fault), change(fault=others)
+        before, after = scenario.fault[:number], scenario.fault[number + 1 :]
+        yield describe(fault), change(fault=(*before, NOTHING, *after))
+        for link, inside, behind in _links_of(scenario, fault):
+            yield link, change(fault=(*before, inside, *after, behind))
     net = scenario.network
     if net != NetworkSection():
         unhurried = {"latency": 0.0, "jitter": 0.0, "rack_latency": 0.0, "loss": 0.0}
@@ -70,6 +78,23 @@ def alternatives(run: Run) -> Iterator[tuple[str, Scenario]]:
             yield "bandwidth of the network cards", change(network=msgspec.structs.replace(net, bandwidth=math.inf))
     if scenario.server != ServerSection():
         yield "arithmetic of the servers", change(server=ServerSection())
+
+
+def _links_of(scenario: Scenario, fault: AnyFault) -> Iterator[tuple[str, Link, Link]]:
+    """Yield each link of a fault that hits several at known times, and two faults that hit the others."""
+    if not isinstance(fault, Link) or fault.drawn:
+        return
+    nodes, others = scenario.select(fault.node), scenario.select(fault.to)
+    links = [(node, other) for node in nodes for other in others if node != other]
+    for node, other in links if 1 < len(links) <= MAX_LINKS else ():
+        without = tuple(name for name in nodes if name != node)
+        rest = tuple(name for name in others if name != other)
+        hit = msgspec.structs.replace(fault, node=node, to=other)
+        yield (
+            describe(hit),
+            msgspec.structs.replace(fault, node=without),
+            msgspec.structs.replace(hit, to=rest),
+        )
 
 
 def describe(fault: AnyFault) -> str:
@@ -83,7 +108,7 @@ def describe(fault: AnyFault) -> str:
 
 
 def blame(run: Run, on_run: Callable[[], None] = lambda: None) -> list[WhatIf]:
-    """Run a scenario again without each thing that may be to blame; the largest savings first.
+    """Run a scenario again without each thing that may be to blame; what ends workers first, then the largest savings.
 
     Args:
         run: what there was.
@@ -105,4 +130,4 @@ def blame(run: Run, on_run: Callable[[], None] = lambda: None) -> list[WhatIf]:
             )
         )
         on_run()
-    return sorted(found, key=lambda each: -each.saved if not math.isnan(each.saved) else math.inf)
+    return sorted(found, key=lambda each: (each.failed_workers, math.inf if math.isnan(each.saved) else -each.saved))

@@ -89,8 +89,8 @@ def replays(job: str, law: Recorded) -> Iterator[Case]:
     rows = read_trace(law)
     for policy, expected in MAKESPANS[job].items():
         # The work of those who are not waited for is given up at once.
-        job = JobSection(cancel=policy.startswith("backup"))
-        run = run_ideal(policy, len(rows), len(rows[0]), law, job=job)
+        section = JobSection(cancel=policy.startswith("backup"))
+        run = run_ideal(policy, len(rows), len(rows[0]), law, job=section)
         value = max(worker.ended for worker in run.workers) - run.workers[0].begun
         yield exact(f"28 PAI job {job}, {policy}, normalised ms", value, expected)
         if policy == "bsp" and job in UTILISATIONS:

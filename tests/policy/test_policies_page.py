@@ -27,7 +27,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs Python beside the files of the page, which are installed as it says; from here alone, without the network."""
+    """Runs Python beside the files of the page, which are installed as it says, without the network."""
     folder, site = tmp_path_factory.mktemp("page"), tmp_path_factory.mktemp("site")
     for name, text in FILES.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -42,7 +42,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    run("-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--target", str(site), ".")
+    run(
+        "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--target", str(site), "."
+    )
     return run
 
 

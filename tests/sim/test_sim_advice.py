@@ -20,11 +20,12 @@ from sim.advice import (
     step_matrix,
     transfers_of,
 )
-from sim.blame import blame
+from sim.blame import alternatives, blame
 from sim.cluster import simulate
 from sim.compute import Constant, Exponential
-from sim.faults import Pause, Slow
+from sim.faults import Crash, Link, Pause, Slow, Spot
 from sim.sections import ClusterSection, NetworkSection, ServerSection, TensorSection
+from sim.timeline import draw_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,6 +175,27 @@ def test_who_is_to_blame_is_found_by_doing_without(run_with: Callable[..., Run])
     assert causes["latency and loss of the network"].saved_s == pytest.approx(0.1)
     assert causes["slow of worker-1"].saved_s == pytest.approx(0.0)
     assert "pause of worker-0" in causes
+
+
+def test_each_link_of_a_fault_is_judged_by_itself(run_with: Callable[..., Run]) -> None:
+    # worker-1 is slow besides, so that its link alone decides when a round is made.
+    bad = Link(node=("worker-0", "worker-1"), to="server-0", latency=0.5)
+    causes = {cause.cause: cause for cause in blame(run_with(slow={"worker-1": 1.25}, fault=(bad,)))}
+    assert causes["link between worker-0, worker-1 and server-0"].saved_s == pytest.approx(1.0)
+    # Without it worker-0 decides: 1 s and 1 s on its link, where worker-1 needs 1.25 s and 1 s.
+    assert causes["link between worker-1 and server-0"].saved_s == pytest.approx(0.25)
+    assert causes["link between worker-0 and server-0"].saved_s == pytest.approx(0.0)
+
+
+def test_the_other_faults_strike_when_they_did(run_with: Callable[..., Run]) -> None:
+    run = run_with(steps=3, fault=(Slow(node="worker-0", factor=2.0), Spot(node="workers", scale=50.0)))
+    without = dict(alternatives(run))["slow of worker-0"]
+    assert draw_timeline(without, run.seed).strikes == draw_timeline(run.scenario, run.seed).strikes != []
+
+
+def test_what_ends_workers_comes_first(run_with: Callable[..., Run]) -> None:
+    run = run_with(slow={"worker-2": 3.0}, fault=(Crash(node="worker-0", at=5.0),))
+    assert next(cause.cause for cause in blame(run)) == "crash of worker-0"
 
 
 def test_the_command_says_what_would_help(tmp_path: Path) -> None:
