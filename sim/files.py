@@ -77,6 +77,7 @@ def _steps(run: Run) -> Iterator[dict[str, Any]]:
                 "busy_s": step.work,
                 "wait_s": step.waiting,
                 "communicate_s": step.communicated,
+                "down_s": step.paused + step.halted,
                 "answered": int(step.answered),
                 "cancelled": int(step.cancelled),
             }

@@ -38,6 +38,8 @@ class Step(Record, gc=False):
     """It was abandoned at `computed`, because its gradient would have been dropped; nothing was pushed."""
     number: int = 0
     """Of its push, where workers join and leave."""
+    halted: float = 0.0
+    """Seconds of its waiting in which it was stopped, and nothing was under way."""
 
     @property
     def work(self) -> float:
@@ -46,8 +48,8 @@ class Step(Record, gc=False):
 
     @property
     def waiting(self) -> float:
-        """Seconds in which it waited, and nothing of it was under way."""
-        return self.end - self.computed + self.stalled - self.communicated
+        """Seconds in which it waited, was not stopped, and nothing of it was under way."""
+        return self.end - self.computed + self.stalled - self.communicated - self.halted
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ def split(run: Run, worker: WorkerRecord) -> Split:
         # It is a difference, so rounding may leave less than nothing.
         wait=max(0.0, math.fsum(step.waiting for step in steps)),
         checkpoint=worker.saving,
-        down=outages + math.fsum(step.paused for step in steps),
+        down=outages + math.fsum(step.paused + step.halted for step in steps),
         lost=math.fsum(step.work for step in steps if id(step) not in counts),
     )
 

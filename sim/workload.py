@@ -192,7 +192,14 @@ class Worker:
         if math.isnan(step.computed):
             # It was cut short while it computed.
             step.computed = now
+        self._halt(step, step.computed, now)
         record.steps.append(step)
+
+    def _halt(self, step: Step, begin: float, end: float) -> None:
+        """Count the seconds of a wait for which the worker was stopped."""
+        if self.pace is not None and self.pace.pauses:
+            # What is under way meanwhile is counted already.
+            step.halted += min(self.pace.stopped(begin, end), max(0.0, end - begin - step.communicated))
 
     def _train(  # noqa: PLR0912 - nearly all time of a run is spent here, so it calls little else
         self, env: simpy.Environment, node: Node

@@ -15,6 +15,7 @@ from aiokv.errors import ConfigError
 from sim.assertions import broken_assertions, parse_assertion
 from sim.cluster import simulate
 from sim.compute import Constant
+from sim.faults import Pause
 from sim.files import write_files
 from sim.intervals import batch_half_width, half_width, student
 from sim.page import page
@@ -87,6 +88,16 @@ def test_a_step_on_a_network_is_split_by_hand(make_scenario: Callable[..., Scena
     assert row["busy_s"] == pytest.approx(10.0)
     assert row["communicate_s"] == pytest.approx(6.0)
     assert row["wait_s"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_who_is_stopped_while_it_waits_is_down(make_scenario: Callable[..., Scenario]) -> None:
+    # In each round worker-1 computes for 1 s and waits for another one; its answer of the first one comes at 2 s.
+    pause = Pause(node="worker-1", at=1.25, duration=1.5)
+    scenario = make_scenario(2, 3, Constant(mean=1.0), slow={"worker-0": 2.0}, fault=(pause,))
+    first, second = worker_rows(simulate(scenario, "bsp", 1))
+    assert (first["busy_s"], first["wait_s"], first["down_s"]) == pytest.approx((6.0, 0.0, 0.0))
+    # 0.25 s before it is stopped; then it is 0.75 s behind the others, and waits as much less.
+    assert (second["busy_s"], second["wait_s"], second["down_s"]) == pytest.approx((3.0, 1.5, 1.5))
 
 
 def test_shares_add_up_to_one(runs: dict[str, list[Run]]) -> None:
