@@ -21,9 +21,7 @@ def trace(run: Run) -> bytes:
     """Return the events of a run as JSON."""
     ranks = {worker.name: rank for rank, worker in enumerate(run.workers)}
     servers = {name: number for number, name in enumerate(run.scenario.servers)}
-    events = [_name(WORKERS, "workers"), _name(SERVERS, "servers")]
-    events += [_thread(WORKERS, number, name) for name, number in ranks.items()]
-    events += [_thread(SERVERS, number, name) for name, number in servers.items()]
+    events: list[dict[str, Any]] = []
     for worker in run.workers:
         thread = ranks[worker.name]
         for number, step in enumerate(worker.steps, start=1):
@@ -31,6 +29,9 @@ def trace(run: Run) -> bytes:
             events.append(_slice(WORKERS, thread, "compute", step.start, step.computed, args))
             events.append(_slice(WORKERS, thread, "push and pull", step.computed, step.end, args))
     arrows = 0
+    # A viewer takes events of one moment in their order, and an arrow ends in the newest slice: that of the pull must
+    # not be over, nor the arrow end before it has begun.
+    ends: list[dict[str, Any]] = []
     pushed = {worker.name: worker.pushed for worker in run.workers}
     for update in run.updates:
         server = servers.get(update.node, 0)
@@ -49,8 +50,12 @@ def trace(run: Run) -> bytes:
                 events.append(_arrow("s", WORKERS, ranks[name], step.computed, arrows))
                 events.append(_arrow("t", SERVERS, server, update.time, arrows))
                 if step.answered:
-                    events.append(_arrow("f", WORKERS, ranks[name], step.end, arrows))
-    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
+                    end = _arrow("f", WORKERS, ranks[name], step.end, arrows)
+                    (ends if step.end > update.time else events).append(end)
+    names = [_name(WORKERS, "workers"), _name(SERVERS, "servers")]
+    names += [_thread(WORKERS, number, name) for name, number in ranks.items()]
+    names += [_thread(SERVERS, number, name) for name, number in servers.items()]
+    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": [*names, *ends, *events]})
 
 
 def _name(process: int, name: str) -> dict[str, Any]:

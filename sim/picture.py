@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,7 +19,7 @@ from sim.report import window
 from sim.split import counted, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -135,6 +135,12 @@ SERIES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00
 STYLES: Final = tuple(itertools.product(("-", "--", ":"), SERIES))
 """Of lines: more policies than colours can be told apart."""
 
+WHOLE: Final = 102.0
+"""Where a scale of per cent ends: a line at 100 is seen whole."""
+
+THICK, THIN = 3.0, 1.3
+"""Lines that come later are thinner: those that they cover are seen beside them."""
+
 FATES: Final = {
     "applied": BUSY,
     "late": MARK,
@@ -155,26 +161,30 @@ PARTS: Final = {
 }
 
 
+def _lines(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yield each run and how its line is drawn."""
+    for number, (run, (line, colour)) in enumerate(zip(runs, itertools.cycle(STYLES), strict=False)):
+        width = THICK + (THIN - THICK) * number / max(1, len(runs) - 1)
+        yield run, {"where": "post", "color": colour, "linestyle": line, "linewidth": width, "label": run.policy}
+
+
 def step_times(runs: Sequence[Run]) -> Figure:
     """Return how many steps take at most how long, one curve a policy."""
     figure = _figure(7, 3.6 + 0.2 * (len(runs) // LEGEND_COLUMNS))
     axes = figure.subplots()
-    for (line, colour), run in zip(STYLES, runs, strict=False):
+    for run, style in _lines(runs):
         begin, end = window(run)
         times = sorted(s.end - s.start for w in run.workers for s in w.steps if s.answered and begin < s.end <= end)
         if times:
             axes.step(
                 times,
                 100.0 * np.arange(1, len(times) + 1) / len(times),
-                where="post",
-                color=colour,
-                linestyle=line,
-                label=run.policy,
+                **style,
             )
     axes.set_xlabel("step time (s)")
     axes.set_ylabel("steps that take at most so long (%)")
     axes.set_xlim(left=0.0)
-    axes.set_ylim(0.0, 100.0)
+    axes.set_ylim(0.0, WHOLE)
     _finish(figure, axes)
     return figure
 
@@ -183,16 +193,18 @@ def staleness(runs: Sequence[Run]) -> Figure:
     """Return how many gradients are at most how stale, one curve a policy."""
     figure = _figure(7, 3.6 + 0.2 * (len(runs) // LEGEND_COLUMNS))
     axes = figure.subplots()
-    for (line, colour), run in zip(STYLES, runs, strict=False):
-        values = [value for update in run.updates for value in update.staleness]
+    found = {run.policy: [value for update in run.updates for value in update.staleness] for run in runs}
+    most = max((max(values) for values in found.values() if values), default=0)
+    for run, style in _lines(runs):
+        values = found[run.policy]
         if values:
-            shares = 100.0 * np.cumsum(np.bincount(values)) / len(values)
-            axes.step(
-                np.arange(len(shares)), shares, where="post", color=colour, linestyle=line, marker=".", label=run.policy
-            )
+            shares = 100.0 * np.cumsum(np.bincount(values, minlength=most + 1)) / len(values)
+            # From nothing up to those that are not stale at all.
+            axes.step([0, *range(most + 1)], [0.0, *shares], **style)
     axes.set_xlabel("staleness (versions made since the one that the gradient was computed at)")
     axes.set_ylabel("gradients that are at most so stale (%)")
-    axes.set_ylim(0.0, 100.0)
+    axes.set_xlim(left=0.0)
+    axes.set_ylim(0.0, WHOLE)
     _finish(figure, axes)
     return figure
 
@@ -275,16 +287,13 @@ def progress(runs: Sequence[Run]) -> Figure:
     """Return how many gradients are applied over time, one curve a policy."""
     figure = _figure(7, 3.6 + 0.2 * (len(runs) // LEGEND_COLUMNS))
     axes = figure.subplots()
-    for (line, colour), run in zip(STYLES, runs, strict=False):
+    for run, style in _lines(runs):
         chunks = max(1, len({(update.key, update.start) for update in run.updates}))
         counts = np.cumsum([len(update.ranks) for update in run.updates]) / chunks
         axes.step(
             [update.time for update in run.updates],
             counts,
-            where="post",
-            color=colour,
-            linestyle=line,
-            label=run.policy,
+            **style,
         )
     axes.set_xlabel("simulated time (s)")
     axes.set_ylabel("gradients applied")
@@ -303,11 +312,11 @@ def losses(runs: Sequence[Run]) -> Figure:
     figure = _figure(10, 4.0 + 0.2 * (len(runs) // LEGEND_COLUMNS))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
     shown: list[float] = []
-    for (line, colour), run in zip(STYLES, runs, strict=False):
+    for run, style in _lines(runs):
         curve = curve_of(run)
         shown += [loss for loss in curve.losses if math.isfinite(loss)]
         for axes, places in zip(panels, (curve.times, list(map(float, curve.updates))), strict=True):
-            axes.step(places, curve.losses, where="post", color=colour, linestyle=line, label=run.policy, linewidth=1.2)
+            axes.step(places, curve.losses, **style)
     target = runs[0].scenario.learning.target_loss
     for axes, label in zip(panels, ("simulated time (s)", "updates"), strict=True):
         if target is not None:

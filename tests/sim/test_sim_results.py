@@ -148,6 +148,19 @@ def test_every_arrow_begins_and_ends_within_a_slice(runs: dict[str, list[Run]]) 
         )
 
 
+def test_arrows_bind_to_push_apply_and_pull(runs: dict[str, list[Run]]) -> None:
+    """As viewers bind them: to the slice of the track that has begun last, events of one moment in their order."""
+    newest: dict[tuple[int, int], str] = {}
+    bound: dict[str, set[str]] = {"s": set(), "t": set(), "f": set()}
+    every = [event for event in json.loads(trace(runs["bsp"][0]))["traceEvents"] if event["ph"] != "M"]
+    for event in sorted(every, key=lambda event: event["ts"]):
+        if event["ph"] == "X":
+            newest[event["pid"], event["tid"]] = event["name"]
+        else:
+            bound[event["ph"]].add(newest[event["pid"], event["tid"]])
+    assert bound == {"s": {"push and pull"}, "t": {"apply weights"}, "f": {"push and pull"}}
+
+
 def test_tables_hold_what_happened(runs: dict[str, list[Run]], tmp_path: Path) -> None:
     paths = write_files(runs, tmp_path, tmp_path / "test.png", "<html></html>")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(p.rpartition("/")[2] for p in paths)
