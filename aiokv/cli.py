@@ -636,16 +636,16 @@ def _environment() -> dict[str, str]:
 
 def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
     """Run a scheduler or server to its end, and leave with its exit code."""
+    import contextlib
     import logging
 
-    from aiokv.launch.events import EventHandler
+    from aiokv.launch.events import writing_events
     from aiokv.launch.serve import serve
     from aiokv.net import runner
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    if as_json:
-        logging.getLogger("aiokv").addHandler(EventHandler(sys.stdout))
-    outcome = runner.run(serve(node, lambda: _announce(node, config, task, as_json=as_json)), loop=config.loop)
+    with writing_events(sys.stdout) if as_json else contextlib.nullcontext():
+        outcome = runner.run(serve(node, lambda: _announce(node, config, task, as_json=as_json)), loop=config.loop)
     if outcome.exit_code == 0:
         click.echo(f"{config.role} is done: {outcome.reason}", err=True)
     _finish(outcome.exit_code, outcome.reason)

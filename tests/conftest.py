@@ -1,6 +1,7 @@
 """What every test gets: both event loops, and guards that fail a test which leaves something running.
 
-A test may leave no task, thread, socket or transport behind, and tests of `aiokv.net` may not block their event loop.
+A test may leave no task, thread, socket, transport, log handler or setting behind, and tests of `aiokv.net` may not
+block their event loop.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import threading
 import warnings
@@ -30,6 +32,8 @@ LONG_COMPUTATIONS = (
     "sim/test_sim_validation.py",
 )
 """Traced by coverage they would take three times as long, for lines that other tests come by, too."""
+SANS_IO = ("aiokv.core", "aiokv.policy", "aiokv.wire")
+"""The packages whose branches the tests in the folders of the same names cover all."""
 TURNS_TO_END = 20
 """How many turns of the loop a task that was cancelled, or is about to end, gets before it counts as left behind."""
 NAMED = 10
@@ -42,11 +46,15 @@ settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let coverage not look at long computations."""
-    untraced = {Path(__file__).parent / name for name in LONG_COMPUTATIONS}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let coverage not look at long computations; where it measures the state machines, only at the tests of these."""
+    tests = Path(__file__).parent
+    untraced = {tests / name for name in LONG_COMPUTATIONS}
+    measured = config.getoption("cov_source", None) or []
+    folders = [tests / name.removeprefix("aiokv.") for name in measured if name in SANS_IO]
     for item in items:
-        if item.path in untraced:
+        is_elsewhere = folders and not any(item.path.is_relative_to(folder) for folder in folders)
+        if is_elsewhere or item.path in untraced:
             item.add_marker("no_cover")
 
 
@@ -86,13 +94,23 @@ def _freeze_old_objects() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(_freeze_old_objects: None) -> Iterator[None]:
-    """Fail a test that leaves threads, sockets or transports behind.
+    """Fail a test that leaves threads, sockets, transports, log handlers or settings behind.
 
     It is set up first and torn down last, when the event loop is closed and every fixture has cleaned up.
     """
     threads = set(threading.enumerate())
     sockets = _open_sockets()
+    handlers = list(logging.getLogger("aiokv").handlers)
+    environ = _settings()
     yield
+    left = [handler for handler in logging.getLogger("aiokv").handlers if handler not in handlers]
+    for handler in left:
+        logging.getLogger("aiokv").removeHandler(handler)
+    if left:
+        pytest.fail(f"the test left handlers of aiokv's log behind: {left}", pytrace=False)
+    if _settings() != environ:
+        names = sorted(name for name, _ in _settings() ^ environ)
+        pytest.fail(f"the test left other environment variables behind: {', '.join(names)}", pytrace=False)
     # An object in a cycle warns of its open socket when it is collected: do that here, so that this test fails for it.
     gc.collect()
     new_threads = [thread for thread in threading.enumerate() if thread not in threads]
@@ -104,6 +122,11 @@ def _nothing_left_behind(_freeze_old_objects: None) -> Iterator[None]:
     new_sockets = sorted(_open_sockets() - sockets)
     if new_sockets:
         pytest.fail(f"the test left sockets open that something still refers to: {new_sockets}", pytrace=False)
+
+
+def _settings() -> set[tuple[str, str]]:
+    """Return the environment variables, without that in which pytest names the test."""
+    return {(name, value) for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
 def _open_sockets() -> set[str]:

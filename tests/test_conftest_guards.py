@@ -56,6 +56,20 @@ def test_it():
     threading.Thread(target=threading.Event().wait, name="forgotten", daemon=True).start()
 """
 
+LEAVES_LOG_HANDLER = """
+import logging
+
+def test_it():
+    logging.getLogger("aiokv").addHandler(logging.NullHandler())
+"""
+
+LEAVES_SETTING = """
+import os
+
+def test_it():
+    os.environ["AIOKV_FORGOTTEN"] = "1"
+"""
+
 LEAVES_NOTHING = """
 import asyncio
 import socket
@@ -129,6 +143,8 @@ def test_left_task_fails_the_test_and_is_named(inner: pytest.Pytester) -> None:
             LEAVES_REFERENCED_SOCKET, "*left sockets open that something still refers to*", id="referenced-socket"
         ),
         pytest.param(LEAVES_THREAD, "*left threads running: forgotten*", id="thread"),
+        pytest.param(LEAVES_LOG_HANDLER, "*left handlers of aiokv's log behind: *NullHandler*", id="handler"),
+        pytest.param(LEAVES_SETTING, "*left other environment variables behind: AIOKV_FORGOTTEN*", id="setting"),
     ],
 )
 def test_what_is_left_fails_the_test_and_is_named(inner: pytest.Pytester, source: str, message: str) -> None:

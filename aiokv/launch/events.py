@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def writing_events(stream: TextIO) -> Iterator[None]:
+    """Write a line of JSON for whatever goes wrong in the nodes of this process meanwhile."""
+    logger, handler = logging.getLogger("aiokv"), EventHandler(stream)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 class EventHandler(logging.Handler):
@@ -24,10 +39,10 @@ class EventHandler(logging.Handler):
         if not event:
             return
         facts = {"event": event, "level": record.levelname.lower(), "text": record.getMessage()}
-        # Who watched may be gone; the node is not to suffer from that.
+        # Who watched may be gone, or the stream closed (a ValueError); the node is not to suffer from that.
         try:
             # What a peer has said must not look like something else.
             self._stream.write(json.dumps(getattr(record, "facts", {}) | facts, default=str) + "\n")
             self._stream.flush()
-        except OSError:
+        except (OSError, ValueError):
             self.handleError(record)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+from typing import TYPE_CHECKING
 
-from aiokv.launch.events import EventHandler
+from aiokv.launch.events import EventHandler, writing_events
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_only_what_has_an_event_is_written_with_its_facts() -> None:
@@ -17,3 +21,21 @@ def test_only_what_has_an_event_is_written_with_its_facts() -> None:
     handler.handle(logging.makeLogRecord(said))
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert lines == [{"event": "silent", "level": "error", "text": "worker 3 is silent", "node": "worker-3"}]
+
+
+def test_a_node_does_not_suffer_when_nobody_reads_any_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = io.StringIO()
+    with writing_events(stream):
+        stream.close()
+        logging.getLogger("aiokv").error("late", extra={"event": "late"})
+    assert "I/O operation on closed file" in capsys.readouterr().err
+
+
+def test_what_is_said_later_is_not_written() -> None:
+    stream = io.StringIO()
+    with writing_events(stream):
+        logging.getLogger("aiokv").error("now", extra={"event": "now"})
+    logging.getLogger("aiokv").error("late", extra={"event": "late"})
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["now"]
