@@ -124,7 +124,7 @@ def _apply(store: ParameterStore, update: ef.Apply, slots: list[Slot] | None, fa
         if slots is None:
             store.apply(key, start, version, update.slot, *how, update.norms, update.read, keep=update.keep)
         else:
-            store.apply_rows(key, start, version, slots, *how, factors)
+            store.apply_rows(key, start, version, slots, *how, factors, keep=update.keep)
     except UpdateRefusedError as refused:
         error = refused
     except Exception as failed:  # a rule of a user's own may raise anything

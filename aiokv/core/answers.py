@@ -56,11 +56,10 @@ def _earlier(asker: Asker | Waiter, chunks: list[Chunk], versions: list[Version]
         label = chunks[versions.index(NONE)].label
         text = f"{label}: the value before push {asker.before} of rank {asker.rank} is not kept"
         return Refuse(asker.peer, asker.request, MembershipError(text, ranks=[asker.rank]))
-    parts = [
-        StoredChunk(chunk.key, chunk.start, version, chunk.nbytes)
-        for chunk, version in zip(chunks, versions, strict=True)
-    ]
-    payload: Payload = parts[0] if len(parts) == 1 else StoredChunks(parts)
+    payload: Payload = chunks[0].stored(asker.rows, versions[0])
+    if len(chunks) > 1:
+        both = zip(chunks, versions, strict=True)
+        payload = StoredChunks([StoredChunk(one.key, one.start, version, one.nbytes) for one, version in both])
     return Send(asker.peer, asker.request, m.Value(min(versions)), payload, asker.priority)
 
 
@@ -299,7 +298,7 @@ class Answers:
             versions = [chunk.version_before(asker.rank, asker.before) for chunk in chunks]
             if versions != [chunk.version for chunk in chunks]:
                 return _earlier(asker, chunks, versions)
-        payload: Payload = chunks[0].stored(asker.rows)
+        payload: Payload = chunks[0].stored(asker.rows, chunks[0].version)
         if len(chunks) > 1:
             payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])
         named = _common_version(chunks)

@@ -241,10 +241,10 @@ class Chunk(Record, eq=False):
         del message
         return self.nbytes
 
-    def stored(self, rows: bytes) -> StoredChunk | StoredRows:
-        """Return the payload of an answer with the current value."""
+    def stored(self, rows: bytes, version: Version) -> StoredChunk | StoredRows:
+        """Return the payload of an answer with a value that the store has."""
         del rows
-        return StoredChunk(self.key, self.start, self.version, self.nbytes)
+        return StoredChunk(self.key, self.start, version, self.nbytes)
 
     def version_before(self, rank: Rank, sequence: int) -> Version:
         """Return the version from which a rank's push is computed: the current one, or the one before its round."""

@@ -98,17 +98,19 @@ class Making:
             read = parts[0].read
             apply.read = chunk.version if read is None else read
             update.keeps = True
-        # Of a sum nobody computes anything; tables change in their place.
-        apply.keep = roster.respawns and chunk.policy.in_step and chunk.is_dense and not chunk.policy.keeps_sum
+        # Of a sum nobody computes anything.
+        apply.keep = roster.respawns and chunk.policy.in_step and not chunk.policy.keeps_sum
         return apply
 
     def keep(self, chunk: Chunk, roster: Roster, *, made: bool) -> list[Effect]:
         """Take note of the value before an update, which a process may need that takes the place of a lost one."""
-        if not (roster.respawns and chunk.policy.in_step and chunk.is_dense) or chunk.policy.keeps_sum:
+        if not (roster.respawns and chunk.policy.in_step) or chunk.policy.keeps_sum:
             return []
         # If it could not be made, the value is the same.
         before, chunk.previous = chunk.previous, chunk.version - 1 if made else chunk.version
-        return [Retire(chunk.key, chunk.start, [before])] if NONE < before < chunk.version - 1 else []
+        # A table keeps what its last update has changed, no more than that.
+        is_over = chunk.is_dense and NONE < before < chunk.version - 1
+        return [Retire(chunk.key, chunk.start, [before])] if is_over else []
 
     # --- what workers had read ---
 
@@ -148,7 +150,7 @@ class Making:
     def forget_reads(self, chunk: Chunk) -> list[Effect]:
         """Drop all versions before the current one: pushes that are to come refer to none of them."""
         kept = [] if chunk.reads is None else chunk.reads.kept
-        if NONE < chunk.previous < chunk.version:
+        if chunk.is_dense and NONE < chunk.previous < chunk.version:
             kept = [*kept, chunk.previous]
         chunk.reads, chunk.previous = None, NONE
         return [Retire(chunk.key, chunk.start, kept)] if kept else []

@@ -18,7 +18,7 @@ from aiokv.core.effects import ApplyRows, Effect, JoinRows, Refuse, Send, Stored
 from aiokv.core.keys import check_spec
 from aiokv.errors import AiokvError, OptimizerError, ProtocolError, SpecMismatchError
 from aiokv.initializers import Initializer, make_initializer
-from aiokv.types import ROW_ID_BYTES, TensorSpec
+from aiokv.types import ROW_ID_BYTES, TensorSpec, Version
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ class RowChunk(Chunk, eq=False):
         assert isinstance(message, m.PushRows), "the storage was checked"
         return message.count * (ROW_ID_BYTES + row_bytes(self.spec))
 
-    def stored(self, rows: bytes) -> StoredRows:
-        """Return the payload of an answer with the current value of some rows."""
+    def stored(self, rows: bytes, version: Version) -> StoredRows:
+        """Return the payload of an answer with some rows of a value that the store has."""
         nbytes = len(rows) // ROW_ID_BYTES * row_bytes(self.spec)
-        return StoredRows(self.key, self.start, self.version, rows, nbytes)
+        return StoredRows(self.key, self.start, version, rows, nbytes)
 
     def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None) -> list[Effect]:
         """Leave all contributions where they are until the last one is there."""

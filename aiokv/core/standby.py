@@ -244,7 +244,7 @@ class Standby:
         if chunk is None:
             chunk, install = self._enter(message)
             effects.append(install)
-        elif NONE < chunk.previous < chunk.version:
+        elif chunk.is_dense and NONE < chunk.previous < chunk.version:
             effects.append(Retire(*address, [chunk.previous]))
         for key in message.keys:
             entry = self._catalog.entry(key)

@@ -501,26 +501,28 @@ class ParameterStore:
         clock: int,
         divisor: int,
         factors: Sequence[float] = (),
+        *,
+        keep: bool = False,
     ) -> None:
         """Make `version` of a row-sparse chunk out of the sum of the rows in the slots, which stay. See `apply`.
 
-        If there are `factors`, the values of each slot are multiplied by its own one first.
+        If there are `factors`, the values of each slot are multiplied by its own one first. With `keep` the value
+        before can still be read, until the next update.
 
         It may run in a thread, while nothing else is done with the chunk or with the slots.
         """
         table = self._tables[key, start]
         try:
             pushes = [table.parse(self._slots[slot].buffer) for slot in slots]
-            table.apply(pushes, rule, clock, divisor, self._backend, factors)
+            table.apply(pushes, rule, clock, divisor, self._backend, factors, keep=keep)
             table.version = version
         except SumOverflowError as error:
             raise SumOverflowError(f"key {key!r}: {error}", key=key, round=version) from None
 
     def get_rows(self, key: Key, start: int, version: Version, rows: bytes) -> Array:
-        """Return a copy of some rows of a row-sparse chunk; `rows` are their ids."""
-        table = self._tables[key, start]
-        assert table.version == version, "a value is sent in the same breath in which it was decided"
-        return table.get(np.frombuffer(rows, np.int64))
+        """Return a copy of some rows of a row-sparse chunk, of its value or of the one before; `rows` are their ids."""
+        table, ids = self._tables[key, start], np.frombuffer(rows, np.int64)
+        return table.get(ids) if version == table.version else table.get_before(version, ids)
 
     def count_updated(self, key: Key, start: int, slots: list[Slot]) -> int:
         """Return how many rows at most `apply_rows` reads."""

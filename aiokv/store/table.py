@@ -139,6 +139,8 @@ class Table:
         self._values = GrowingRows(self.row_size, self.dtype)
         self._state: dict[str, GrowingRows] | None = None
         self._steps = 0
+        self._before: tuple[Version, Ids, Array] | None = None
+        """What the last update has changed: the version before it, and the rows with the values that they had."""
 
     @property
     def num_rows(self) -> int:
@@ -158,7 +160,8 @@ class Table:
     def nbytes(self) -> int:
         """How much memory values, state and row ids take."""
         kept = [self._values, *(self._state or {}).values()]
-        return sum(rows.nbytes for rows in kept) + 3 * ROW_ID_BYTES * self.num_rows
+        before = sum(array.nbytes for array in self._before[1:]) if self._before is not None else 0
+        return sum(rows.nbytes for rows in kept) + 3 * ROW_ID_BYTES * self.num_rows + before
 
     def parse(self, payload: NDArray[np.uint8]) -> tuple[Ids, Array]:
         """Return row ids and values of a payload, not copies."""
@@ -181,6 +184,18 @@ class Table:
         values = np.empty((ids.size, self.row_size), self.dtype)
         values[~absent] = self._values.rows[places[~absent]]
         values[absent] = self._first.make(ids[absent])
+        return values
+
+    def get_before(self, version: Version, ids: Ids) -> Array:
+        """Return a copy of the values that rows had before the last update, in the order of the ids."""
+        assert self._before is not None, "it was asked to keep them"
+        before, changed, earlier = self._before
+        assert before == version, "no other one is kept"
+        values = self.get(ids)
+        at = np.minimum(np.searchsorted(changed, ids), max(0, changed.size - 1))
+        if changed.size:
+            found = changed[at] == ids
+            values[found] = earlier[at[found]]
         return values
 
     def saved(self) -> tuple[Ids, dict[str, Array]]:
@@ -220,6 +235,7 @@ class Table:
         if anew and "value" in saved:
             self._index, self._ids = RowIndex(), GrowingRows(1, np.dtype(np.int64))
             self._values = GrowingRows(self.row_size, self.dtype)
+        self._before = None
         if anew:
             self._state, self._steps = None, steps
         if state:
@@ -238,6 +254,8 @@ class Table:
         divisor: int,
         backend: Backend,
         factors: Sequence[float] = (),
+        *,
+        keep: bool = False,
     ) -> None:
         """Make the next value out of the sum of the pushes, added in their order. After an error all is as it was.
 
@@ -248,6 +266,7 @@ class Table:
             divisor: the sum is divided by it first.
             backend: who does the arithmetic.
             factors: what the values of each push, floats, are multiplied by before they are added; empty for nothing.
+            keep: the values before can still be read until the next update.
         """
         ids, total = self._sum(pushes, factors or [1.0] * len(pushes), backend)
         if divisor > 1:
@@ -263,6 +282,8 @@ class Table:
         offset = self._start * self.row_size
         backend.update(rule, *arrays, step, out=new.reshape(-1), offset=offset, row_size=width)
         self._steps += 1
+        # All of these are copies of what is in the table.
+        self._before = (self.version, ids, weights) if keep else None
         self._write(ids, places, new, state)
 
     def _sum(

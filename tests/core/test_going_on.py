@@ -170,16 +170,16 @@ def test_sums_are_read_as_they_are(make_server: type[Server]) -> None:
     assert server.kept["w", 0] == []
 
 
-def test_rows_can_not_be_read_as_they_were(make_server: type[Server]) -> None:
+def test_rows_are_read_as_they_were(make_server: type[Server]) -> None:
     server = respawning(make_server(2))
     server.init_rows()
-    for rank in range(2):
-        server.push_rows(rank, {1: 1.0})
-    replace(server)
-    message = m.PullRows("t", (10,), "float32", 0, 10, b"", 0, 5.0, 0, 0, 1)
-    error = server.ask(0, message, peer=NEXT).error
-    assert isinstance(error, MembershipError)
-    assert "key 't': the value before push 1 of rank 0 is not kept" in str(error)
+    for _ in range(2):
+        for rank in range(2):
+            server.push_rows(rank, {1: 1.0, 3: 2.0})
+    renew(server, 2)
+    assert server.attach(0, incarnation=2).answer == m.Done()
+    for at_least, expected in ((1, [2.0, 0.0]), (2, [4.0, 0.0])):
+        assert server.pull_rows(0, 1, 2, at_least=at_least, before=at_least + 1).payload == expected
 
 
 def test_async_values_are_the_current_ones(make_server: type[Server]) -> None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import aiokv
 from aiokv.errors import AiokvError, StaleEpochError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    import aiokv
     from tests.net.conftest import Cluster, MakeCluster
 
 SHAPES = {"large": (40_000,), "middle": (300, 20), "small": (7,), "tiny": ()}
@@ -100,6 +100,49 @@ async def test_scenario_17_weights_are_those_of_an_undisturbed_run(
             assert kv.rank == rank
             assert_same(await train(kv), expected)
         assert_same(await survivor, expected)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("died", ["before", "within", "after"])
+async def test_tables_are_those_of_an_undisturbed_run(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, died: str, lazy: bool
+) -> None:
+    """A worker dies in a step of whose rows servers have nothing, a part, or all, so that the round was made.
+
+    Its rows overlap with those of the other one. Each push comes in several messages.
+    """
+    monkeypatch.setattr("aiokv.core.row_parts.SENT_BYTES", 2048)
+    shape = (400, 8)
+
+    async def work(kv: aiokv.Client, dies: str = "") -> Any:
+        await kv.init_rows("t", shape, initializer={"name": "uniform", "seed": 1}, lazy=lazy)
+        await kv.set_optimizer("adam", learning_rate=0.1)
+        ids = np.arange(kv.rank * 100, 300 + kv.rank * 100)
+        for step in range(await kv.resume_step(), STEPS):
+            values = (await kv.row_sparse_pull("t", row_ids=ids)).values
+            pushed = aiokv.RowSparse(ids, values * np.float32(0.5) + np.float32(step), shape)
+            if dies and step == DEATH:
+                push = asyncio.create_task(kv.push("t", pushed))
+                for _ in range({"before": 0, "within": 3}.get(dies, 0)):
+                    await asyncio.sleep(0)
+                if dies == "after":
+                    await push
+                await kv.abort()
+                with contextlib.suppress(AiokvError):
+                    await push
+                return None
+            await kv.push("t", pushed)
+        await kv.barrier()
+        return (await kv.row_sparse_pull("t", row_ids=np.arange(shape[0]))).values
+
+    async with cluster(**SETTINGS) as running:
+        expected = (await running.each(work))[0]
+    async with cluster(**SETTINGS) as running:
+        survivor = asyncio.create_task(work(running.workers[0]))
+        await work(running.workers[1], died)
+        async with respawned(running, "worker-1") as kv:
+            np.testing.assert_array_equal(await work(kv), expected)
+        np.testing.assert_array_equal(await survivor, expected)
 
 
 async def test_nothing_was_done_in_a_new_job(cluster: MakeCluster) -> None:

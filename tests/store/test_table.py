@@ -349,6 +349,30 @@ def test_a_refused_update_names_the_key_and_keeps_the_value(store: ParameterStor
     np.testing.assert_array_equal(store.get_rows("t", 0, 1, ids_of(4)), [[0]])
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_rows_can_be_read_as_they_were_before_the_last_update(store: ParameterStore, lazy: bool) -> None:
+    """One that the update changed, one that it did not, one that it was the first to use, and one that nobody used."""
+    spec = TensorSpec((9, 1), "float32")
+    store.install_rows("t", 0, spec, Uniform(seed=3), landed(store, [1, 2], 10, 20), lazy=lazy)
+    rule, ids = SGD(learning_rate=1.0, wd=0.5), ids_of(1, 2, 4, 7)
+    before = store.get_rows("t", 0, 0, ids)
+    np.testing.assert_array_equal(before[:2], [[10], [20]])
+    for version in (1, 2):
+        store.apply_rows("t", 0, version, [landed(store, [2, 4], 1, 1)], rule, version, 1, keep=True)
+        np.testing.assert_array_equal(store.get_rows("t", 0, version - 1, ids), before)
+        before = store.get_rows("t", 0, version, ids)
+        assert before[0, 0] == (10 if lazy else 10 * 0.5**version)
+    nbytes = store.table("t", 0).nbytes
+    store.apply_rows("t", 0, 3, [landed(store, [2], 1)], rule, 3, 1)
+    assert store.table("t", 0).nbytes < nbytes, "nothing is kept that nobody has asked for"
+
+
+def test_before_an_update_that_changed_no_row_all_was_as_it_is(store: ParameterStore) -> None:
+    store.install_rows("t", 0, TensorSpec((9, 1), "float32"), Zeros(), None, lazy=True)
+    store.apply_rows("t", 0, 1, [landed(store, [])], Accumulate(), 1, 1, keep=True)
+    np.testing.assert_array_equal(store.get_rows("t", 0, 0, ids_of(1)), [[0]])
+
+
 def test_rows_that_came_in_several_messages_are_joined(store: ParameterStore) -> None:
     parts = [landed(store, [1, 2], 1, 2), landed(store, [5], 5)]
     perform(store, JoinRows(-1, parts, 4))
