@@ -287,9 +287,9 @@ class Promises:
             live = self._live(ranks, update.time)
             least = rule.size(len(live), nth)[0]
             if not self._is_whole:
-                # Those who were evicted have brought some keys of their last step, and not others. A round is none of a
-                # key that they alone would have brought.
-                gone = sum(time <= update.time for time in self._run.evicted.values())
+                # Those who were evicted, or have given up, have brought some keys of their last step, and not others. A
+                # round is none of a key that they alone would have brought.
+                gone = sum(has_failed(self._run, worker, update.time) for worker in self._run.workers)
                 least, most = least - gone, max(most, rule.size(len(ranks), nth + gone)[1])
             if not least <= size <= most:
                 expected = str(most) if least == most else f"{least} to {most}"
