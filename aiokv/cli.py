@@ -335,6 +335,13 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
     ),
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End a job that takes longer."),
     click.option(
+        "--drain",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="How long workers may take to leave when the job is asked to end, before the others are.  "
+        "[default: 30 with --max-workers or --join, or else 0]",
+    ),
+    click.option(
         "--port", type=PORT, default=0, metavar="PORT", help="Port of the scheduler; 0: any free one.  [default: 0]"
     ),
     click.option("--name-prefix", default="", metavar="TEXT", help="Put this in front of the names of all nodes."),
@@ -362,6 +369,7 @@ def run(
     *,
     command: tuple[str, ...],
     timeout: float | None,
+    drain: float | None,
     restarts: int | None,
     plugins: tuple[str, ...],
     hosts: str | None,
@@ -431,6 +439,7 @@ def run(
         joins=None if join is None else parse_address(join),
         **_placed(config, hosts, remote),
         timeout=timeout,
+        drain=_drain(config, joins=join is not None) if drain is None else drain,
         recovery=Recovery(
             restarts=_restarts(config) if restarts is None else restarts,
             on_worker_loss=config.on_worker_loss,
@@ -441,6 +450,11 @@ def run(
     )
     outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
     _finish(outcome.exit_code, outcome.reason)
+
+
+def _drain(config: Config, *, joins: bool) -> float:
+    """Return how long workers may take to leave unless that was said: where they come and go, they may end a step."""
+    return 30.0 if joins or config.max_workers else 0.0
 
 
 def _restarts(config: Config) -> int:

@@ -239,6 +239,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(ge=1, le=1024, description="a whole number from 1 to 1024"),
         says("Pushes of one key that a worker may have under way; calls that would push more of it wait."),
     ] = 16
+    leave_on_sigterm: Annotated[
+        Flag,
+        says("A worker that gets SIGTERM, in its main thread, calls plan_leave: it leaves behind one of its steps."),
+    ] = False
     shared_memory: Annotated[
         Literal["auto", "off"],
         Meta(description="one of auto, off"),

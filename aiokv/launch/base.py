@@ -87,6 +87,9 @@ class Job:
     """How long the scheduler and the servers may take to end by themselves when all workers are done."""
     grace: float = 2.0
     """How long a node that was asked to end may take before it is killed."""
+    drain: float = 0.0
+    """How long workers may take to leave when the launcher gets a signal, before all others are asked to end; 0: all
+    are asked at once."""
 
     def scheduler_name(self) -> str:
         """Return the scheduler's name."""

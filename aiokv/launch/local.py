@@ -57,6 +57,7 @@ class LocalLauncher(Launcher):
         self._started: list[NodeProcess] = []
         """All nodes, those too that others have replaced."""
         self._timers: list[asyncio.TimerHandle] = []
+        self._drains = False
         self._scratch = scratch.name_of(job.token) if job.hosts and self._keeps_residuals else ""
         """Name of the folder for what compression leaves, on the other hosts."""
 
@@ -121,7 +122,9 @@ class LocalLauncher(Launcher):
     # --- events: the supervisor decides at once, `_follow` carries it out ---
 
     def _on_signal(self, number: int) -> None:
-        self._steps.put_nowait(self._supervisor.signalled(number))
+        step = self._supervisor.signalled(number)
+        self._drains = self._drains or (step is Step.END and self._job.drain > 0)
+        self._steps.put_nowait(step)
 
     def _on_exit(self, name: str, code: int) -> None:
         is_ending = self._supervisor.phase is Phase.RESUMING
@@ -284,6 +287,9 @@ class LocalLauncher(Launcher):
         reason, running = self._supervisor.outcome.reason, self._supervisor.running
         if reason and running:
             self._note("ending", f"{reason}; ending {count(len(running), 'node')}", nodes=running)
+        if self._drains:
+            workers = [node for name, node in self._nodes.items() if self._roles[name] is Role.WORKER]
+            await asyncio.gather(*(self._end(node, settle=0.0, grace=self._job.drain) for node in workers))
         settle = self._job.settle if gently else 0.0
         await self._end_all(settle=settle, grace=min(self._job.grace, FINISH_GRACE) if gently else self._job.grace)
 

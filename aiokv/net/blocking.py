@@ -8,10 +8,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from msgspec import structs
+
 from aiokv.config import Config, load_config
 from aiokv.errors import ClosedError
 from aiokv.kvstore import KVStore
 from aiokv.net.runner import loop_factory
+from aiokv.net.sigterm import OnSigterm, check_thread
 from aiokv.net.worker import Client
 from aiokv.net.worker import connect as connect_async
 
@@ -56,11 +59,14 @@ class BlockingClient(KVStore):
     Args:
         client: the async client; it must not be started.
         type: the store's name, such as "dist_sync".
+        leave_on_sigterm: see `Config.leave_on_sigterm`, which the client itself does not do.
     """
 
-    def __init__(self, client: Client, *, type: str) -> None:
+    def __init__(self, client: Client, *, type: str, leave_on_sigterm: bool = False) -> None:
         self.type = type
         self._client = client
+        self._leave_on_sigterm = leave_on_sigterm
+        self._sigterm: OnSigterm | None = None
         self._thread: LoopThread | None = None
 
     def __enter__(self) -> Self:
@@ -74,6 +80,8 @@ class BlockingClient(KVStore):
         """Join the cluster. See `aiokv.Client.start`."""
         if self._thread is not None:
             return
+        if self._leave_on_sigterm:
+            check_thread()
         self._thread = LoopThread(self._client.config.loop)
         try:
             self._thread.run(self._client.start())
@@ -82,6 +90,9 @@ class BlockingClient(KVStore):
             self._thread = None
             raise
         atexit.register(self._at_exit)
+        if self._leave_on_sigterm:
+            # The client's own thread can't handle signals.
+            self._sigterm = OnSigterm(self._plan_leave_soon)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Leave the cluster in good order. Can be called twice. See `aiokv.Client.close`."""
@@ -101,6 +112,8 @@ class BlockingClient(KVStore):
         if self._thread is None:
             return
         atexit.unregister(self._at_exit)
+        if self._sigterm is not None:
+            self._sigterm.close()
         thread, self._thread = self._thread, None
         try:
             thread.run(self._client.abort() if abort else self._client.close(timeout=timeout))
@@ -110,6 +123,9 @@ class BlockingClient(KVStore):
     def _at_exit(self) -> None:
         # The interpreter keeps the exception that ended the program here.
         self._end(abort=getattr(sys, "last_value", None) is not None)
+
+    def _plan_leave_soon(self) -> None:
+        self._client.plan_leave_soon()
 
     @property
     def _operations(self) -> Operations:
@@ -131,5 +147,7 @@ def connect(
     **settings: Any,
 ) -> BlockingClient:
     """Return a client for ordinary code, to be used with `with`. The arguments are those of `aiokv.connect`."""
-    client = connect_async(config=config or load_config(scheduler=scheduler, **settings), policy=policy, device=device)
-    return BlockingClient(client, type=policy)
+    config = config or load_config(scheduler=scheduler, **settings)
+    leaves, config = config.leave_on_sigterm, structs.replace(config, leave_on_sigterm=False)
+    client = connect_async(config=config, policy=policy, device=device)
+    return BlockingClient(client, type=policy, leave_on_sigterm=leaves)

@@ -25,6 +25,7 @@ from aiokv.list_sums import Merger
 from aiokv.net.driver import Driver, Log, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
+from aiokv.net.sigterm import OnSigterm, check_thread
 from aiokv.operations import Operations
 from aiokv.residual_journal import ResidualJournal
 from aiokv.residuals import residual_file
@@ -82,6 +83,7 @@ class Client(Driver, Operations):
         self._copying: dict[Staged, bool] = {}
         """What calls receive for arrays on devices; True while a thread is about to begin copies of what has come."""
         self._open = False
+        self._sigterm: OnSigterm | None = None
         self._preparing = asyncio.Lock()
         """Held by the call whose arrays are made ready; the others wait in their order."""
 
@@ -109,7 +111,10 @@ class Client(Driver, Operations):
             JoinTimeoutError: the cluster is not complete within `Config.join_timeout`; names what is missing.
             ClusterFullError: all places are taken.
             HandshakeError: another cluster, token or protocol version.
+            ConfigError: `Config.leave_on_sigterm` is set, and this is not the main thread.
         """
+        if self.config.leave_on_sigterm:
+            check_thread()
         self._start(self._session)
         self._open = True
         timeout = self.config.join_timeout
@@ -117,11 +122,29 @@ class Client(Driver, Operations):
             if self.config.colocate:
                 await self._start_shard()
             await self._call(lambda call: st.Join(call, timeout))
+            if self.config.leave_on_sigterm:
+                self._sigterm = OnSigterm(self.plan_leave_soon)
         except BaseException:
             self._open = False
             await self._close_links()
             await self._close_shard(wait=0.0)
             raise
+
+    def plan_leave_soon(self) -> None:
+        """Let the client call `plan_leave`; may be called by any thread, and by handlers of signals."""
+        with contextlib.suppress(RuntimeError):
+            # Unless its loop is closed.
+            self._loop.call_soon_threadsafe(self._plan_leave)
+
+    def _plan_leave(self) -> None:
+        if self._open:
+            self.note("info", "leaves_soon", f"{self._name} is asked to end, and is about to leave", {})
+            self.feed(st.PlanLeave(next(self._calls)))
+
+    def _ignore_sigterm(self) -> None:
+        sigterm, self._sigterm = self._sigterm, None
+        if sigterm is not None:
+            sigterm.close()
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Leave the cluster in good order: later rounds do not wait for this worker. Pending calls fail.
@@ -143,6 +166,7 @@ class Client(Driver, Operations):
     async def _leave(self, seconds: float, *, drains: bool) -> None:
         if not self._open:
             return
+        self._ignore_sigterm()
         try:
             await self._call(lambda call: st.Depart(call, seconds, drains))
         except AiokvError as error:
@@ -182,6 +206,7 @@ class Client(Driver, Operations):
     async def abort(self) -> None:
         """Close all connections without leaving in good order: the others will see this worker as lost."""
         self._open = False
+        self._ignore_sigterm()
         for call in list(self._futures):
             self._fail(call, ClosedError("the client was closed while the call was pending"))
         await self._encoded()

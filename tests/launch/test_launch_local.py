@@ -118,6 +118,36 @@ def test_node_that_does_not_end_when_asked_is_killed() -> None:
     assert ("exited", {"node": "worker-0", "exit_code": -signal.SIGKILL}) in output.notes
 
 
+LEAVING = (
+    "import signal, sys\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('leaving')))\n"
+    "print('working')\n"
+    "while True: signal.pause()\n"
+)
+
+
+def test_workers_that_leave_are_asked_to_end_before_the_others() -> None:
+    working: list[str] = []
+
+    def on_show(_source: str, text: str) -> None:
+        working.extend([text] if text == "working" else [])
+        if text == "working" and len(working) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome, output = launch(make_job(LEAVING, drain=20.0), Recorder(on_show))
+    assert outcome == Outcome(143, "ended by SIGTERM")
+    ended = [facts["node"] for event, facts in output.notes if event == "exited"]
+    assert (sorted(ended[:2]), sorted(ended[2:])) == (["worker-0", "worker-1"], ["scheduler", "server-0"])
+    assert [output.printed(f"worker-{number}") for number in range(2)] == [["working", "leaving"]] * 2
+
+
+def test_workers_that_take_too_long_to_leave_are_killed() -> None:
+    output = Recorder(lambda _source, text: os.kill(os.getpid(), signal.SIGTERM) if text == "deaf" else None)
+    outcome, output = launch(make_job(by_name(worker_0=DEAF, other=PAUSE), drain=0.1), output)
+    assert outcome == Outcome(143, "ended by SIGTERM")
+    assert ("exited", {"node": "worker-0", "exit_code": -signal.SIGKILL}) in output.notes
+
+
 @pytest.mark.parametrize("end", ["raise SystemExit(3)", "raise SystemExit(0)", "os.kill(os.getpid(), 9)"])
 def test_what_a_node_started_ends_with_it(end: str) -> None:
     _, output = launch(make_job(CHILD + end))
