@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -96,15 +97,25 @@ class Session:
         policy: text of the synchronisation policy of the keys that it initialises, such as "bsp" or "ssp:3".
         max_open_pushes: how many pushes of one key may be under way. Calls that would push more of it wait, and with
             them later ones of that key, so that a server holds at most so many contributions of a worker.
+        call_timeout: seconds that its calls wait if they are told nothing else. It does not join a cluster whose
+            `death_timeout` is as long.
 
     Raises:
         PolicyError: unknown policy, or a wrong option.
     """
 
-    def __init__(self, joiner: Joiner, *, policy: str, max_open_pushes: int = MAX_OPEN_PUSHES) -> None:
+    def __init__(
+        self,
+        joiner: Joiner,
+        *,
+        policy: str,
+        max_open_pushes: int = MAX_OPEN_PUSHES,
+        call_timeout: float = math.inf,
+    ) -> None:
         if joiner.role is not Role.WORKER:
             raise ValueError(f"a session joins as a worker, not as a {joiner.role}")
         self.policy = str(get_policy(policy))
+        self._call_timeout = call_timeout
         self._joiner = joiner
         self._rank: Rank = -1
         self._roster = Roster()
@@ -134,6 +145,13 @@ class Session:
         """The call with which it leaves."""
         self._draining: tuple[st.Depart, float] | None = None
         """How it will leave when all that it has pushed is answered, and when at the latest."""
+
+    def _refuse_timeouts(self, death_timeout: float) -> list[Effect]:
+        """Do not join: this worker's calls would give up before anybody is counted as lost."""
+        rule = "death_timeout < call_timeout"
+        got = f"death_timeout = {death_timeout:g} at the scheduler, call_timeout = {self._call_timeout:g} here"
+        text = f"time-outs contradict each other: {rule} must hold, got {got}; set them alike for all nodes"
+        return self._joiner.fail(ConfigError(text, expected=rule, got=got))
 
     # --- read only ---
 
@@ -367,6 +385,8 @@ class Session:
             effects = [back, *self._calls.ask_scheduler_again(now)]
         if not is_news:
             return effects
+        if first and view.death_timeout >= self._call_timeout:
+            return self._refuse_timeouts(view.death_timeout)
         self._passing.viewed(view)
         self._roster = Roster(view)
         effects += self._crossing.viewed(self._roster)

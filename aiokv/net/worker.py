@@ -66,7 +66,8 @@ class Client(Driver, Operations):
             scheduler=(config.scheduler_host, config.scheduler_port),
             advertised=("", 0),
         )
-        self._session = Session(joiner, policy=policy, max_open_pushes=config.max_open_pushes)
+        limits: dict[str, Any] = {"max_open_pushes": config.max_open_pushes, "call_timeout": config.call_timeout}
+        self._session = Session(joiner, policy=policy, **limits)
         self._calls = itertools.count()
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._arguments: dict[int, Arguments] = {}

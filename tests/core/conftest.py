@@ -493,9 +493,11 @@ class Worker:
         max_open_pushes: int = 16,
         join: bool = True,
         settings: dict[str, Any] | None = None,
+        call_timeout: float = 60.0,
     ) -> None:
         joiner = Joiner(role=Role.WORKER, name=f"worker-{rank}", incarnation=1, scheduler=ADDRESS, advertised=("", 0))
-        self.machine = Session(joiner, policy=policy, max_open_pushes=max_open_pushes)
+        limits: dict[str, Any] = {"max_open_pushes": max_open_pushes, "call_timeout": call_timeout}
+        self.machine = Session(joiner, policy=policy, **limits)
         self.now = 0.0
         self.effects: list[ef.Effect] = []
         self.calls: dict[int, Call] = {}

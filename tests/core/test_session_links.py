@@ -13,6 +13,7 @@ from aiokv.core.session import Session
 from aiokv.errors import (
     ClosedError,
     ClusterFullError,
+    ConfigError,
     HandshakeError,
     JoinTimeoutError,
     MembershipError,
@@ -66,6 +67,19 @@ def test_worker_that_takes_a_place_hears_of_a_server_that_is_lost(outsider: Work
     assert isinstance(call.error, ServerLostError)
     for word in ("join", "server-1", "connection closed"):
         assert word in str(call.error)
+
+
+def test_worker_whose_calls_would_give_up_before_anybody_is_missed_does_not_join(make_worker: type[Worker]) -> None:
+    worker = make_worker(join=False, call_timeout=10.0)
+    call = join(worker)
+    worker.handle(st.Connected(SCHEDULER))
+    effects = worker.publish()
+    assert isinstance(call.error, ConfigError)
+    assert str(call.error) == (
+        "time-outs contradict each other: death_timeout < call_timeout must hold, got death_timeout = 10 at the "
+        "scheduler, call_timeout = 10 here; set them alike for all nodes"
+    )
+    assert [type(effect) for effect in effects] == [ef.Disconnect, ef.Fail]
 
 
 def test_session_is_for_workers_only() -> None:
