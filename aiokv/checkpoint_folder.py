@@ -182,15 +182,30 @@ def _find_resumed(resume: str, folder: str) -> Found | None:
 
 
 def complete(effect: WriteManifest, folder: str) -> None:
-    """Write the manifest of a checkpoint.
+    """Write the manifest of a checkpoint, if its files are where the manifest says.
 
     Raises:
-        DataError: it can't be.
+        DataError: it can't be written, or nodes have written elsewhere: to a folder of the same name on their machine.
     """
+    for file in (*effect.parts, *(file for _, file in effect.residuals)):
+        _check_there(f"{effect.place}/{file.name}", file.nbytes, folder)
     parts = [_file(file) for file in effect.parts]
     residuals = {rank: _file(file) for rank, file in effect.residuals}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_manifest(effect.place, Manifest(effect.clock, now, effect.workers, parts, residuals), folder)
+
+
+def _check_there(url: str, nbytes: int, folder: str) -> None:
+    found: int | Exception
+    try:
+        system, path = files.find(url, folder)
+        found = system.size(path)
+    except (OSError, ValueError, ImportError) as error:
+        found = error
+    if found != nbytes:
+        text = f"{url}, which a node has written, is not there for the scheduler"
+        hint = "checkpoint_folder has to be a place that all nodes reach"
+        raise DataError(f"{text}: {hint} (expected {nbytes} bytes, got {found})", path=url)
 
 
 def _file(file: CheckpointFile) -> ManifestFile:

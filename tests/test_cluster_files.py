@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from aiokv import checkpoint_folder
 from aiokv.checkpoint_folder import Found, complete, find_checkpoints, make_plan, newest_complete, remove, verified
 from aiokv.cluster_files import (
     check_files,
@@ -247,8 +248,10 @@ def test_file_that_is_gone_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../part-0.safetensors", "a/b", "a\\b"])
-def test_manifest_can_t_name_files_elsewhere(tmp_path: Path, name: str) -> None:
+def test_manifest_can_t_name_files_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     place = str(tmp_path / NAME)
+    # Whoever has written it did not look.
+    monkeypatch.setattr(checkpoint_folder, "_check_there", lambda *_: None)
     file = make_part(tmp_path / NAME, 0, (state("w", 0, 10, 10), 4, {"value": VALUE}))
     file.name = name
     complete(WriteManifest(4, place, 2, [file], []), "")
@@ -302,6 +305,24 @@ def test_part_that_can_t_be_made_is_told_whatever_it_was(tmp_path: Path, caplog:
 
 
 # --- folders of checkpoints ---
+
+
+def test_files_that_only_their_node_can_see_are_no_checkpoint(tmp_path: Path) -> None:
+    """As with a folder of the same name on each machine, or memory:// in several processes."""
+    place = tmp_path / NAME
+    file = make_part(place, 0, (state("w", 0, 10, 10), 4, {"value": VALUE}))
+    order = WriteManifest(4, str(place), 2, [file], [])
+    hidden = place / "elsewhere"
+    (place / file.name).rename(hidden)
+    with pytest.raises(DataError, match="has to be a place that all nodes reach"):
+        complete(order, str(tmp_path))
+    (place / file.name).write_bytes(hidden.read_bytes()[:-1])
+    with pytest.raises(DataError, match=f"expected {file.nbytes} bytes, got {file.nbytes - 1}"):
+        complete(order, str(tmp_path))
+    assert newest_complete(str(tmp_path)) is None
+    hidden.rename(place / file.name)
+    complete(order, str(tmp_path))
+    assert newest_complete(str(tmp_path)) is not None
 
 
 def test_checkpoints_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
