@@ -197,8 +197,8 @@ class Compressor:
         self._pieces: dict[tuple[int, int, int], Piece] = {}
         self._decoders: dict[Codec, Decoder] = {}
         self._replicas: dict[tuple[Peer, Key, int], Array] = {}
-        self._held: dict[int, dict[Key, dict[str, Any] | None]] = {}
-        """By the clock of a checkpoint, what was left of keys then; None: nothing."""
+        self._held: tuple[int, dict[Key, dict[str, Any] | None]] = (0, {})
+        """The clock of a checkpoint, and what was left of keys then; None: nothing."""
 
     @property
     def backend(self) -> str:
@@ -328,8 +328,10 @@ class Compressor:
     # --- checkpoints ---
 
     def keep(self, clock: int, keys: Iterable[Key]) -> None:
-        """Keep what is left of keys, before more is encoded, until it is taken."""
-        held = self._held.setdefault(clock, {})
+        """Keep what is left of keys, before more is encoded, until it is taken, or more is kept for another clock."""
+        if clock != self._held[0]:
+            self._held = (clock, {})
+        held = self._held[1]
         for key in keys:
             if key not in held:
                 held[key] = self._kept[key].state() if key in self._kept else None
@@ -337,7 +339,8 @@ class Compressor:
     def take(self, clock: int) -> dict[Key, dict[str, Any]]:
         """Return what was kept for a clock, and what is left of all other keys. See `Kept.state`."""
         self.keep(clock, list(self._kept))
-        return {key: state for key, state in self._held.pop(clock).items() if state is not None}
+        held, self._held = self._held[1], (0, {})
+        return {key: state for key, state in held.items() if state is not None}
 
     @property
     def kept(self) -> dict[Key, Kept]:

@@ -197,6 +197,17 @@ class Calls:
             if request.part and request.part.push and getattr(request.part.message, "clock", 0) <= clock
         ]
 
+    @property
+    def has_encoded(self) -> bool:
+        """Whether something may be, or have been, left of what was pushed."""
+        return self._encodings.begun
+
+    @property
+    def newest_clock(self) -> int:
+        """The clock of the last push, also if that is still being encoded."""
+        keys = {key: None for call in self._encoding.values() for key, _ in call.tensors}
+        return self._directory.next_clock(keys) if keys else self._directory.clock
+
     def is_unanswered(self, request: int) -> bool:
         """Tell whether a request was asked and is not answered."""
         return request in self._requests

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiokv.core.cluster_checkpoints import name_of
+from aiokv.core.deadlines import earliest
 from aiokv.core.effects import Effect, Log, RemoveCheckpoints, Send, WriteManifest
 from aiokv.core.records import Record, field
 from aiokv.wire import messages as m
@@ -19,7 +20,8 @@ MOST_AHEAD = 1 << 20
 """So many rounds ahead a checkpoint is asked for at most."""
 
 PATIENCE = 60.0
-"""Seconds for which the end of a job waits for a checkpoint that is under way, at most."""
+"""Seconds for which is waited, at most: by the end of a job for a checkpoint that is under way, and by servers for
+what has come and is not made when all workers are past a checkpoint."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,12 +52,16 @@ class CheckpointPlan:
 
 
 class Gathering(Record, eq=False):
-    """A checkpoint that is under way: which workers are past its clock, and what is written.
+    """The checkpoint that is asked for: who can be at its clock, which workers are past it, and what is written.
 
-    `rests` is set when the servers were told that all workers are past it; `writing` when it is being completed.
+    `timed`: it is one of those every so many seconds. `rests` is set when the servers were told that all workers are
+    past it; `writing` when it is being completed.
     """
 
     clock: int
+    timed: bool = False
+    silent: dict[Peer, None] = field(default_factory=dict)
+    """Who has not said yet whether it can be at this clock."""
     passed: dict[Rank, None] = field(default_factory=dict)
     parts: dict[int, m.CheckpointFile] = field(default_factory=dict)
     residuals: dict[Rank, m.CheckpointFile] = field(default_factory=dict)
@@ -65,6 +71,9 @@ class Gathering(Record, eq=False):
 
 class Keeper:
     """The part of a `Membership` that deals with checkpoints.
+
+    All nodes are asked for the same one, and for the next one when that is complete, or dropped everywhere: servers
+    that each chose among those that are due could choose differently for ever, and none would be complete.
 
     Args:
         plan: where and how often.
@@ -79,27 +88,36 @@ class Keeper:
         self._names = list(plan.names)
         self._torn = list(plan.torn)
         """Names of what is to be deleted with the next one that is too old."""
-        self._open: dict[int, Gathering] = {}
         self._complete = plan.clock
         """The clock of the last one that is complete."""
-        self._dropped: dict[int, None] = {}
-        """Later clocks of which there will be none."""
+        self._newest = plan.clock
+        """The newest clock that anybody is known to have."""
+        # The first view says so, so that nobody can be past it.
+        self._open = Gathering(self._multiple(plan.clock + 1)) if plan.every else None
+        self._ahead = 0
         self._servers: list[Peer] = []
         self._workers: list[Peer] = []
         self._counted: list[Rank] = []
         self._newcomers: dict[Rank, int] = {}
         """After which clock ranks count that do not do so from the beginning."""
         self._ask_at: float | None = None
-        self._asked = 0
-        self._ahead = 1
-        self._newest = plan.clock
-        self._silent: dict[Peer, None] = {}
-        """Who has not said yet whether it can be at the clock that was asked for."""
+        self._rest_by: float | None = None
+        """When servers are told that what they still wait for will not come."""
+
+    def _multiple(self, clock: int) -> int:
+        """Return the first clock from one on after which a regular checkpoint may be."""
+        every = self._plan.every
+        return -(-clock // every) * every
+
+    @property
+    def due(self) -> int:
+        """The clock of the checkpoint that is asked for; 0: there is none."""
+        return 0 if self._open is None else self._open.clock
 
     @property
     def is_busy(self) -> bool:
         """Whether a checkpoint is under way that can still be completed."""
-        return bool(self._open)
+        return self._open is not None and bool(self._open.passed)
 
     @property
     def _lacks_parts(self) -> bool:
@@ -108,7 +126,13 @@ class Keeper:
 
     def deadline(self) -> float | None:
         """Return the time at which `tick` wants to be called."""
-        return self._ask_at
+        return earliest(self._ask_at, self._rest_by)
+
+    # --- who is there ---
+
+    def restarted(self) -> None:
+        """Go on where nothing is known of what was asked for before."""
+        self._open = None
 
     def viewed(self, servers: list[Peer], workers: list[Peer], roster: Roster, now: float) -> list[Effect]:
         """Take note of who is there, which has changed.
@@ -119,138 +143,163 @@ class Keeper:
             roster: says who counts.
             now: the time.
         """
+        known = dict.fromkeys((*self._servers, *self._workers))
         self._servers, self._workers, self._counted = servers, workers, roster.members
         self._newcomers = roster.newcomers
-        effects = self._drop(list(self._open), "a server is lost") if self._lacks_parts else []
-        self._silent = {peer: None for peer in self._silent if peer in (*servers, *workers)}
         if self._ask_at is None and self._plan.seconds:
             self._ask_at = now + self._plan.seconds
-        return effects + self._go_on()
+        if self._lacks_parts:
+            return self.interrupted("a server is lost")
+        if self._open is None:
+            return self._ask_regular()
+        here = dict.fromkeys((*servers, *workers))
+        self._open.silent = {peer: None for peer in self._open.silent if peer in here}
+        # What was asked over an earlier connection, or answered, may have got lost with that.
+        again = [peer for peer in here if peer not in known] if known else []
+        return self._ask_all(again) + self._go_on(now)
 
     def interrupted(self, reason: str = "the connection to a server has ended") -> list[Effect]:
-        """Take note that what a server has said, or was asked, may have got lost, with its connection or itself."""
-        effects = self._drop(list(self._open), reason)
-        if self._asked > self._complete and self._asked not in self._dropped:
-            self._dropped[self._asked], self._silent = None, {}
-            effects += [Send(peer, 0, m.CheckpointDropped(self._asked)) for peer in self._servers]
-        return effects
+        """Take note that what a server has said, or was asked, may have got lost, with its connection or itself.
 
-    # --- every so many seconds ---
+        The next one is asked for when it is known who is there now.
+        """
+        # When all is written the server is not needed.
+        return [] if self._open is None or self._open.writing else self._drop(reason)
+
+    # --- asking ---
+
+    def _ask_regular(self) -> list[Effect]:
+        """Ask for the first one after so many rounds that nobody is past, as far as is known."""
+        self._ahead = 0
+        return self._ask(timed=False) if self._plan.every else []
+
+    def _ask(self, *, timed: bool) -> list[Effect]:
+        """Ask for one that nobody is past; a little ahead, and twice as far whenever somebody was past it."""
+        if self._lacks_parts:
+            return []
+        clock = max(self._newest + self._ahead, self._complete + 1)
+        self._open = Gathering(clock if timed else self._multiple(clock), timed)
+        self._ahead = min(max(1, 2 * self._ahead), MOST_AHEAD)
+        return self._ask_all([*self._servers, *self._workers])
+
+    def _ask_all(self, peers: list[Peer]) -> list[Effect]:
+        assert self._open is not None, "there is one to ask for"
+        self._open.silent |= dict.fromkeys(peers)
+        return [Send(peer, 0, m.CheckpointAt(self._open.clock)) for peer in peers]
+
+    def answered(self, peer: Peer, answer: m.CheckpointClock, now: float) -> list[Effect]:
+        """Take note whether somebody can be at the clock that is asked for; ask for a later one if not."""
+        self._newest = max(self._newest, answer.newest)
+        asked = self._open
+        if asked is None or answer.clock != asked.clock:
+            # It is about an earlier one.
+            return []
+        if answer.newest > asked.clock:
+            return self._let_go(asked.clock) + self._ask(timed=asked.timed)
+        asked.silent.pop(peer, None)
+        return self._go_on(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ask for a checkpoint when it is time, unless one is under way."""
-        if self._ask_at is None or now < self._ask_at:
+        """Do what it is time for: ask for one every so many seconds, and have servers wait no longer."""
+        effects: list[Effect] = []
+        if self._rest_by is not None and now >= self._rest_by:
+            self._rest_by = None
+            effects += self._rest()
+        if self._ask_at is not None and now >= self._ask_at:
+            self._ask_at = now + self._plan.seconds
+            effects += self._ask_timed()
+        return effects
+
+    def _ask_timed(self) -> list[Effect]:
+        """Ask for one now, unless one is under way, or as good as that."""
+        asked = self._open
+        if asked is not None and (asked.timed or asked.silent or asked.passed):
             return []
-        self._ask_at = now + self._plan.seconds
-        is_awaited = self._asked > self._complete and self._asked not in self._dropped
-        if self._lacks_parts or self._open or self._silent or is_awaited:
+        if asked is not None and asked.clock <= self._newest + 1:
             return []
+        # A regular one that nobody is past is asked for again afterwards.
         self._ahead = 1
-        return self._ask()
-
-    def _ask(self) -> list[Effect]:
-        """Ask for one a little ahead of all; twice as far whenever somebody was past it."""
-        self._asked = max(self._newest, self._asked) + self._ahead
-        self._ahead = min(2 * self._ahead, MOST_AHEAD)
-        peers = [*self._servers, *self._workers]
-        self._silent = dict.fromkeys(peers)
-        return [Send(peer, 0, m.CheckpointAt(self._asked)) for peer in peers]
-
-    def answered(self, peer: Peer, answer: m.CheckpointClock) -> list[Effect]:
-        """Take note whether somebody can be at the clock that was asked for; ask for a later one if not."""
-        self._newest = max(self._newest, answer.newest)
-        if answer.clock != self._asked or peer not in self._silent:
-            return []
-        del self._silent[peer]
-        if answer.newest <= self._asked:
-            return []
-        too_early, self._silent = self._asked, {}
-        self._dropped[too_early] = None
-        self._open.pop(too_early, None)
-        return [*(Send(peer, 0, m.CheckpointDropped(too_early)) for peer in self._servers), *self._ask()]
+        return self._ask(timed=True)
 
     # --- what the others have written ---
 
-    def passed(self, rank: Rank, part: m.CheckpointPart) -> list[Effect]:
+    def passed(self, rank: Rank, part: m.CheckpointPart, now: float) -> list[Effect]:
         """Take note that a worker is past a clock."""
-        if part.reason:
-            return self._failed(part.clock, f"rank {rank}: {part.reason}")
-        gathering = self._gathering(part.clock)
+        gathering = self._gathering(part)
         if gathering is None:
             return []
+        if part.reason:
+            return self._drop(f"rank {rank}: {part.reason}") + self._ask_regular()
         gathering.passed[rank] = None
         if part.file is not None:
             gathering.residuals[rank] = part.file
-        return self._go_on()
+        return self._go_on(now)
 
-    def wrote(self, index: int, part: m.CheckpointPart) -> list[Effect]:
+    def wrote(self, index: int, part: m.CheckpointPart, now: float) -> list[Effect]:
         """Take note of the part of a server."""
-        if part.file is None:
-            return self._failed(part.clock, f"server {index}: {part.reason}")
-        gathering = self._gathering(part.clock)
+        gathering = self._gathering(part)
         if gathering is None:
             return []
+        if part.file is None:
+            return self._drop(f"server {index}: {part.reason}") + self._ask_regular()
         gathering.parts[index] = part.file
-        return self._go_on()
+        return self._go_on(now)
 
-    def _gathering(self, clock: int) -> Gathering | None:
-        """Return the checkpoint of a clock; None: it is over, or can't be."""
-        if self._lacks_parts or clock <= self._complete or clock in self._dropped:
-            return None
-        if clock not in self._open:
-            self._open[clock] = Gathering(clock)
-        return self._open[clock]
+    def _gathering(self, part: m.CheckpointPart) -> Gathering | None:
+        """Return the checkpoint to which a part belongs, of a node that is past its clock; None: it is over."""
+        self._newest = max(self._newest, part.clock + 1)
+        return self._open if part.clock == self.due else None
 
-    def _failed(self, clock: int, reason: str) -> list[Effect]:
-        return [] if self._gathering(clock) is None else self._drop([clock], reason)
+    def _go_on(self, now: float) -> list[Effect]:
+        """Do what comes next for the checkpoint that is under way."""
+        gathering = self._open
+        if gathering is None or gathering.silent or not gathering.passed:
+            return []
+        clock = gathering.clock
+        if any(rank not in gathering.passed for rank in self._counted if self._newcomers.get(rank, 0) < clock):
+            return []
+        if not gathering.rests:
+            gathering.rests, self._rest_by = True, now + PATIENCE
+            return self._rest()
+        if gathering.writing or len(gathering.parts) < self._num_servers:
+            return []
+        gathering.writing, self._rest_by = True, None
+        parts = [gathering.parts[index] for index in sorted(gathering.parts)]
+        place = f"{self._plan.folder}/{name_of(self._plan.run, clock)}"
+        return [WriteManifest(clock, place, self._num_workers, parts, sorted(gathering.residuals.items()))]
 
-    def _go_on(self) -> list[Effect]:
-        """Do what comes next for each checkpoint that is under way, the earliest first."""
-        effects: list[Effect] = []
-        for clock in sorted(self._open):
-            gathering = self._open[clock]
-            if any(rank not in gathering.passed for rank in self._counted if self._newcomers.get(rank, 0) < clock):
-                break
-            if not gathering.rests:
-                gathering.rests = True
-                effects += [Send(peer, 0, m.CheckpointRest(clock)) for peer in self._servers]
-            elif not gathering.writing and len(gathering.parts) == self._num_servers:
-                gathering.writing = True
-                parts = [gathering.parts[index] for index in sorted(gathering.parts)]
-                residuals = sorted(gathering.residuals.items())
-                place = f"{self._plan.folder}/{name_of(self._plan.run, clock)}"
-                effects.append(WriteManifest(clock, place, self._num_workers, parts, residuals))
-        return effects
+    def _rest(self) -> list[Effect]:
+        return [Send(peer, 0, m.CheckpointRest(self.due)) for peer in self._servers]
 
     def written(self, written: ManifestWritten) -> list[Effect]:
-        """Take note that a checkpoint is complete; drop those that are older than the last few."""
+        """Take note that a checkpoint is complete; drop those that are older than the last few, ask for the next."""
         clock = written.clock
-        gathering = self._open.get(clock)
-        if gathering is None:
+        gathering = self._open
+        if gathering is None or gathering.clock != clock:
             return []
         if written.reason:
-            return self._drop([clock], written.reason)
-        del self._open[clock]
+            return self._drop(written.reason) + self._ask_regular()
+        self._open, self._complete = None, clock
         nbytes = sum(file.nbytes for file in (*gathering.parts.values(), *gathering.residuals.values()))
         text, facts = f"the checkpoint of round {clock} is complete: {nbytes} bytes", {"clock": clock, "nbytes": nbytes}
         effects: list[Effect] = [Log("info", text, "checkpoint_complete", facts)]
-        effects += self._drop([other for other in self._open if other < clock], "a later one is complete")
-        self._complete = clock
-        self._dropped = {other: None for other in self._dropped if other > clock}
         self._names.append(name_of(self._plan.run, clock))
         old, self._names = self._names[: -self._plan.keep], self._names[-self._plan.keep :]
         names, self._torn = self._torn + old, []
         places = [f"{self._plan.folder}/{name}" for name in names]
-        return [*effects, RemoveCheckpoints(places)] if places else effects
+        return [*effects, *([RemoveCheckpoints(places)] if places else []), *self._ask_regular()]
 
-    def _drop(self, clocks: list[int], reason: str) -> list[Effect]:
-        """Do without checkpoints, and say so."""
-        effects: list[Effect] = []
-        for clock in clocks:
-            del self._open[clock]
-            self._dropped[clock] = None
-            self._torn.append(name_of(self._plan.run, clock))
-            text, facts = f"there is no checkpoint of round {clock}: {reason}", {"clock": clock, "reason": reason}
-            effects.append(Log("warning", text, "checkpoint_dropped", facts))
-            effects += [Send(peer, 0, m.CheckpointDropped(clock)) for peer in self._servers]
-        return effects
+    def _drop(self, reason: str) -> list[Effect]:
+        """Do without the checkpoint that is asked for, and say so if it was begun."""
+        assert self._open is not None, "there is one to drop"
+        clock, is_begun = self._open.clock, bool(self._open.passed)
+        effects = self._let_go(clock)
+        if not is_begun:
+            return effects
+        self._torn.append(name_of(self._plan.run, clock))
+        text, facts = f"there is no checkpoint of round {clock}: {reason}", {"clock": clock, "reason": reason}
+        return [Log("warning", text, "checkpoint_dropped", facts), *effects]
+
+    def _let_go(self, clock: int) -> list[Effect]:
+        self._open, self._rest_by = None, None
+        return [Send(peer, 0, m.CheckpointDropped(clock)) for peer in self._servers]

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import PartWritten
     from aiokv.types import Key, TensorSpec
 
-NEVER = 1 << 62
-"""A clock that no update has."""
-
 
 def name_of(run: int, clock: int) -> str:
     """Return the name of a checkpoint; later ones come later in the order of names.
@@ -47,45 +44,11 @@ def place_of(view: m.View, clock: int) -> str:
     return f"{view.checkpoints}/{name_of(view.run, clock)}"
 
 
-class Clocks:
-    """The clocks of which checkpoints are due: regular ones, and those that the scheduler asks for."""
-
-    def __init__(self) -> None:
-        self.every = 0
-        """Regular ones are due after so many rounds; 0: none are."""
-        self._asked = 0
-        self._passed = 0
-        self.next = NEVER
-        """The first one that is not passed."""
-
-    def begin(self, every: int, passed: int) -> None:
-        """Go on after a clock, with regular ones or without."""
-        self.every, self._passed, self._asked = every, passed, 0
-        self._find_next()
-
-    def ask(self, clock: int) -> None:
-        """Add one that is not passed yet."""
-        self._asked = clock
-        self._find_next()
-
-    def pass_over(self, clock: int) -> list[int]:
-        """Return those below a clock, ascending, that were not passed: the first one and the last."""
-        due = []
-        if self.next < clock:
-            due = [self.next]
-            last = max((clock - 1) // self.every * self.every if self.every else 0, self._asked * (self._asked < clock))
-            due += [last] * (last > self.next)
-            self._passed = due[-1]
-            self._find_next()
-        return due
-
-    def _find_next(self) -> None:
-        regular = (self._passed // self.every + 1) * self.every if self.every else NEVER
-        self.next = min(regular, self._asked if self._asked > self._passed else NEVER)
-
-
 class Checkpoints:
-    """The part of a `Coordinator` that deals with the cluster's checkpoints. One at a time is under way.
+    """The part of a `Coordinator` that deals with the cluster's checkpoints.
+
+    One at a time is asked for. Where another one is still being written, which nobody wants any longer, the scheduler
+    is answered when that is over: so a server is never asked for more than it can do.
 
     Args:
         catalog: the server's keys.
@@ -95,60 +58,52 @@ class Checkpoints:
     def __init__(self, catalog: Catalog, rules: Rules) -> None:
         self._catalog = catalog
         self._rules = rules
-        self._clocks = Clocks()
         self._view: m.View | None = None
         self._index = 0
         self.newest = 0
         """The clock of the newest update."""
-        self._open = 0
-        """The clock of the checkpoint whose versions are being collected; 0: there is none."""
-        self._writing = 0
-        """That of the one which is being written."""
+        self._clock = 0
+        """Of the checkpoint that is asked for, and not written yet; 0: there is none."""
+        self._holds = False
+        """Whether something is held on to for it."""
         self.unmade: dict[Chunk, None] = {}
-        """When all workers are past the clock of the open one, chunks that have something of before to make."""
+        """When all workers are past its clock, chunks that have something of before to make."""
+        self._writing = 0
+        """The clock of the one which is being written."""
+        self._is_wanted = False
+        """Whether the scheduler still waits for that."""
+        self._next = 0
+        """The clock of one that is to be answered when nothing is being written."""
 
     def viewed(self, view: m.View, index: int) -> None:
-        """Take over the cluster's settings, from the first view; this is the server with that index."""
+        """Take over where checkpoints are, and from the first view which one is due; this is the server of an index."""
         if self._view is None:
-            self._clocks.begin(view.checkpoint_every, 0)
+            self._clock = view.checkpoint_at
         self._view, self._index = view, index
 
     def resumed(self, clock: int) -> None:
         """Go on after a clock, up to which updates were made in an earlier life of the job."""
-        self._clocks.begin(self._clocks.every, clock)
         self.newest = clock
 
-    def taken_over(self, clock: int) -> list[Effect]:
-        """Go on after a clock in the place of another server: what that one had not written is not written any more."""
-        self.resumed(clock)
-        every = self._clocks.every
-        last = clock // every * every if every else 0
-        reason = f"server {self._index} is another node by now"
-        return [Send(SCHEDULER, 0, m.CheckpointPart(last, None, reason))] if last else []
+    def taken_over(self, view: m.View, index: int, clock: int) -> list[Effect]:
+        """Go on after a clock in the place of another server; what was held there is lost."""
+        self._view, self._index, self.newest = view, index, clock
+        return self._pass_over()
 
     def before(self, chunk: Chunk, clock: int) -> list[Effect]:
         """Hold on to the value of a chunk that is about to be updated, if the update belongs to no open checkpoint."""
-        if clock > self.newest:
-            self.newest = clock
-            if clock > self._clocks.next:
-                self._pass_over(clock)
-        if not self._open:
+        self.newest = max(self.newest, clock)
+        if not self._clock:
             return []
-        if clock > self._open:
-            return [] if chunk.cut == self._open else [self._hold(chunk, self._open)]
-        if chunk.cut == self._open and chunk.policy.in_step:
+        if clock > self._clock:
+            return [] if chunk.cut == self._clock else [self._hold(chunk)]
+        if chunk.cut == self._clock and chunk.policy.in_step:
             return self._drop(f"{chunk.label} has got an update of round {clock} after others had gone on")
         return []
 
-    def _pass_over(self, clock: int) -> None:
-        due = self._clocks.pass_over(clock)
-        # Of those that are passed at once the others are dropped, when all workers are past them.
-        if due and not self._open and not self._writing:
-            self._open = due[0]
-
-    def _hold(self, chunk: Chunk, clock: int) -> Effect:
-        chunk.cut = clock
-        return Snapshot(clock, chunk.key, chunk.start, chunk.version, self._states(chunk))
+    def _hold(self, chunk: Chunk) -> Effect:
+        self._holds, chunk.cut = True, self._clock
+        return Snapshot(self._clock, chunk.key, chunk.start, chunk.version, self._states(chunk))
 
     def _states(self, chunk: Chunk) -> list[ChunkState]:
         if chunk.start != BUNDLE_START:
@@ -175,72 +130,95 @@ class Checkpoints:
     # --- what the scheduler says ---
 
     def asked(self, clock: int) -> list[Effect]:
-        """Let a checkpoint be made at a clock, unless it is passed already."""
+        """Let the next checkpoint be made at a clock, unless it is passed already; the one before is over."""
+        effects = self._let_go()
+        if self._writing:
+            self._is_wanted, self._next = False, clock
+            return effects
+        return effects + self._answer(clock)
+
+    def _answer(self, clock: int) -> list[Effect]:
         if clock >= self.newest:
-            self._clocks.ask(clock)
+            self._clock = clock
+            for chunk in self._catalog.chunks.values():
+                # A scheduler that was started again may ask for one that was held on to before, and let go.
+                chunk.cut = 0
         return [Send(SCHEDULER, 0, m.CheckpointClock(clock, self.newest))]
 
     def rest(self, clock: int) -> list[Effect]:
-        """Hold on to all that has not changed since a clock, and write what is held."""
-        if clock >= self._clocks.next:
-            self._pass_over(clock + 1)
-        effects: list[Effect] = []
-        if self._open < clock:
-            # What is open and earlier will not be asked for any more, unless it was already, and is waited for.
-            late = "others were past the next one before all of it was made"
-            effects = self._drop(late) if self.unmade else self.dropped(self._open)
-        if self._open != clock:
-            # It was dropped here, or has never begun because there was another one.
-            return [*effects, _part(clock, reason="the server was busy with another one")]
-        return self._hold_rest(clock, list(self._catalog.chunks.values()))
+        """Hold on to all that has not changed since a clock, and write what is held.
+
+        When that is said again, what has come and is not made is waited for no longer.
+        """
+        if clock != self._clock:
+            # It is being written, or was dropped here, which the scheduler knows.
+            return []
+        if self.unmade:
+            return self._drop(f"something of {next(iter(self.unmade)).label} was not made for long")
+        return self._hold_rest(list(self._catalog.chunks.values()))
 
     def go_on(self) -> list[Effect]:
         """Hold on to what is made by now; to be called after whatever has happened while something is unmade."""
         chunks = self._catalog.chunks
         is_there = all(chunks.get((chunk.key, chunk.start)) is chunk for chunk in self.unmade)
         # Its place may have been taken by the keys of a bundle.
-        return self._hold_rest(self._open, list(self.unmade) if is_there else list(chunks.values()))
+        return self._hold_rest(list(self.unmade) if is_there else list(chunks.values()))
 
-    def _hold_rest(self, clock: int, chunks: list[Chunk]) -> list[Effect]:
+    def _hold_rest(self, chunks: list[Chunk]) -> list[Effect]:
         assert self._view is not None, "it comes from the scheduler"
+        clock = self._clock
         left = [chunk for chunk in chunks if chunk.cut != clock]
         self.unmade = {chunk: None for chunk in left if chunk.has_open(clock)}
-        effects = [self._hold(chunk, clock) for chunk in left if chunk not in self.unmade]
+        effects = [self._hold(chunk) for chunk in left if chunk not in self.unmade]
         if self.unmade:
             return effects
-        self._open, self._writing = 0, clock
+        self._clock, self._holds = 0, False
+        self._writing, self._is_wanted = clock, True
         rules = self._rules.saved(until=clock)
         return [*effects, WriteSnapshots(clock, place_of(self._view, clock), self._index, rules)]
 
     def written(self, written: PartWritten) -> list[Effect]:
-        """Tell the scheduler how the writing went."""
-        self._writing = 0
-        return [_part(written.clock, written.file, written.reason)]
+        """Tell the scheduler how the writing went, and answer if it has asked for another one meanwhile."""
+        part = [_part(written.clock, written.file, written.reason)] if self._is_wanted else []
+        clock, self._writing, self._next = self._next, 0, 0
+        return [*part, *(self._answer(clock) if clock else [])]
 
     def dropped(self, clock: int) -> list[Effect]:
         """Let go of what is held for a checkpoint that nobody wants any longer. Writing is not stopped."""
-        if not clock or self._open != clock:
-            return []
-        self._open, self.unmade = 0, {}
-        return [DropSnapshots(clock)]
+        self._is_wanted = self._is_wanted and clock != self._writing
+        self._next = 0 if clock == self._next else self._next
+        return self._let_go() if clock == self._clock else []
+
+    def _let_go(self) -> list[Effect]:
+        clock, held = self._clock, self._holds
+        self._clock, self._holds, self.unmade = 0, False, {}
+        return [DropSnapshots(clock)] if held else []
 
     # --- what makes one impossible ---
 
     def _drop(self, reason: str) -> list[Effect]:
-        clock = self._open
+        clock = self._clock
         text = f"there is no checkpoint of round {clock}: {reason}"
         log = Log("warning", text, "checkpoint_dropped", {"clock": clock, "reason": reason})
-        return [log, *self.dropped(clock), _part(clock, reason=reason)]
+        return [log, *self._let_go(), _part(clock, reason=reason)]
+
+    def _pass_over(self) -> list[Effect]:
+        """Tell the scheduler, if the one that is asked for can't be made any longer; nothing is held for it."""
+        clock = self._clock
+        if not clock or clock >= self.newest:
+            return []
+        return [*self._let_go(), Send(SCHEDULER, 0, m.CheckpointClock(clock, self.newest))]
 
     def scheduler_gone(self) -> list[Effect]:
         """Drop what is open: nobody is there to complete it."""
-        return self.dropped(self._open)
+        self._is_wanted, self._next = False, 0
+        return self._let_go()
 
     def loaded(self, clock: int) -> list[Effect]:
-        """Go on after a load, which has changed values in the middle of a checkpoint."""
-        effects = self._drop("values were loaded meanwhile") if self._open else []
+        """Go on after a load, which may have changed values in the middle of a checkpoint."""
+        effects = self._drop("values were loaded meanwhile") if self._holds or self.unmade else []
         self.resumed(clock)
-        return effects
+        return effects + self._pass_over()
 
 
 def _part(clock: int, file: m.CheckpointFile | None = None, reason: str = "") -> Send:

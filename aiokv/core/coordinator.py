@@ -501,13 +501,12 @@ class Coordinator:
         self._twin, self.serves, self._had_none = None, True, True
         self._catalog.complete_bundles()
         self._resuming.skip(view, entry.index)
-        self._checkpoints.viewed(view, entry.index)
-        given_up = self._checkpoints.taken_over(self._rules.newest)
+        passed = self._checkpoints.taken_over(view, entry.index, self._rules.newest)
         for chunk in self._catalog.chunks.values():
             self._rounds.begin(chunk)
         text = f"{self._joiner.name} serves the part of server {entry.index} from now on"
         log = Log("warning", text, "failover", {"server": entry.index, "node": self._joiner.name})
-        return [log, *given_up, *self._look_for_standby(entry, now), *self._let_in(now)]
+        return [log, *passed, *self._look_for_standby(entry, now), *self._let_in(now)]
 
     @property
     def _is_filling(self) -> bool:

@@ -27,10 +27,13 @@ class Encodings:
         self._directory = directory
         self._owing: dict[Key, None] = {}
         """Keys of which something may be left that was pushed and not sent."""
+        self.begun = False
+        """Whether there were any."""
 
     def owe(self, key: Key) -> None:
         """Take note that something of a key is left that was not sent."""
         self._owing[key] = None
+        self.begun = True
 
     def forget(self, keys: list[Key]) -> None:
         """The keys are no more."""

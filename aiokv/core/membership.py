@@ -472,6 +472,7 @@ class Membership:
                 entry = m.ServerEntry(-1, standby.name, standby.incarnation, standby.host, standby.port)
                 self._restore(rebuilding, Role.SERVER, -1, entry, (standby.host, standby.port), now)
         self._epoch = view.epoch
+        self._keeper.restarted()
         text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
         others = [one for name, one in rebuilding.back.items() if name not in self._members]
         facts = {"epoch": view.epoch, "back": list(rebuilding.back)}
@@ -552,7 +553,7 @@ class Membership:
             self._plan.split_bytes,
             self._plan.death_timeout,
             self._plan.on_worker_loss,
-            self._plan.checkpoints.every,
+            self._keeper.due,
             self._plan.checkpoints.folder,
             self._plan.checkpoints.run,
             self._plan.checkpoints.resume,
@@ -592,6 +593,9 @@ class Membership:
     def _said(self, peer: Peer, message: Said, now: float) -> list[Effect]:
         if isinstance(message, m.View):
             return self._told(peer, message, now)
+        if self._rebuilding is not None and isinstance(message, m.CheckpointPart | m.CheckpointClock):
+            # Another scheduler has asked for that.
+            return []
         if self._rebuilding is not None:
             # A refusal would look like nonsense to a node that does not know yet that it is not known.
             self._rebuilding.said.append((peer, message))
@@ -602,18 +606,18 @@ class Membership:
         if isinstance(message, m.StandbyReady | m.DropStandby):
             return self._told_of_standby(member, message, now)
         if isinstance(message, m.CheckpointClock):
-            return self._keeper.answered(peer, message)
+            return self._keeper.answered(peer, message, now)
         if isinstance(message, m.BoundaryClock):
             is_server = member.role is Role.SERVER
             return self._admissions.answered(member.name, message, is_server=is_server)
         if isinstance(message, m.Passed):
             return self._admissions.passed(member.number, message.clock)
         if member.role is Role.WORKER:
-            return self._keeper.passed(member.number, message)
+            return self._keeper.passed(member.number, message, now)
         if member.number < 0:
             # Only who serves an index has a part.
             return []
-        return self._keeper.wrote(member.number, message) + self._end_if_over(now)
+        return self._keeper.wrote(member.number, message, now) + self._end_if_over(now)
 
     def _told_of_standby(self, server: Member, message: m.StandbyReady | m.DropStandby, now: float) -> list[Effect]:
         if server.name not in self._here[Role.SERVER]:

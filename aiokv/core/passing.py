@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.core.cluster_checkpoints import NEVER, Clocks, place_of
+from aiokv.core.cluster_checkpoints import place_of
 from aiokv.core.effects import Effect, KeepResiduals, Send, WriteResiduals
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from aiokv.core.calls import Calls
     from aiokv.core.stimuli import PartWritten
     from aiokv.types import Key
 
@@ -25,77 +24,77 @@ class Passing:
     """The part of a `Session` that deals with the cluster's checkpoints.
 
     Args:
-        open_pushes: returns the ids of the requests that push something of a clock or of an earlier one, and are not
-            answered.
-        is_open: tells whether a request is not answered.
+        calls: what this worker has asked.
     """
 
-    def __init__(self, open_pushes: Callable[[int], list[int]], is_open: Callable[[int], bool]) -> None:
-        self._open_pushes = open_pushes
-        self._is_open = is_open
-        self._clocks = Clocks()
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._view: m.View | None = None
-        self._waiting: dict[int, list[int]] = {}
-        """By clock, the requests that have to be answered before this worker is past it."""
-        self._compresses = False
+        self._clock = 0
+        """Of the checkpoint that is asked for; 0: there is none, or it is not possible."""
+        self._waits: list[int] | None = None
+        """Once a push has a later clock: the requests that have to be answered before this worker is past it."""
+        self._part: m.CheckpointPart | None = None
+        """What the scheduler was told of it."""
         self.is_active = False
         """Whether a clock is to be passed, or was passed and the scheduler does not know it yet."""
 
     def viewed(self, view: m.View) -> None:
-        """Take over the cluster's settings, from the first view."""
+        """Take over where checkpoints are, and from the first view which one is due."""
         if self._view is None:
-            self._clocks.begin(view.checkpoint_every, 0)
-            self._look()
+            self._await(view.checkpoint_at)
+        elif (view.run, view.checkpoints) != (self._view.run, self._view.checkpoints):
+            # A scheduler that was started again has another place for the one of the same clock.
+            self._await(0)
         self._view = view
 
-    def resumed(self, clock: int) -> None:
-        """Go on after a clock up to which this worker's pushes were made before."""
-        self._clocks.begin(self._clocks.every, clock)
-        self._look()
-
-    def _look(self) -> None:
-        self.is_active = self._clocks.next != NEVER or bool(self._waiting)
+    def _await(self, clock: int) -> None:
+        self._clock, self._waits, self._part = clock, None, None
+        self.is_active = clock > 0
 
     def asked(self, clock: int, newest: int) -> list[Effect]:
-        """Let a clock be passed that the scheduler asks for, unless that has happened already."""
-        if clock >= newest:
-            self._clocks.ask(clock)
-            self._look()
-        return [Send(SCHEDULER, 0, m.CheckpointClock(clock, newest))]
+        """Let a clock be passed that the scheduler asks for, unless that has happened already.
+
+        It asks again when what was said may have got lost with the connection.
+        """
+        if clock != self._clock:
+            self._await(clock if clock >= newest else 0)
+        elif newest > clock:
+            # It was known here before it was passed.
+            newest = clock
+        answer = Send(SCHEDULER, 0, m.CheckpointClock(clock, newest))
+        return [answer] if self._part is None else [answer, Send(SCHEDULER, 0, self._part)]
 
     def keep(self, keys: list[Key], clock: int) -> list[Effect]:
         """Keep what is left of keys, before a gradient is encoded that will have a clock."""
-        self._compresses = True
-        clocks = [*self._waiting, *([self._clocks.next] if clock > self._clocks.next else [])]
-        return [KeepResiduals(each, keys) for each in clocks]
+        is_later = self._waits is not None or clock > self._clock
+        return [KeepResiduals(self._clock, keys)] if is_later else []
 
     def pushed(self, clock: int) -> list[Effect]:
         """Take note that this worker has pushed with a clock, so that all earlier ones are over."""
-        if clock > self._clocks.next:
-            self._waiting |= {passed: self._open_pushes(passed) for passed in self._clocks.pass_over(clock)}
-        return self._answered() if self._waiting else []
+        if self._waits is None:
+            if clock <= self._clock:
+                return []
+            self._waits = self._calls.open_pushes(self._clock)
+        self._waits = [request for request in self._waits if self._calls.is_unanswered(request)]
+        if self._waits:
+            return []
+        self.is_active = False
+        if self._calls.has_encoded:
+            assert self._view is not None, "there are no clocks before"
+            return [WriteResiduals(self._clock, place_of(self._view, self._clock))]
+        return self._pass(m.CheckpointPart(self._clock))
+
+    def _pass(self, part: m.CheckpointPart) -> list[Effect]:
+        self._part = part
+        return [Send(SCHEDULER, 0, part)]
 
     def departs(self, clock: int) -> list[Effect]:
         """Take note that no push follows that with a clock. Residuals can't be written any longer."""
-        return [] if self._compresses else self.pushed(clock + 1)
-
-    def _answered(self) -> list[Effect]:
-        """Tell the scheduler of the clocks of which nothing is open any longer."""
-        effects: list[Effect] = []
-        for clock, requests in list(self._waiting.items()):
-            left = self._waiting[clock] = [request for request in requests if self._is_open(request)]
-            if not left:
-                del self._waiting[clock]
-                effects.append(self._passed(clock))
-        self._look()
-        return effects
-
-    def _passed(self, clock: int) -> Effect:
-        assert self._view is not None, "there are no clocks before"
-        if self._compresses:
-            return WriteResiduals(clock, place_of(self._view, clock))
-        return Send(SCHEDULER, 0, m.CheckpointPart(clock))
+        return self.pushed(clock + 1) if self.is_active and not self._calls.has_encoded else []
 
     def written(self, written: PartWritten) -> list[Effect]:
         """Tell the scheduler what was written, and so that the clock is passed."""
-        return [Send(SCHEDULER, 0, m.CheckpointPart(written.clock, written.file, written.reason))]
+        # What is asked for may be another one by now.
+        part = m.CheckpointPart(written.clock, written.file, written.reason)
+        return self._pass(part) if written.clock == self._clock else []

@@ -122,7 +122,7 @@ class Session:
         self._links = ServerLinks(joiner.name)
         self._directory = Directory(self.policy)
         self._calls = Calls(self._directory, self._label, self._links.outage, max_open_pushes=max_open_pushes)
-        self._passing = Passing(self._calls.open_pushes, self._calls.is_unanswered)
+        self._passing = Passing(self._calls)
         self._crossing = Crossing(self._calls.open_pushes)
         self._compression = Compression()
         self._changes = 0
@@ -687,7 +687,6 @@ class Session:
                 done.result = self._directory.go_on(done.result)
         except AiokvError as error:
             return [Fail(number, error) if one is done else one for one in effects]
-        self._passing.resumed(self._directory.clock)
         return effects
 
     def _restore(self, call: Call, keys: list[Key]) -> list[Effect]:
@@ -712,7 +711,6 @@ class Session:
                 return [Complete(call)]
             case _:
                 self._directory.resume(stimulus.clock, stimulus.updates)
-                self._passing.resumed(stimulus.clock)
                 return [Complete(stimulus.call)]
 
     def _ask_all(self, call: Call, make: Callable[[float], m.Message], now: float) -> list[Effect]:
@@ -757,7 +755,7 @@ class Session:
             case m.GetView():
                 return self._joiner.tell_view()
             case m.CheckpointAt(clock):
-                return self._passing.asked(clock, self._directory.clock)
+                return self._passing.asked(clock, self._calls.newest_clock)
             case m.Boundary():
                 return self._bounded(message)
             case m.Error(code, text, details):

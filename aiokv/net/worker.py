@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from aiokv.net.link import AnyLink
     from aiokv.staging import Staged
+    from aiokv.types import Key
 
 T = TypeVar("T")
 
@@ -346,10 +347,9 @@ class Client(Driver, Operations):
         job.run()
         self.feed(self._compressor.finish(job))
 
-    async def _write_residuals(self, effect: ef.WriteResiduals) -> None:
+    async def _write_residuals(self, effect: ef.WriteResiduals, state: dict[Key, dict[str, Any]]) -> None:
         """Write in a thread what was left of gradients at the clock of a checkpoint."""
         clock, rank = effect.clock, self.rank
-        state = self._compressor.take(clock)
         pieces = residual_file(state, rank, effect.place.rpartition("/")[2], None)
         folder, name = self._checkpoint_folder, residuals_name(rank)
         written = await asyncio.to_thread(write_own, effect.place, name, pieces, folder)
@@ -475,8 +475,9 @@ class Client(Driver, Operations):
                 self._compressor.forget(keys)
             case ef.KeepResiduals(clock, keys):
                 self._compressor.keep(clock, keys)
-            case ef.WriteResiduals():
-                task = self._loop.create_task(self._write_residuals(effect))
+            case ef.WriteResiduals(clock):
+                work = self._write_residuals(effect, self._compressor.take(clock))
+                task = self._loop.create_task(work)
                 self._writing[task] = None
                 task.add_done_callback(self._writing.pop)
             case _:

@@ -22,10 +22,10 @@ def file(name: str) -> m.CheckpointFile:
     return m.CheckpointFile(name, 100, "ab", 10, "cd")
 
 
-def formed(make_scheduler: Make, **plan: Any) -> Any:
+def formed(make_scheduler: Make, *, reconnect_grace: float = 0.0, **plan: Any) -> Any:
     """Return a scheduler of two workers and two servers, with checkpoints."""
     fields: dict[str, Any] = {"folder": "/ck", "run": 2, "every": 10, "keep": 2} | plan
-    rig = make_scheduler(2, 2, checkpoints=CheckpointPlan(**fields))
+    rig = make_scheduler(2, 2, checkpoints=CheckpointPlan(**fields), reconnect_grace=reconnect_grace)
     rig.form(*NODES)
     return rig
 
@@ -58,10 +58,19 @@ def write(rig: Any, clock: int, *indexes: int) -> list[ef.Effect]:
 
 
 def complete(rig: Any, clock: int) -> list[ef.Effect]:
-    """Let a checkpoint be made from the beginning to the end."""
+    """Let the checkpoint that is asked for be made from the beginning to the end."""
+    answer(rig, clock, clock)
     pass_clock(rig, clock)
     write(rig, clock)
     return list(rig.handle(st.ManifestWritten(clock)))
+
+
+def answer(rig: Any, clock: int, newest: int, *names: str) -> list[ef.Effect]:
+    """Let nodes say how far they are, all of them unless they are named."""
+    effects: list[ef.Effect] = []
+    for name in names or NODES:
+        effects += tell(rig, name, m.CheckpointClock(clock, newest))
+    return effects
 
 
 def sent(rig: Any, effects: list[ef.Effect], kind: type) -> list[str]:
@@ -75,6 +84,13 @@ def only(effects: list[ef.Effect], kind: type) -> list[Any]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
+def asked(rig: Any, effects: list[ef.Effect]) -> list[int]:
+    """Return the clocks that are asked for, after a look whether all nodes are asked."""
+    clocks = [each.message.clock for each in only(effects, ef.Send) if isinstance(each.message, m.CheckpointAt)]
+    assert sorted(sent(rig, effects, m.CheckpointAt)) == sorted(NODES * (len(clocks) // len(NODES)))
+    return list(dict.fromkeys(clocks))
+
+
 def place(clock: int, run: int = 2) -> str:
     """Return a checkpoint's folder."""
     return f"/ck/run-{run:06d}-clock-{clock:010d}"
@@ -82,7 +98,7 @@ def place(clock: int, run: int = 2) -> str:
 
 def test_view_says_where_and_when(scheduler: Any) -> None:
     view = scheduler.views["worker-1"][-1]
-    assert (view.checkpoint_every, view.checkpoints, view.run, view.resume) == (10, "/ck", 2, "")
+    assert (view.checkpoint_at, view.checkpoints, view.run, view.resume) == (10, "/ck", 2, "")
 
 
 def test_servers_are_told_when_the_last_worker_is_past_the_round(scheduler: Any) -> None:
@@ -97,7 +113,8 @@ def test_it_is_complete_when_all_parts_and_what_belongs_to_them_is_written(sched
     assert write(scheduler, 10, 1) == []
     parts, residuals = [file("part-0"), file("part-1")], [(1, file("residuals-1"))]
     assert write(scheduler, 10, 0) == [ef.WriteManifest(10, place(10), 2, parts, residuals)]
-    (log,) = scheduler.handle(st.ManifestWritten(10))
+    log, *asking = scheduler.handle(st.ManifestWritten(10))
+    assert asked(scheduler, asking) == [20]
     text, facts = "the checkpoint of round 10 is complete: 300 bytes", {"clock": 10, "nbytes": 300}
     assert log == ef.Log("info", text, "checkpoint_complete", facts)
 
@@ -112,7 +129,8 @@ def test_the_last_few_stay(scheduler: Any) -> None:
 def test_those_of_earlier_runs_count_and_what_they_did_not_complete_is_deleted(make_scheduler: Make) -> None:
     old, torn = [place(clock, 1).removeprefix("/ck/") for clock in (80, 90)], place(95, 1).removeprefix("/ck/")
     rig = formed(make_scheduler, names=tuple(old), torn=(torn,), resume=place(90, 1), clock=90)
-    assert rig.views["server-0"][-1].resume == place(90, 1)
+    view = rig.views["server-0"][-1]
+    assert (view.resume, view.checkpoint_at) == (place(90, 1), 100)
     # Two of three stay: what is there to go back to is never less.
     removed = only(complete(rig, 100), ef.RemoveCheckpoints)
     assert removed == [ef.RemoveCheckpoints([place(95, 1), place(80, 1)])]
@@ -164,17 +182,6 @@ def test_server_lost_makes_none(scheduler: Any) -> None:
     # What the others write later is of no use.
     assert pass_clock(scheduler, 20) == []
     assert write(scheduler, 20, 0) == []
-
-
-def test_later_one_that_is_complete_drops_what_is_left_of_earlier_ones(scheduler: Any) -> None:
-    pass_clock(scheduler, 10)
-    write(scheduler, 10, 0)
-    effects = complete(scheduler, 20)
-    assert [log.text for log in only(effects, ef.Log)][1] == (
-        "there is no checkpoint of round 10: a later one is complete"
-    )
-    assert write(scheduler, 10, 1) == []
-    assert pass_clock(scheduler, 10) == []
 
 
 def test_stranger_has_no_part(make_scheduler: Make) -> None:
@@ -231,6 +238,94 @@ def test_job_that_has_failed_waits_for_no_checkpoint(scheduler: Any) -> None:
     assert only(scheduler.drop("worker-1"), ef.Stop)
 
 
+# --- one after the other ---
+
+
+def test_next_one_is_asked_for_when_the_last_one_is_complete(scheduler: Any) -> None:
+    assert asked(scheduler, complete(scheduler, 10)) == [20]
+    assert scheduler.views["worker-0"][-1].checkpoint_at == 10
+    assert asked(scheduler, complete(scheduler, 20)) == [30]
+
+
+def test_those_that_somebody_is_past_by_then_are_left_out(scheduler: Any) -> None:
+    answer(scheduler, 7, 35, "server-1")
+    assert asked(scheduler, complete(scheduler, 10)) == [40]
+
+
+def test_next_one_is_further_ahead_each_time_that_somebody_is_past_it(scheduler: Any) -> None:
+    complete(scheduler, 10)
+    answer(scheduler, 20, 20, "worker-0", "server-0")
+    assert asked(scheduler, answer(scheduler, 20, 49, "worker-1")) == [50]
+    assert asked(scheduler, answer(scheduler, 50, 69, "server-1")) == [80], "two rounds ahead of all"
+    # Who has answered about an earlier one is waited for all the same.
+    pass_clock(scheduler, 80)
+    answer(scheduler, 80, 80, "worker-0", "worker-1", "server-0")
+    assert not sent(scheduler, scheduler.effects, m.CheckpointRest)[2:]
+    assert sent(scheduler, answer(scheduler, 80, 80, "server-1"), m.CheckpointRest) == ["server-0", "server-1"]
+
+
+def test_next_one_is_asked_for_when_one_is_dropped(scheduler: Any) -> None:
+    pass_clock(scheduler, 10)
+    effects = tell(scheduler, "server-0", m.CheckpointPart(10, None, "the disk is full"))
+    assert asked(scheduler, effects) == [20]
+
+
+def test_regular_one_of_which_nothing_was_begun_is_asked_for_again_without_a_word(make_scheduler: Make) -> None:
+    rig = formed(make_scheduler, reconnect_grace=1.0)
+    before = len(rig.effects)
+    rig.register("server-1", again=True, epoch=1)
+    assert asked(rig, rig.effects[before:]) == [10]
+    assert not [log for log in only(rig.effects[before:], ef.Log) if "checkpoint" in log.text]
+
+
+def test_worker_that_is_back_is_asked_again(make_scheduler: Make) -> None:
+    """What it has said, or was asked, may have got lost with its connection."""
+    rig = formed(make_scheduler, reconnect_grace=1.0)
+    before = len(rig.effects)
+    rig.register("worker-1", again=True, epoch=1)
+    assert sent(rig, rig.effects[before:], m.CheckpointAt) == ["worker-1"]
+    pass_clock(rig, 10, "worker-0")
+    tell(rig, "worker-1", m.CheckpointClock(10, 10))
+    assert sent(rig, pass_clock(rig, 10, "worker-1"), m.CheckpointRest) == ["server-0", "server-1"]
+
+
+def test_when_all_is_written_a_server_that_is_lost_matters_no_longer(scheduler: Any) -> None:
+    pass_clock(scheduler, 10)
+    write(scheduler, 10)
+    scheduler.drop("server-1")
+    (log,) = scheduler.handle(st.ManifestWritten(10))
+    assert "is complete" in log.text
+
+
+def test_servers_are_told_once_more_when_they_wait_for_long(scheduler: Any) -> None:
+    """What has come and is never made would keep all later ones from being made."""
+    pass_clock(scheduler, 10)
+    write(scheduler, 10, 0)
+    for now in range(1, 60):
+        scheduler.beat(*NODES)
+        assert not sent(scheduler, scheduler.tick(float(now)), m.CheckpointRest)
+    scheduler.beat(*NODES)
+    assert sent(scheduler, scheduler.tick(60.0), m.CheckpointRest) == ["server-0", "server-1"]
+    scheduler.beat(*NODES)
+    assert not sent(scheduler, scheduler.tick(61.0), m.CheckpointRest)
+
+
+def test_scheduler_that_was_started_again_asks_anew(make_scheduler: Make) -> None:
+    """It does not know which one was asked for, nor whether anybody is past the first one."""
+    old = formed(make_scheduler)
+    known = old.views["worker-0"][-1]
+    rig = make_scheduler(2, 2, checkpoints=CheckpointPlan("/ck", 3, 10, keep=2))
+    for name in NODES:
+        rig.register(name, epoch=known.epoch)
+    # This belongs to what the one before has asked for.
+    tell(rig, "worker-1", m.CheckpointPart(10))
+    rig.ask("worker-0", known)
+    assert rig.views["worker-1"][-1].checkpoint_at == 0
+    assert asked(rig, rig.effects) == [10]
+    assert not rig.machine._keeper.is_busy
+    assert asked(rig, answer(rig, 10, 123, "server-0")) == [130]
+
+
 # --- every so many seconds ---
 
 
@@ -238,21 +333,6 @@ def test_job_that_has_failed_waits_for_no_checkpoint(scheduler: Any) -> None:
 def timed(make_scheduler: Make) -> Any:
     """A scheduler of two workers and two servers, with a checkpoint every second."""
     return formed(make_scheduler, every=0, seconds=1.0)
-
-
-def answer(rig: Any, clock: int, newest: int, *names: str) -> list[ef.Effect]:
-    """Let nodes say how far they are, all of them unless they are named."""
-    effects: list[ef.Effect] = []
-    for name in names or NODES:
-        effects += tell(rig, name, m.CheckpointClock(clock, newest))
-    return effects
-
-
-def asked(rig: Any, effects: list[ef.Effect]) -> list[int]:
-    """Return the clocks that are asked for, after a look whether all nodes are asked."""
-    clocks = [each.message.clock for each in only(effects, ef.Send) if isinstance(each.message, m.CheckpointAt)]
-    assert sorted(sent(rig, effects, m.CheckpointAt)) == sorted(NODES * (len(clocks) // len(NODES)))
-    return list(dict.fromkeys(clocks))
 
 
 def test_one_is_asked_for_when_it_is_time(timed: Any) -> None:
@@ -299,7 +379,7 @@ def test_next_one_is_asked_for_when_the_one_before_is_over(timed: Any) -> None:
     answer(timed, 21, 20)
     tell(timed, "server-0", m.CheckpointPart(21, None, "the disk is full"))
     timed.beat(*NODES)
-    assert asked(timed, timed.tick(6.0)) == [22], "of the dropped one there will be none"
+    assert asked(timed, timed.tick(6.0)) == [23], "of the dropped one there will be none"
 
 
 def test_none_is_asked_for_when_a_server_is_lost(timed: Any) -> None:
@@ -310,8 +390,9 @@ def test_none_is_asked_for_when_a_server_is_lost(timed: Any) -> None:
 def test_who_is_lost_is_not_waited_for(timed: Any) -> None:
     timed.tick(1.0)
     answer(timed, 1, 0, "worker-0", "server-0", "server-1")
-    timed.ask("worker-1", m.Leave())
-    assert not timed.machine._keeper._silent
+    pass_clock(timed, 1, "worker-0")
+    effects = timed.ask("worker-1", m.Leave()) and timed.effects
+    assert sent(timed, effects, m.CheckpointRest) == ["server-0", "server-1"]
 
 
 def test_what_was_asked_over_a_lost_connection_is_asked_again(make_scheduler: Make) -> None:
@@ -323,7 +404,23 @@ def test_what_was_asked_over_a_lost_connection_is_asked_again(make_scheduler: Ma
     assert again.answer is None
     assert pass_clock(timed, 1) == [], "of this one there will be none"
     timed.beat(*NODES)
-    assert asked(timed, timed.tick(2.0)) == [2]
+    assert asked(timed, timed.tick(2.0)) == [3]
+
+
+def test_both_kinds_are_one_after_the_other(make_scheduler: Make) -> None:
+    rig = formed(make_scheduler, seconds=1.0)
+    assert rig.views["worker-0"][-1].checkpoint_at == 10
+    assert asked(rig, rig.tick(1.0)) == [1]
+    rig.beat(*NODES)
+    assert asked(rig, rig.tick(2.0)) == [], "this one is not over"
+    assert asked(rig, complete(rig, 1)) == [10], "the regular one is still possible"
+    answer(rig, 10, 9)
+    rig.beat(*NODES)
+    assert asked(rig, rig.tick(3.0)) == [], "it is there as soon as another one"
+    pass_clock(rig, 10, "worker-0")
+    rig.beat(*NODES)
+    assert asked(rig, rig.tick(4.0)) == [], "it is under way"
+    assert asked(rig, complete(rig, 10)) == [20]
 
 
 def test_a_standby_has_no_part_of_a_checkpoint(make_scheduler: Make) -> None:

@@ -10,14 +10,14 @@ import pytest
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.catalog import Catalog
-from aiokv.core.cluster_checkpoints import NEVER, Checkpoints, Clocks
+from aiokv.core.cluster_checkpoints import Checkpoints
 from aiokv.core.rules import Rules
 from aiokv.core.saved_chunks import ChunkState
 from aiokv.errors import DataError
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
-EVERY_2 = {"checkpoint_every": 2, "checkpoints": "/ck", "run": 3}
+AT_2 = {"checkpoint_at": 2, "checkpoints": "/ck", "run": 3}
 PLACE = "/ck/run-000003-clock-0000000002"
 FILE = m.CheckpointFile("part-0.safetensors", 100, "ab", 10, "cd")
 
@@ -26,8 +26,8 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def server(make_server: Make) -> Any:
-    """A server of two workers with the keys "v" and "w", and a checkpoint after every two rounds."""
-    return keyed(make_server(2, settings=EVERY_2))
+    """A server of two workers with the keys "v" and "w", and a checkpoint after the second round."""
+    return keyed(make_server(2, settings=AT_2))
 
 
 def keyed(rig: Any) -> Any:
@@ -121,7 +121,7 @@ def test_pushes_are_answered_while_a_checkpoint_is_written(server: Any) -> None:
 
 
 def test_what_has_come_and_is_not_made_yet_is_waited_for(make_server: Make) -> None:
-    rig = keyed(make_server(2, "asp", settings=EVERY_2))
+    rig = keyed(make_server(2, "asp", settings=AT_2))
     rig.hold = True
     for clock in (1, 2):
         rig.push(0, key="w", clock=clock)
@@ -135,7 +135,7 @@ def test_what_has_come_and_is_not_made_yet_is_waited_for(make_server: Make) -> N
 
 
 def test_rounds_that_were_decided_are_waited_for_too(make_server: Make) -> None:
-    rig = make_server(3, "k_sync:2", settings=EVERY_2)
+    rig = make_server(3, "k_sync:2", settings=AT_2)
     rig.init("w", 1.0)
     rig.push(2, key="w", clock=1)
     say(rig, m.CheckpointRest(2))
@@ -145,21 +145,29 @@ def test_rounds_that_were_decided_are_waited_for_too(make_server: Make) -> None:
     assert len(rig.seen(ef.WriteSnapshots)) == 1
 
 
-def test_one_that_waits_for_what_is_never_made_is_given_up_when_the_next_one_is_due(make_server: Make) -> None:
-    """The scheduler waits for it until it is told."""
-    rig = make_server(3, "k_sync:2", settings=EVERY_2)
+def test_what_is_never_made_is_not_waited_for_for_ever(make_server: Make) -> None:
+    """Otherwise there would be no other one any more."""
+    rig = make_server(3, "k_sync:2", settings=AT_2)
     rig.init("w", 1.0)
     rig.push(2, key="w", clock=1)
     say(rig, m.CheckpointRest(2))
-    say(rig, m.CheckpointRest(4))
-    late = "there is no checkpoint of round 2: others were past the next one before all of it was made"
-    assert [log.text for log in rig.seen(ef.Log) if "round 2" in log.text] == [late]
-    reasons = {2: late.partition(": ")[2], 4: "the server was busy with another one"}
-    assert told(rig) == [m.CheckpointPart(clock, None, reason) for clock, reason in reasons.items()]
+    assert told(rig) == []
+    say(rig, m.CheckpointRest(2))
+    reason = "something of key 'w' was not made for long"
+    assert [log.text for log in rig.seen(ef.Log)] == [f"there is no checkpoint of round 2: {reason}"]
+    assert told(rig) == [m.CheckpointPart(2, None, reason)]
+
+
+def test_who_is_still_writing_is_in_no_hurry_when_the_others_are_waited_for(server: Any) -> None:
+    say(server, m.CheckpointRest(2))
+    assert say(server, m.CheckpointRest(2)) == []
+    server.handle(st.PartWritten(2, FILE))
+    assert say(server, m.CheckpointRest(2)) == []
+    assert told(server) == [m.CheckpointPart(2, FILE)]
 
 
 def test_late_steps_are_not_counted_so_that_they_may_come_again(make_server: Make) -> None:
-    rig = make_server(3, "k_sync:2", settings=EVERY_2)
+    rig = make_server(3, "k_sync:2", settings=AT_2)
     rig.init("w", 1.0)
     for rank in (0, 1, 2):
         rig.push(rank, key="w", clock=1)
@@ -168,7 +176,7 @@ def test_late_steps_are_not_counted_so_that_they_may_come_again(make_server: Mak
 
 
 def test_keys_of_a_bundle_that_is_divided_meanwhile_are_held_one_by_one(make_server: Make) -> None:
-    rig = make_server(2, settings=EVERY_2)
+    rig = make_server(2, settings=AT_2)
     rig.bundle_size = 2
     rig.ask(0, m.InitBundle(("a", "b"), ((1,), (1,)), "float32", "bsp", 5.0, (), (b"a", b"b")), 1.0)
     rig.ask(0, m.PushBundle(0, 1, 0, False, 5.0, 0, 1), 1.0)
@@ -181,7 +189,7 @@ def test_keys_of_a_bundle_that_is_divided_meanwhile_are_held_one_by_one(make_ser
 
 
 def test_one_that_is_dropped_waits_for_nothing(make_server: Make) -> None:
-    rig = keyed(make_server(2, settings=EVERY_2))
+    rig = keyed(make_server(2, settings=AT_2))
     rig.push(0, key="w", clock=1)
     say(rig, m.CheckpointRest(2))
     say(rig, m.CheckpointDropped(2))
@@ -194,7 +202,7 @@ def test_one_that_is_dropped_waits_for_nothing(make_server: Make) -> None:
 
 
 def test_keys_are_described_as_they_were_initialised(make_server: Make) -> None:
-    rig = make_server(2, settings=EVERY_2)
+    rig = make_server(2, settings=AT_2)
     rig.init("w", 1.0, group=(0,), policy="asp")
     rig.init_rows({1: 2.0}, initializer={"name": "normal", "scale": 0.5, "seed": 1}, lazy=False)
     say(rig, m.CheckpointRest(2))
@@ -213,7 +221,7 @@ def test_keys_are_described_as_they_were_initialised(make_server: Make) -> None:
 
 
 def test_keys_of_a_bundle_are_described_one_by_one(make_server: Make) -> None:
-    rig = make_server(2, settings=EVERY_2)
+    rig = make_server(2, settings=AT_2)
     rig.bundle_size = 3
     rig.ask(0, m.InitBundle(("a", "b"), ((1,), (2,)), "float32", "bsp", 5.0, (), (b"a", b"b")), 1.0)
     for clock in (1, 2, 3):
@@ -267,7 +275,7 @@ def test_key_that_is_deleted_meanwhile_is_not(server: Any) -> None:
 
 
 def test_each_chunk_of_async_keys_has_a_cut_of_its_own(make_server: Make) -> None:
-    rig = keyed(make_server(2, "asp", settings=EVERY_2))
+    rig = keyed(make_server(2, "asp", settings=AT_2))
     for clock in (1, 2, 3):
         rig.push(0, key="w", clock=clock)
     # What the other worker had pushed before that round comes after the cut.
@@ -282,7 +290,7 @@ def test_each_chunk_of_async_keys_has_a_cut_of_its_own(make_server: Make) -> Non
 
 
 def test_update_of_an_earlier_round_after_the_cut_drops_it(make_server: Make) -> None:
-    rig = make_server(2, settings=EVERY_2)
+    rig = make_server(2, settings=AT_2)
     rig.init("w", 1.0)
     both_push(rig, "w", 3)
     both_push(rig, "w", 2)
@@ -299,33 +307,52 @@ def test_only_one_at_a_time(server: Any) -> None:
     say(server, m.CheckpointRest(2))
     for clock in (4, 5):
         both_push(server, "w", clock)
-    say(server, m.CheckpointRest(4))
-    assert told(server) == [m.CheckpointPart(4, None, "the server was busy with another one")]
     server.handle(st.PartWritten(2, FILE))
-    for clock in (6, 7):
-        both_push(server, "w", clock)
-    assert [clock for clock, _, _, _ in held(server)] == [2, 2, 6]
-
-
-def test_one_that_is_never_completed_does_not_hinder_later_ones(server: Any) -> None:
-    for clock in (1, 2, 3, 4, 5):
-        both_push(server, "w", clock)
-    # The scheduler was another one when all workers were past round 2.
-    say(server, m.CheckpointRest(4))
-    assert server.seen(ef.DropSnapshots) == [ef.DropSnapshots(2)]
+    say(server, m.CheckpointAt(6))
     for clock in (6, 7):
         both_push(server, "w", clock)
     say(server, m.CheckpointRest(6))
-    assert [write.clock for write in server.seen(ef.WriteSnapshots)] == [6]
+    assert [clock for clock, _, _, _ in held(server)] == [2, 2, 6, 6]
+    assert [write.clock for write in server.seen(ef.WriteSnapshots)] == [2, 6]
 
 
-def test_rounds_that_are_skipped_by_the_keys_of_this_server_are_told_so(server: Any) -> None:
-    both_push(server, "w", 9)
+def test_who_still_writes_a_dropped_one_answers_when_it_has_done_so(server: Any) -> None:
+    """It could not make the next one before, and the others would make theirs in vain."""
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
     say(server, m.CheckpointRest(2))
-    assert [write.clock for write in server.seen(ef.WriteSnapshots)] == [2]
+    say(server, m.CheckpointDropped(2))
+    say(server, m.CheckpointAt(4))
+    both_push(server, "w", 4)
+    assert told(server) == []
     server.handle(st.PartWritten(2, FILE))
-    say(server, m.CheckpointRest(8))
-    assert told(server)[-1] == m.CheckpointPart(8, None, "the server was busy with another one")
+    assert told(server) == [m.CheckpointClock(4, 4)]
+    both_push(server, "w", 5)
+    assert held(server)[-1] == (4, "w", 4, {0: 4, 1: 4})
+
+
+def test_who_still_writes_one_is_not_asked_any_longer_for_what_is_dropped_meanwhile(server: Any) -> None:
+    say(server, m.CheckpointRest(2))
+    say(server, m.CheckpointDropped(2))
+    say(server, m.CheckpointAt(4))
+    say(server, m.CheckpointDropped(4))
+    server.handle(st.PartWritten(2, FILE))
+    assert told(server) == []
+
+
+def test_what_is_held_for_another_scheduler_is_let_go(server: Any) -> None:
+    for clock in (1, 2, 3):
+        both_push(server, "w", clock)
+    assert ef.DropSnapshots(2) in say(server, m.CheckpointAt(4))
+
+
+def test_one_that_is_asked_for_again_has_all_keys_again(server: Any) -> None:
+    both_push(server, "w", 1)
+    say(server, m.CheckpointRest(2))
+    server.handle(st.PartWritten(2, FILE))
+    say(server, m.CheckpointAt(2))
+    say(server, m.CheckpointRest(2))
+    assert [key for _, key, _, _ in held(server)] == ["v", "w"] * 2
 
 
 def test_dropped_one_is_let_go(server: Any) -> None:
@@ -346,11 +373,28 @@ def test_load_in_the_middle_drops_it_and_the_next_one_goes_by_the_loaded_clock(s
         both_push(server, "w", clock)
     server.ask(0, m.PutRules("", {}, "sum", (), 20, 5.0))
     assert told(server) == [m.CheckpointPart(2, None, "values were loaded meanwhile")]
+    say(server, m.CheckpointAt(19))
+    assert told(server)[1:] == [m.CheckpointClock(19, 20)]
+    say(server, m.CheckpointAt(22))
     both_push(server, "w", 22)
     both_push(server, "w", 23)
     assert held(server)[-1] == (22, "w", 4, {0: 4, 1: 4})
-    server.ask(0, m.PutRules("", {}, "sum", (), 40, 5.0))
-    assert [each.clock for each in server.seen(ef.DropSnapshots)] == [2, 22]
+
+
+def test_load_of_something_later_leaves_it_out(server: Any) -> None:
+    server.ask(0, m.PutRules("", {}, "sum", (), 2, 5.0))
+    assert told(server) == []
+    server.ask(0, m.PutRules("", {}, "sum", (), 3, 5.0))
+    assert told(server) == [m.CheckpointClock(2, 3)]
+
+
+def test_load_while_something_is_unmade_drops_it(make_server: Make) -> None:
+    rig = make_server(3, "k_sync:2", settings=AT_2)
+    rig.init("w", 1.0)
+    rig.push(2, key="w", clock=1)
+    say(rig, m.CheckpointRest(2))
+    rig.ask(0, m.PutRules("", {}, "sum", (), 1, 5.0))
+    assert told(rig) == [m.CheckpointPart(2, None, "values were loaded meanwhile")]
 
 
 # --- asked for ---
@@ -376,19 +420,6 @@ def test_round_that_is_over_is_answered_with_the_newest(make_server: Make) -> No
     assert not held(rig)
 
 
-def test_clocks_that_are_passed_at_once() -> None:
-    clocks = Clocks()
-    assert (clocks.next, clocks.pass_over(10)) == (NEVER, [])
-    clocks.begin(5, 7)
-    assert clocks.next == 10
-    clocks.ask(8)
-    assert clocks.next == 8
-    assert clocks.pass_over(8) == []
-    assert clocks.pass_over(11) == [8, 10]
-    assert clocks.pass_over(16) == [15]
-    assert clocks.pass_over(27) == [20, 25]
-
-
 # --- the beginning of a job from one ---
 
 
@@ -409,7 +440,7 @@ RULES = m.RulesState("sgd", {"learning_rate": 0.5}, "sum", ((2, {"learning_rate"
 
 def resumed(make_server: Make, *states: ChunkState, load: bool = True, **options: Any) -> Any:
     """Return a server of two workers that has read these parts, and is filled from them unless told otherwise."""
-    settings = {"resume": "/ck/old", "checkpoint_every": 2, "checkpoints": "/ck", "run": 3}
+    settings = {"resume": "/ck/old", "checkpoint_at": 4, "checkpoints": "/ck", "run": 3}
     rig = make_server(2, attach=False, settings=settings, **options)
     rig.handle(st.Join(0, 10.0))
     rig.handle(st.Connected(SCHEDULER))
@@ -602,13 +633,11 @@ def test_next_checkpoint_is_the_one_after_the_loaded_one(make_server: Make) -> N
     assert held(rig) == [(4, "w", 4, {0: 4, 1: 4})]
 
 
-@pytest.mark.parametrize(("every", "clock", "given_up"), [(4, 10, [8]), (4, 8, [8]), (4, 3, []), (0, 10, [])])
-def test_who_takes_the_place_of_another_server_says_which_part_there_will_not_be(
-    every: int, clock: int, given_up: list[int]
+@pytest.mark.parametrize(("asked", "told"), [(3, [m.CheckpointClock(3, 4)]), (4, [])])
+def test_who_takes_the_place_of_another_server_may_be_past_what_it_was_asked_for_before(
+    asked: int, told: list[m.Message]
 ) -> None:
-    """The others may have written theirs already, and the scheduler would wait for this one."""
     checkpoints = Checkpoints(Catalog(), Rules())
-    checkpoints.viewed(m.View(9, (), (), 1.0, 64, 64, 10.0, checkpoint_every=every), 1)
-    parts = [m.CheckpointPart(each, None, "server 1 is another node by now") for each in given_up]
-    assert checkpoints.taken_over(clock) == [ef.Send(SCHEDULER, 0, part) for part in parts]
-    assert checkpoints.newest == clock
+    assert checkpoints.asked(asked) == [ef.Send(SCHEDULER, 0, m.CheckpointClock(asked, 0))]
+    view = m.View(9, (), (), 1.0, 64, 64, 10.0)
+    assert checkpoints.taken_over(view, 1, 4) == [ef.Send(SCHEDULER, 0, message) for message in told]

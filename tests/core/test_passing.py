@@ -13,14 +13,15 @@ from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 Make = Callable[..., Any]
-EVERY_2 = {"checkpoint_every": 2, "checkpoints": "/ck", "run": 3}
+AT_2 = {"checkpoint_at": 2, "checkpoints": "/ck", "run": 3}
+FOLDER = {"checkpoints": "/ck", "run": 3}
 PLACE = "/ck/run-000003-clock-0000000002"
 
 
 @pytest.fixture
 def worker(make_worker: Make) -> Any:
-    """A worker of two with the keys "v" and "w", and a checkpoint after every two rounds."""
-    return keyed(make_worker(settings=EVERY_2))
+    """A worker of two with the keys "v" and "w", and a checkpoint after the second round."""
+    return keyed(make_worker(settings=AT_2))
 
 
 def keyed(rig: Any) -> Any:
@@ -49,7 +50,7 @@ def test_scheduler_is_told_with_the_first_push_of_the_next_round(worker: Any) ->
     rounds(worker, 1)
     assert told(worker) == [m.CheckpointPart(2)]
     rounds(worker, 2)
-    assert told(worker) == [m.CheckpointPart(2), m.CheckpointPart(4)]
+    assert told(worker) == [m.CheckpointPart(2)]
 
 
 def test_not_before_all_pushes_of_before_are_answered(worker: Any) -> None:
@@ -86,26 +87,54 @@ def test_who_leaves_with_an_open_push_is_not(worker: Any) -> None:
     assert worker.call(st.Depart, timeout=5.0).messages == [m.Leave()]
 
 
-def test_rounds_of_what_is_loaded_are_over(worker: Any) -> None:
-    worker.call(st.Resume, clock=7, updates={"v": 7, "w": 7})
-    rounds(worker, 2)
-    assert told(worker) == [m.CheckpointPart(8)]
+def ask(rig: Any, clock: int) -> list[m.Message]:
+    """Let the scheduler ask for a clock; return what it is told."""
+    before = len(told(rig))
+    rig.handle(st.Received(SCHEDULER, 0, m.CheckpointAt(clock)))
+    return told(rig)[before:]
 
 
 def test_clock_that_is_asked_for_is_passed_too(make_worker: Make) -> None:
-    rig = keyed(make_worker(settings={"checkpoints": "/ck", "run": 3}))
+    rig = keyed(make_worker(settings=FOLDER))
     rounds(rig, 1)
-    rig.handle(st.Received(SCHEDULER, 0, m.CheckpointAt(2)))
+    assert ask(rig, 2) == [m.CheckpointClock(2, 1)]
     rounds(rig, 2)
-    assert told(rig) == [m.CheckpointClock(2, 1), m.CheckpointPart(2)]
+    assert told(rig)[1:] == [m.CheckpointPart(2)]
 
 
 def test_clock_that_is_over_is_not(make_worker: Make) -> None:
-    rig = keyed(make_worker(settings={"checkpoints": "/ck", "run": 3}))
+    rig = keyed(make_worker(settings=FOLDER))
     rounds(rig, 3)
-    rig.handle(st.Received(SCHEDULER, 0, m.CheckpointAt(2)))
+    assert ask(rig, 2) == [m.CheckpointClock(2, 3)]
     rounds(rig, 1)
-    assert told(rig) == [m.CheckpointClock(2, 3)]
+    assert told(rig)[1:] == []
+
+
+def test_the_clock_that_is_asked_for_last_takes_the_place_of_the_one_before(worker: Any) -> None:
+    rounds(worker, 1)
+    assert ask(worker, 3) == [m.CheckpointClock(3, 1)]
+    rounds(worker, 3)
+    assert told(worker)[1:] == [m.CheckpointPart(3)]
+
+
+def test_who_is_asked_again_says_again_what_it_has_said(worker: Any) -> None:
+    """What it has said may have got lost with the connection, and the scheduler would wait for ever."""
+    rounds(worker, 1)
+    assert ask(worker, 2) == [m.CheckpointClock(2, 1)]
+    rounds(worker, 2)
+    assert ask(worker, 2) == [m.CheckpointClock(2, 2), m.CheckpointPart(2)]
+
+
+def test_what_was_passed_for_a_scheduler_that_is_no_more_is_not_for_the_next_one(worker: Any) -> None:
+    rounds(worker, 3)
+    worker._settings = AT_2 | {"run": 4}
+    worker.publish()
+    assert ask(worker, 2) == [m.CheckpointClock(2, 3)]
+
+
+def test_who_has_taken_the_place_of_another_worker_may_be_past_it_already(worker: Any) -> None:
+    worker.call(st.Resume, clock=7, updates={"v": 7, "w": 7})
+    assert told(worker) == [m.CheckpointPart(2)]
 
 
 # --- what compression has left ---
@@ -113,7 +142,7 @@ def test_clock_that_is_over_is_not(make_worker: Make) -> None:
 
 def compressed(make_worker: Make) -> Any:
     """Return a worker that compresses with error feedback."""
-    rig = keyed(make_worker(settings=EVERY_2))
+    rig = keyed(make_worker(settings=AT_2))
     call = rig.call(st.ConfigureCompression, name="2bit", params={}, pull_name="", pull_params={}, timeout=5.0)
     return rig.finish(call) and rig
 
@@ -153,6 +182,26 @@ def test_what_is_left_is_kept_before_the_first_gradient_of_the_next_round_is_enc
     file = m.CheckpointFile("residuals-0.safetensors", 9, "a", 1, "b")
     rig.handle(st.PartWritten(2, file))
     assert told(rig) == [m.CheckpointPart(2, file)]
+    assert ask(rig, 2) == [m.CheckpointClock(2, 2), m.CheckpointPart(2, file)]
+
+
+def test_what_was_written_for_one_that_is_not_asked_for_any_longer_is_not_told(make_worker: Make) -> None:
+    rig = compressed(make_worker)
+    for _ in range(3):
+        push(rig, "v", "w")
+    ask(rig, 9)
+    rig.handle(st.PartWritten(2, m.CheckpointFile("residuals-0.safetensors", 9, "a", 1, "b")))
+    assert told(rig) == [m.CheckpointClock(9, 3)]
+
+
+def test_clock_of_a_gradient_that_is_being_encoded_counts(make_worker: Make) -> None:
+    """What was left before that is not known any more."""
+    rig = compressed(make_worker)
+    ask(rig, 5)
+    for _ in range(2):
+        push(rig, "v", "w")
+    push(rig, "v", encode=False)
+    assert ask(rig, 2) == [m.CheckpointClock(2, 3)]
 
 
 def test_it_is_kept_of_other_keys_as_long_as_the_clock_is_not_passed(make_worker: Make) -> None:

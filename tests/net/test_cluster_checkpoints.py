@@ -255,45 +255,40 @@ async def test_async_pushes_are_counted_once_or_not_at_all(cluster: MakeCluster,
                 store.release(value)
 
 
+async def train_until(cluster: Cluster, folder: Path, values: dict[str, Any], step: int, count: int) -> dict[int, Any]:
+    """Take step after step until there are so many complete checkpoints; return the values after each."""
+    after = {step: values}
+    async with asyncio.timeout(20):
+        while len(await complete_ones(folder)) < count:
+            after[step + 1] = await train_all(cluster, after[step], step, step + 1)
+            step += 1
+    return after
+
+
 async def test_the_last_few_are_kept_and_a_new_run_has_its_own_number(cluster: MakeCluster, tmp_path: Path) -> None:
-    settings = {"checkpoint_folder": str(tmp_path), "checkpoint_every": 1, "checkpoint_keep": 2}
-
-    async def numbers() -> list[tuple[int, int]]:
-        return [(found.run, found.clock) for found in await complete_ones(tmp_path)]
-
-    for run in (1, 2):
-        async with cluster(**settings) as running:
-            values = await begin(running, RULES[0])
-            for step in range(4):
-                values = await train_all(running, values, step, step + 1)
-                # The one of the round before is written now.
-                while step and (run, step) not in await numbers():
-                    pass
-            await running.each(lambda worker: worker.close())
-            await running.scheduler.wait_stopped()
-        # The last round has one too, since the job waits for that.
-        assert await numbers() == [(run, 3), (run, 4)]
+    settings = {"checkpoint_folder": str(tmp_path), "checkpoint_every": 1}
+    async with cut_off(cluster, **settings, checkpoint_keep=3) as running:
+        await train_until(running, tmp_path, await begin(running, RULES[0]), 0, 3)
+    async with cluster(**settings, checkpoint_keep=2) as running:
+        values, step = await begin(running, RULES[0]), 0
+        async with asyncio.timeout(20):
+            while [found.run for found in await complete_ones(tmp_path)] != [2, 2]:
+                values, step = await train_all(running, values, step, step + 1), step + 1
 
 
 async def test_one_every_so_often(cluster: MakeCluster, tmp_path: Path) -> None:
     async with cluster(checkpoint_folder=str(tmp_path), checkpoint_seconds=0.05) as running:
-        values, step = await begin(running, RULES[0]), 0
-        async with asyncio.timeout(20):
-            while len(await complete_ones(tmp_path)) < 2:
-                values, step = await train_all(running, values, step, step + 1), step + 1
+        await train_until(running, tmp_path, await begin(running, RULES[0]), 0, 2)
 
 
 async def test_torn_one_is_passed_over(cluster: MakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"checkpoint_folder": str(tmp_path), "checkpoint_every": 2}
     async with cut_off(cluster, **settings) as first:
-        at_2 = await train_all(first, await begin(first, RULES[0]), 0, 2)
-        at_3 = await train_all(first, at_2, 2, 3)
-        await settled(tmp_path, 2)
-        await train_all(first, at_3, 3, 5)
-        await settled(tmp_path, 4)
-    await tear(tmp_path, 4)
+        after = await train_until(first, tmp_path, await begin(first, RULES[0]), 0, 2)
+    before, newest = [found.clock for found in await complete_ones(tmp_path)][-2:]
+    await tear(tmp_path, newest)
     async with cluster(**settings, resume="latest") as second:
-        assert_same(await begin(second, RULES[0]), at_2)
+        assert_same(await begin(second, RULES[0]), after[before])
     assert "is torn" in caplog.text
 
 

@@ -66,6 +66,19 @@ def test_one_every_so_many_seconds(make_scenario: Callable[..., Scenario]) -> No
     assert len([log for log in run.logs if "is complete" in log.text]) > 3
 
 
+@pytest.mark.parametrize("seconds", [3.0, 5.0])
+def test_they_go_on_being_made_when_writing_takes_longer_than_an_interval(
+    make_scenario: Callable[..., Scenario], seconds: float
+) -> None:
+    # Rounds take a second each.
+    section = ClusterSection(workers=3, servers=2, checkpoint_every=2, checkpoint_write=seconds)
+    run = simulate(make_scenario(3, 40, Constant(mean=1.0), cluster=section, tensor=TENSORS), "bsp", 1)
+    complete = [log.text for log in run.logs if "is complete" in log.text]
+    # One is written, then all go on to the next one.
+    assert len(complete) >= 40 / (seconds + 2 + 1)
+    assert not [log for log in run.logs if "there is no checkpoint" in log.text]
+
+
 def test_cut_of_async_keys_has_less_of_who_is_slow(make_scenario: Callable[..., Scenario]) -> None:
     section = ClusterSection(workers=2, checkpoint_every=20)
     slow = Slow(node="worker-1", factor=4.0)

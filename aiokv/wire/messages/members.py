@@ -87,8 +87,9 @@ class View(Message):
 
     `on_worker_loss` is what becomes of the others when a worker is lost: "fail", "shrink" or "respawn".
 
-    Unless `checkpoint_every` is 0 there is a cluster checkpoint after every so many rounds; they are in the folder
-    `checkpoints`, and `run` is in their names. `resume` is the folder of the one with which the servers begin.
+    `checkpoint_at` is the clock of the cluster checkpoint that is due next, see `CheckpointAt`; 0: none is asked for
+    yet. They are in the folder `checkpoints`, and `run` is in their names. `resume` is the folder of the one with which
+    the servers begin.
 
     `replication` is on how many servers every parameter is: with 2 each has a standby.
 
@@ -103,7 +104,7 @@ class View(Message):
     split_bytes: int
     death_timeout: float
     on_worker_loss: str = "fail"
-    checkpoint_every: int = 0
+    checkpoint_at: int = 0
     checkpoints: str = ""
     run: int = 0
     resume: str = ""

@@ -90,7 +90,7 @@ class PutRules(Message):
 
 
 class CheckpointAt(Message):
-    """The scheduler wants a checkpoint of all updates up to a clock, besides the regular ones. Answered by
+    """The scheduler wants a checkpoint of all updates up to a clock, and no other one any longer. Answered by
     `CheckpointClock`.
     """
 
@@ -98,7 +98,10 @@ class CheckpointAt(Message):
 
 
 class CheckpointClock(Message):
-    """It will be made, if the newest clock so far is not past that one; otherwise it can't be any longer."""
+    """It will be made, if the newest clock so far is not past that one; otherwise it can't be any longer.
+
+    A server that is still writing an earlier one answers when it has done so.
+    """
 
     clock: int
     newest: int
@@ -126,7 +129,10 @@ class CheckpointPart(Message):
 
 
 class CheckpointRest(Message):
-    """To the servers: all workers are past the clock, so what has not changed since then will not change any more."""
+    """To the servers: all workers are past the clock, so what has not changed since then will not change any more.
+
+    Said again, long afterwards: what is not made by now is waited for no longer.
+    """
 
     clock: int
 

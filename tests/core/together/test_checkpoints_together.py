@@ -2,113 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.checkpoint_keeper import CheckpointPlan
-from aiokv.core.membership import ClusterPlan, Membership
-from aiokv.core.saved_chunks import ChunkState
 from aiokv.types import TensorSpec
-from aiokv.wire import messages as m
+from tests.core.together.disk import Disk, cut, with_disk
 
 Make = Callable[..., Any]
-Saved = list[tuple[ChunkState, Any]]
-"""Parts of keys with their values."""
-
 SHAPES: dict[Any, int] = {"large": 40, "small": 3, "tiny": 2, "other": 5}
 ROUNDS = 7
-
-
-class Disk:
-    """Where the servers of a cluster write, at any time later, and read."""
-
-    def __init__(self) -> None:
-        self.held: dict[tuple[str, int], Saved] = {}
-        self.parts: dict[str, dict[int, Saved]] = {}
-        self.complete: dict[int, Saved] = {}
-
-
-def with_disk(make_cluster: Make, disk: Disk, *, resume: int = 0, **options: Any) -> Any:
-    """Return a cluster with a checkpoint after every two rounds, which begins with one if there is a clock."""
-
-    class Cluster(make_cluster):  # type: ignore[misc, valid-type]
-        def __init__(self) -> None:
-            workers, servers = options["workers"], options["servers"]
-            super().__init__(**options)
-            plan = CheckpointPlan("/ck", 1, 2, 0.0, 9, resume="/ck/old" if resume else "", clock=resume)
-            self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, checkpoints=plan)))
-
-        def soon(self, node: Any, stimulus: st.Stimulus) -> None:
-            """Let something be done at any time."""
-            self.ready.setdefault((node.name, -99), deque()).append((node, stimulus, None))
-
-        def perform(self, node: Any, effect: Any) -> None:
-            match effect:
-                case ef.WriteManifest(clock, place):
-                    disk.complete[clock] = [each for part in disk.parts[place].values() for each in part]
-                    self.soon(node, st.ManifestWritten(clock))
-                case ef.RemoveCheckpoints():
-                    pass
-                case _:
-                    super().perform(node, effect)
-
-        def perform_rule(self, node: Any, store: Any, effect: Any) -> None:
-            if isinstance(effect, ef.Snapshot | ef.DropSnapshots | ef.WriteSnapshots):
-                save(self, disk, node, effect)
-            elif isinstance(effect, ef.ReadCheckpoint | ef.LoadSnapshots):
-                load(self, disk.complete[resume], node, effect)
-            else:
-                super().perform_rule(node, store, effect)
-
-    return Cluster()
-
-
-def save(cluster: Any, disk: Disk, node: Any, effect: Any) -> None:
-    """Hold, drop or write values."""
-    match effect:
-        case ef.Snapshot(clock, key, start, version, states):
-            held = disk.held.setdefault((node.name, clock), [])
-            held += zip(states, cut(cluster.stores[node.name], key, start, version), strict=True)
-        case ef.DropSnapshots(clock):
-            del disk.held[node.name, clock]
-        case ef.WriteSnapshots(clock, place, index):
-            disk.parts.setdefault(place, {})[index] = disk.held.pop((node.name, clock), [])
-            cluster.soon(node, st.PartWritten(clock, m.CheckpointFile(str(index), 1, "", 0, "")))
-
-
-def load(cluster: Any, saved: Saved, node: Any, effect: Any) -> None:
-    """Read what there is, or put it into chunks."""
-    if isinstance(effect, ef.LoadSnapshots):
-        for wanted in effect.chunks:
-            value = join(wanted, [saved[number] for number in wanted.sources])
-            cluster.stores[node.name].chunks[wanted.key, wanted.start] = {wanted.version: value}
-        cluster.soon(node, st.SnapshotsLoaded())
-    else:
-        clock = cluster.nodes["scheduler"].machine._plan.checkpoints.clock
-        rules = m.RulesState("", {}, "sum", (), clock)
-        cluster.soon(node, st.CheckpointRead(clock, rules, [state for state, _ in saved]))
-
-
-def cut(store: Any, key: Any, start: int, version: int) -> list[Any]:
-    """Return the values of the keys in a chunk."""
-    ends = list(itertools.accumulate(piece.size for piece in store.pieces[key, start]))
-    return np.split(store.chunks[key, start][version].copy(), ends[:-1])
-
-
-def join(wanted: ef.WantedChunk, sources: Saved) -> Any:
-    """Return the value of a chunk, made of parts."""
-    value = np.full(wanted.stop, np.nan, np.float32)
-    for state, part in sources:
-        low, high = max(state.start, wanted.start), min(state.stop, wanted.stop)
-        value[low:high] = part[low - state.start : high - state.start]
-    return value[wanted.start :]
 
 
 def gradient(rank: int, clock: int, size: int) -> Any:
@@ -139,7 +45,6 @@ def trains(*begins: int) -> Callable[[Any], Any]:
         for key in SHAPES:
             known = directory._known[key]
             (known.bundle or known).pushed = begin
-        user.node.machine._passing.resumed(begin)
         for clock in range(begin + 1, ROUNDS + 1):
             gradients = {key: gradient(rank, clock, size) for key, size in SHAPES.items()}
             large = {"large": gradients.pop("large")}
