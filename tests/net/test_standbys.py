@@ -189,3 +189,40 @@ async def die(running: Cluster) -> None:
     """Let a server crash as soon as it has a standby."""
     await copied(running)
     await crash(running.servers[1])
+
+
+async def test_a_worker_joins_where_everything_is_on_two_servers_and_none_of_its_rounds_is_lost_with_one(
+    cluster: MakeCluster,
+) -> None:
+    """Values are the sums of rounds: 11 of two workers, 111 of three; a server dies two steps after the third came."""
+    shapes = {"large": 60_000, "small": 3}
+    end, sums = [1 << 30], {0: list[float](), 1: list[float](), 2: list[float]()}
+
+    async def step(worker: aiokv.Client) -> None:
+        pushed = {key: np.full(size, 10.0**worker.rank) for key, size in shapes.items()}
+        values = await worker.pushpull(pushed)
+        (total,) = {float(each) for value in values for each in np.unique(value)}
+        sums[worker.rank].append(total)
+
+    async def work(worker: aiokv.Client, number: int) -> None:
+        while number < end[0]:
+            if worker.rank == 0 and number == end[0] - 3:
+                await copied(running)
+                await crash(running.servers[1])
+            await step(worker)
+            number += 1
+
+    async with cluster(workers=2, servers=3, replication=2, max_workers=3) as running:
+        third = running.client("worker-2")
+        for worker in running.workers:
+            await worker.init({key: np.zeros(size) for key, size in shapes.items()})
+        training = asyncio.gather(*(work(worker, 0) for worker in running.workers))
+        await third.start()
+        running.workers.append(third)
+        await third.init({key: np.zeros(size) for key, size in shapes.items()})
+        start = await third.resume_step()
+        # The others can't be beyond the first of its steps.
+        end[0] = start + 5
+        await asyncio.gather(training, work(third, start))
+    assert sums[2] == [111.0] * 5
+    assert sums[0] == sums[1] == [11.0] * start + [111.0] * 5
