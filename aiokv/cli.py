@@ -331,7 +331,14 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
         type=_Plain(click.IntRange(min=0)),
         metavar="N",
         help="How often nodes that fail are started again, all together.  "
-        "[default: 10 with respawn or replication 2, or else 0]",
+        "[default: 10 with respawn, replication 2 or --reseed, or else 0]",
+    ),
+    click.option(
+        "--reseed",
+        "reseeds",
+        is_flag=True,
+        help="When servers are lost, start all of them and the scheduler again, for workers that bring their weights "
+        "(kv.rejoin, kv.reseed).",
     ),
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="End a job that takes longer."),
     click.option(
@@ -371,6 +378,7 @@ def run(
     timeout: float | None,
     drain: float | None,
     restarts: int | None,
+    reseeds: bool,
     plugins: tuple[str, ...],
     hosts: str | None,
     join: str | None,
@@ -388,7 +396,7 @@ def run(
 
     The job is done when every worker has exited with code 0. When a node fails, or at Ctrl-C, all others are ended too;
     unless it can be started again (--restarts): the scheduler always can, a worker with --on-worker-loss respawn, a
-    server with --replication 2.
+    server with --replication 2, all servers with --reseed.
     A bare "python" in COMMAND is the Python that runs aiokv.
 
     \b
@@ -441,11 +449,12 @@ def run(
         timeout=timeout,
         drain=_drain(config, joins=join is not None) if drain is None else drain,
         recovery=Recovery(
-            restarts=_restarts(config) if restarts is None else restarts,
+            restarts=_restarts(config, reseeds=reseeds) if restarts is None else restarts,
             on_worker_loss=config.on_worker_loss,
             replicated=config.replication > 1,
             colocated=config.colocate,
             resumable=bool(config.checkpoint_every or config.checkpoint_seconds),
+            reseeds=reseeds,
         ),
     )
     outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
@@ -457,9 +466,9 @@ def _drain(config: Config, *, joins: bool) -> float:
     return 30.0 if joins or config.max_workers else 0.0
 
 
-def _restarts(config: Config) -> int:
+def _restarts(config: Config, *, reseeds: bool) -> int:
     """Return how often nodes are started again unless that was said."""
-    return 10 if config.on_worker_loss == "respawn" or config.replication > 1 else 0
+    return 10 if config.on_worker_loss == "respawn" or config.replication > 1 or reseeds else 0
 
 
 def _placed(config: Config, hosts: str | None, remote: str | None) -> dict[str, Any]:

@@ -188,6 +188,9 @@ class LocalLauncher(Launcher):
             self._address = self._job.joins
             self._steps.put_nowait(self._supervisor.scheduler_ready())
             return
+        await self._start_scheduler()
+
+    async def _start_scheduler(self) -> None:
         life = self._supervisor.life
         self._after(self._job.start_timeout, lambda seconds: self._supervisor.not_ready(seconds, life))
         await self._start([self._job.scheduler_name()])
@@ -205,6 +208,8 @@ class LocalLauncher(Launcher):
                     await self._restart()
                 case Step.RESUME:
                     await self._resume()
+                case Step.RESEED:
+                    await self._reseed()
                 case Step.KILL:
                     for node in self._nodes.values():
                         node.kill()
@@ -235,6 +240,14 @@ class LocalLauncher(Launcher):
         await asyncio.to_thread(self._choose_checkpoint)
         await self._begin()
 
+    async def _reseed(self) -> None:
+        """Start the scheduler again where it was, and then the servers, for workers that bring what they have."""
+        left = self._supervisor.restarts_left
+        text = f"starting the scheduler and the servers again, for the workers' weights; {count(left, 'restart')} left"
+        self._note("reseeding", text, left=left)
+        self._nodes = {name: node for name, node in self._nodes.items() if self._roles[name] is Role.WORKER}
+        await self._start_scheduler()
+
     def _choose_checkpoint(self) -> None:
         """Go on from the job's own checkpoints; as long as there is none, from the one that it began with."""
         from aiokv.checkpoint_folder import LATEST, find_checkpoints  # noqa: PLC0415 - a job seldom needs it, and NumPy
@@ -246,17 +259,20 @@ class LocalLauncher(Launcher):
 
     async def _start_rest(self) -> None:
         address = format_address(*self._address) if self._address else ""
+        missing = [name for name in self._roles if name not in self._nodes]
         workers = count(self._job.workers, "worker")
         nodes = (
             f"{workers} that host servers"
             if self._job.colocate
             else f"{count(self._job.servers, 'server')} and {workers}"
         )
+        if self._roles[missing[-1]] is not Role.WORKER:
+            nodes = count(len(missing), "server")
         text = f"scheduler listening on {address}; starting {nodes}"
         if self._job.joins is not None:
             text = f"starting {workers} to join the job at {address}"
         self._note("ready", text, address=address)
-        await self._start([name for name in self._roles if name not in self._nodes])
+        await self._start(missing)
 
     async def _start(self, names: list[str]) -> None:
         for name in names:

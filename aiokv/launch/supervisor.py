@@ -28,6 +28,7 @@ class Step(enum.Enum):
     START = "start the servers and the workers"
     RESTART = "start the nodes in `failed` again"
     RESUME = "end everything, then start all again from the last checkpoint"
+    RESEED = "start the scheduler again, and then the servers; the workers go on, and bring what they have"
     FINISH = "let the others end by themselves for a moment, then end them"
     END = "end everything"
     KILL = "kill everything"
@@ -39,6 +40,7 @@ class Phase(enum.Enum):
     STARTING = "the scheduler has not said yet where it listens"
     RUNNING = "all nodes are started"
     RESUMING = "all nodes are being ended, and will be started again"
+    RESEEDING = "parameters are lost; scheduler and servers will be started again when the workers have left them"
     ENDING = "all nodes are being ended; what they do now changes nothing"
 
 
@@ -77,6 +79,7 @@ class Recovery:
     `restarts` is how often nodes may be started again, all together. `on_worker_loss` is the cluster's rule.
     `replicated`: the servers hold each other's parameters, so that one of them can be started again. `colocated`: with
     a worker a server fails. `resumable`: a job whose parameters are lost goes on from a checkpoint, if there is one.
+    `reseeds`: then the workers leave, and bring their weights to another scheduler and other servers.
     """
 
     restarts: int = 0
@@ -84,6 +87,7 @@ class Recovery:
     replicated: bool = False
     colocated: bool = False
     resumable: bool = False
+    reseeds: bool = False
 
 
 class Supervisor:
@@ -109,7 +113,7 @@ class Supervisor:
         self.phase = Phase.STARTING
         self.outcome = Outcome(0)
         self.life = 0
-        """How often all nodes were started again."""
+        """How often all nodes, or all but the workers, were started again."""
 
     @property
     def running(self) -> list[str]:
@@ -128,9 +132,11 @@ class Supervisor:
         self._running.discard(name)
         if self.phase in (Phase.ENDING, Phase.RESUMING):
             return Step.WAIT
+        if self.phase is Phase.RESEEDING and self._roles[name] is not Role.WORKER:
+            return self._reseed_if_left()
         if code != 0:
             return self._recover(name) or self._fail(_exit_code(code), f"{name} {describe_exit(code)}", name)
-        if self.phase is Phase.STARTING:
+        if self.phase is Phase.STARTING and self._roles[name] is Role.SCHEDULER:
             return self._fail(1, f"{name} exited with code 0 before it said where it listens", name)
         if self._workers_running:
             return Step.WAIT
@@ -153,8 +159,10 @@ class Supervisor:
     def _recover(self, name: str) -> Step | None:
         """Return what is done so that the job goes on although a node has failed; None: it can't."""
         role, rule = self._roles[name], self._recovery
-        if self.phase is Phase.STARTING:
+        if self.phase is not Phase.RUNNING:
             return None
+        if role is Role.SERVER and rule.reseeds and not rule.replicated and self.restarts_left:
+            return self._reseed()
         keeps_parameters = rule.replicated or not rule.colocated
         if role is Role.WORKER and rule.on_worker_loss == "shrink" and keeps_parameters and self._workers_running:
             return Step.WAIT
@@ -180,11 +188,27 @@ class Supervisor:
         """The scheduler has said that a server is lost and that nobody has a copy of what it had."""
         if self.phase is not Phase.RUNNING:
             return Step.WAIT
+        if self._recovery.reseeds and self.restarts_left:
+            return self._reseed()
         if not self._recovery.resumable or not self.restarts_left:
             return self._fail(1, f"{node} is lost, and nobody has a copy of its parameters", node)
         self.restarts_left -= 1
         self.phase = Phase.RESUMING
         return Step.RESUME
+
+    def _reseed(self) -> Step:
+        self.restarts_left -= 1
+        self.phase = Phase.RESEEDING
+        return self._reseed_if_left()
+
+    def _reseed_if_left(self) -> Step:
+        """Start scheduler and servers again as soon as all of them have ended, which they do when the workers leave."""
+        others = [name for name, role in self._roles.items() if role is not Role.WORKER]
+        if not self._running.isdisjoint(others):
+            return Step.WAIT
+        self._running.update(others)
+        self.phase, self.life = Phase.STARTING, self.life + 1
+        return Step.RESEED
 
     def not_started(self, name: str, problem: str) -> Step:
         """A node's program could not be started."""

@@ -246,3 +246,49 @@ def test_time_to_start_is_that_of_the_scheduler_which_is_started_now() -> None:
     job.begin_again()
     assert job.not_ready(30.0, life=0) is Step.WAIT
     assert job.not_ready(30.0, life=1) is Step.END
+
+
+# --- workers that bring their weights ---
+
+
+def test_scheduler_and_servers_are_started_again_when_the_workers_have_left_them() -> None:
+    job = Supervisor({**ROLES, "server-1": Role.SERVER}, Recovery(restarts=1, reseeds=True, resumable=True))
+    job.scheduler_ready()
+    assert job.exited("server-0", -9) is Step.WAIT
+    assert job.phase is Phase.RESEEDING
+    assert job.parameters_lost("server-0") is Step.WAIT
+    assert job.exited("server-1", 0) is Step.WAIT
+    assert job.exited("scheduler", 1) is Step.RESEED
+    assert (job.phase, job.restarts_left, job.life) == (Phase.STARTING, 0, 1)
+    assert sorted(job.running) == ["scheduler", "server-0", "server-1", "worker-0", "worker-1"]
+    assert job.not_ready(30.0, 0) is Step.WAIT, "that was the scheduler of before"
+    assert job.scheduler_ready() is Step.START
+    assert job.exited("worker-0", 0) is Step.WAIT
+    assert job.exited("worker-1", 0) is Step.FINISH
+    assert job.outcome == Outcome(0)
+
+
+def test_servers_that_are_lost_with_their_copies_are_started_again_too() -> None:
+    job = running(restarts=1, reseeds=True, replicated=True)
+    assert job.parameters_lost("server-0") is Step.WAIT
+    assert job.exited("server-0", -9) is Step.WAIT
+    assert job.exited("scheduler", 1) is Step.RESEED
+
+
+def test_a_worker_that_fails_when_it_is_to_bring_its_weights_ends_the_job() -> None:
+    job = running(restarts=5, reseeds=True, on_worker_loss="respawn")
+    job.exited("server-0", -9)
+    assert job.exited("worker-0", 1) is Step.END
+    assert job.outcome == Outcome(1, "worker-0 exited with code 1", "worker-0")
+
+
+def test_a_worker_that_is_done_before_the_scheduler_is_there_again_is_done() -> None:
+    job = running(restarts=1, reseeds=True)
+    job.exited("server-0", -9)
+    assert job.exited("scheduler", 1) is Step.RESEED
+    assert job.exited("worker-0", 0) is Step.WAIT
+
+
+@pytest.mark.parametrize("recovery", [{"reseeds": True}, {"restarts": 1}])
+def test_without_restarts_or_unless_that_is_wanted_a_lost_server_ends_the_job(recovery: dict[str, Any]) -> None:
+    assert running(**recovery).exited("server-0", 3) is Step.END
