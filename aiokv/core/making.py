@@ -95,7 +95,7 @@ class Making:
             divisor = self._rules.merging.divisor(len(ranks), len(chunk.group) or roster.world)
         apply = Apply(chunk.key, chunk.start, update.version, update.accumulator, ranks, behind, clock, rule, divisor)
         if chunk.reads is not None:
-            read = parts[0].read
+            read = parts[0].read if len(parts) == 1 else None
             apply.read = chunk.version if read is None else read
             update.keeps = True
         # Of a sum nobody computes anything.
@@ -117,7 +117,7 @@ class Making:
     def read(self, chunk: Chunk, rank: Rank, named: Version) -> Version | None:
         """Return the version that a rank had read, if the rule looks at it; from now on such versions are kept.
 
-        Rules look at it where each push is an update of its own.
+        Rules look at it where an update is made of one push.
         """
         if chunk.reads is None:
             if not (self._rules.current.reads_weight and chunk.is_dense):
@@ -157,4 +157,8 @@ class Making:
 
 
 def _open_contributions(chunk: Chunk) -> list[Contribution]:
-    return [part for update in chunk.updates.values() for part in update.contributions.values()]
+    updates, found = list(chunk.updates.values()), []
+    if chunk.rounds is not None:
+        updates += chunk.rounds.updates.values()
+        found = [one.contribution for one in chunk.rounds.undecided.values()]
+    return found + [part for update in updates for part in update.contributions.values()]

@@ -106,10 +106,10 @@ class Rounds:
             chunk.pushed[rank] = message.sequence
             if respawns:
                 chunk.clocks[rank] = message.clock
+            if not chunk.policy.in_step:
+                contribution.read = self._making.read(chunk, rank, message.read_version)
             if chunk.policy.decides:
                 return effects + self._steps.push(chunk, contribution, waiter, now)
-            if chunk.policy.per_push:
-                contribution.read = self._making.read(chunk, rank, message.read_version)
             waiter.updates.append(chunk.open(versions[place], contribution, waiter))
         for place, update in enumerate(tuple(waiter.updates)):
             effects += self._settle(chunks[place], update)

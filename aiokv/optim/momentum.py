@@ -153,7 +153,8 @@ class DCASGD(Momentum, tag="dcasgd", frozen=True, kw_only=True):
         m = momentum * m - learning_rate * (g + lamda * g^2 * (w - w_read));  w = w + m
 
     where w_read is the weight that the worker had read when it computed the gradient. So a weight is kept for each
-    worker; MXNet keeps one for all of them, which measures the delay of none.
+    worker; MXNet keeps one for all of them, which measures the delay of none. In an update that is made of several
+    contributions it is w.
 
     Args:
         momentum: at least 0 and less than 1.

@@ -42,6 +42,43 @@ def test_update_is_told_what_its_contributor_had_read(delayed: Server) -> None:
     assert reads(delayed) == [0, 1, 2, 0]
 
 
+def delayed_under(make_server: type[Server], policy: str, workers: int = 3) -> Server:
+    server = make_server(workers, policy)
+    server.init()
+    server.ask(0, m.SetOptimizer("dcasgd", {}, "sum", 5.0))
+    return server
+
+
+@pytest.mark.parametrize("policy", ["ringmaster:9", "k_batch_async:1"])
+def test_a_decided_round_of_one_step_is_told_it_too(make_server: type[Server], policy: str) -> None:
+    server = delayed_under(make_server, policy)
+    for read in range(3):
+        server.push(0, read_version=read, want_value=True)
+    server.push(1, read_version=0)
+    assert reads(server) == [0, 1, 2, 0]
+
+
+def test_a_sum_of_several_steps_has_read_no_version(make_server: type[Server]) -> None:
+    server = delayed_under(make_server, "k_batch_async:2")
+    for rank in (0, 1, 0, 2):
+        server.push(rank, read_version=0)
+    assert reads(server) == [0, 1], "that of the value, so that nothing is compensated"
+
+
+def test_what_waits_for_its_turn_keeps_the_version_that_it_refers_to(make_server: type[Server]) -> None:
+    server = delayed_under(make_server, "round_robin", workers=4)
+    # Rank 3 has read what was there at first, and its turn is the last one.
+    server.push(3, read_version=0)
+    server.push(0, read_version=0, want_value=True)
+    # What is to come of any rank refers to newer versions.
+    for rank in (1, 2, 3):
+        server.pull(rank, at_least=0)
+    for rank in (3, 0, 1, 2):
+        server.push(rank, read_version=1)
+    assert reads(server) == [0, 1, 1, 0, 1]
+    assert 0 not in server.kept["w", 0]
+
+
 def test_versions_are_kept_while_a_rank_may_refer_to_them(delayed: Server) -> None:
     for read in range(5):
         pushpull(delayed, 0, read)
