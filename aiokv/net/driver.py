@@ -403,7 +403,7 @@ class Driver:
         elif self._links.get(link.peer) is link:
             if error is not None:
                 event = f"connections_ended.{type(error).__name__}"
-                self.note("warning", event, f"connection {link.peer} has ended: {error}", error.details)
+                self.note("info", event, f"connection {link.peer} has ended: {error}", error.details)
             del self._links[link.peer]
             self.feed(st.PeerLost(link.peer, reason, error))
 

@@ -42,6 +42,7 @@ async def test_a_stranger_is_one_line_and_one_count(cluster: MakeCluster, caplog
 async def test_a_connection_that_breaks_a_rule_is_one_line_and_one_count(
     cluster: MakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "aiokv")
     async with cluster(workers=1) as running:
         (server,) = running.servers
         (link,) = (link for link in running.workers[0]._links.values() if link.peer == 0)
