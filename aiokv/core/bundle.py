@@ -67,7 +67,7 @@ def divide(bundle: Bundle, new_slot: NewSlot) -> tuple[list[Chunk], list[Effect]
         chunk.reads = None if whole.reads is None else whole.reads.copy()
         chunk.previous, chunk.clocks = whole.previous, dict(whole.clocks)
         chunk.admitted = dict(whole.admitted)
-        chunk.cut = whole.cut
+        chunk.cut, chunk.born = whole.cut, whole.born
     for update in whole.updates.values():
         effects += _divide_update(update, chunks, new_slot)
     for waiter in whole.reading():

@@ -180,6 +180,7 @@ class Catalog:
             )
         self._kind = kind
         self._keys[key] = Entry(spec, message.policy, message.group, message.digest)
+        chunk.born = message.clock
         self.chunks[key, start] = chunk
         return chunk
 
@@ -204,6 +205,7 @@ class Catalog:
         chunk = RowChunk(key, start, message.stop, spec, policy, f"key {key!r}", message.group)
         self._kind = kind
         self._keys[key] = Entry(spec, message.policy, message.group, message.digest, options)
+        chunk.born = message.clock
         self.chunks[key, start] = chunk
         return chunk
 
@@ -323,6 +325,7 @@ class Catalog:
         self._kind = kind
         for (key, spec), digest in zip(named, digests_of(message), strict=True):
             self._keys[key] = Entry(spec, message.policy, message.group, digest)
+        chunk.born = message.clock
         self.chunks[first, BUNDLE_START] = chunk
         bundle = self._enter(message, chunk)
         self._bundle_of.update((key, bundle) for key in message.keys)

@@ -164,7 +164,7 @@ class Chunk(Record, eq=False):
 
     `since` is the version and `before` each rank's pushes at which its policy began; `leaving` are the ranks that have
     asked for another one, so that this one waits for them no longer. `cut` is the clock of the last checkpoint that has
-    its value.
+    its value, and `born` that of the worker that made the key.
     """
 
     is_dense: ClassVar[bool] = True
@@ -201,6 +201,7 @@ class Chunk(Record, eq=False):
     clocks: dict[Rank, int] = field(default_factory=dict)
     admitted: dict[Rank, tuple[int, int]] = field(default_factory=dict)
     cut: int = 0
+    born: int = 0
     nbytes: int = 0
     """Bytes of the elements."""
 

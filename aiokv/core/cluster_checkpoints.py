@@ -22,6 +22,8 @@ from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
     from aiokv.core.rules import Rules
@@ -96,10 +98,20 @@ class Checkpoints:
         if not self._clock:
             return []
         if clock > self._clock:
-            return [] if chunk.cut == self._clock else [self._hold(chunk)]
+            return [self._hold(chunk)] if self._lacks(chunk) else []
         if chunk.cut == self._clock and chunk.policy.in_step:
             return self._drop(f"{chunk.label} has got an update of round {clock} after others had gone on")
         return []
+
+    def removing(self, chunks: Iterable[Chunk], clock: int) -> list[Effect]:
+        """Hold on to a key that is about to be deleted by a worker after its push of a clock."""
+        if not 0 < self._clock < clock:
+            return []
+        return [self._hold(chunk) for chunk in chunks if self._lacks(chunk)]
+
+    def _lacks(self, chunk: Chunk) -> bool:
+        """Tell whether a chunk is to be held on to: what was made behind the clock is not."""
+        return chunk.cut != self._clock and chunk.born <= self._clock
 
     def _hold(self, chunk: Chunk) -> Effect:
         self._holds, chunk.cut = True, self._clock
@@ -167,7 +179,7 @@ class Checkpoints:
     def _hold_rest(self, chunks: list[Chunk]) -> list[Effect]:
         assert self._view is not None, "it comes from the scheduler"
         clock = self._clock
-        left = [chunk for chunk in chunks if chunk.cut != clock]
+        left = [chunk for chunk in chunks if self._lacks(chunk)]
         self.unmade = {chunk: None for chunk in left if chunk.has_open(clock)}
         effects = [self._hold(chunk) for chunk in left if chunk not in self.unmade]
         if self.unmade:

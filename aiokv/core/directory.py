@@ -169,7 +169,7 @@ class Directory:
             keys, shapes = tuple(key for key, _ in named), tuple(spec.shape for _, spec in named)
             dtype, nbytes = named[0][1].dtype, sum(spec.nbytes for _, spec in named)
             whole: m.Message = m.InitBundle(
-                keys, shapes, dtype, policy, wait, group, tuple(digests[tensor] for tensor in members)
+                keys, shapes, dtype, policy, wait, group, tuple(digests[tensor] for tensor in members), self.clock
             )
             server = self._place(*named[0])[0].server
             sends = CallTensors(call, tuple(members), nbytes) if values else None
@@ -179,7 +179,7 @@ class Directory:
             key, spec = tensors[tensor]
             for chunk in self._place(key, spec):
                 head = (key, spec.shape, spec.dtype, chunk.start, chunk.stop)
-                message = m.Init(*head, policy, wait, group, digests[tensor])
+                message = m.Init(*head, policy, wait, group, digests[tensor], self.clock)
                 memory = _memory(call, tensor, chunk, spec) if values else None
                 parts.append(Part(chunk.server, message, memory, None, key, chunk.start))
         options = structs.replace(options, policy=policy)
@@ -187,7 +187,7 @@ class Directory:
             key, spec = tensors[tensor]
             chunks = self.place_rows(key, spec)
             counts = some.counts if values else [0] * len(chunks)
-            created = init_rows(key, spec, chunks, counts, (call, tensor), wait, options, digests[tensor])
+            created = init_rows(key, spec, chunks, counts, (call, tensor), wait, options, digests[tensor], self.clock)
             parts += [
                 Part(chunk.server, head, memory if memory.stop > memory.start else None, None, key, chunk.start)
                 for chunk, head, memory in created

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aiokv.core.boundaries import Boundaries
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
+    from aiokv.core.cluster_checkpoints import Checkpoints
     from aiokv.core.creation import Creation
     from aiokv.core.deadlines import Deadlines
     from aiokv.core.norms import Norms
@@ -49,6 +50,7 @@ class Exchanges:
         norms: who computes norms for updates.
         saving: who reads and writes saved state.
         boundaries: who lets workers join.
+        checkpoints: who holds on to values before they are no more.
         deadlines: where requests that wait are entered, under peer and request id.
         again: looks at a request once more that had to wait.
     """
@@ -63,6 +65,7 @@ class Exchanges:
         norms: Norms,
         saving: Saving,
         boundaries: Boundaries,
+        checkpoints: Checkpoints,
         deadlines: Deadlines[RequestName],
         again: Callable[[Received, float], list[Effect]],
     ) -> None:
@@ -74,6 +77,7 @@ class Exchanges:
         self._norms = norms
         self._saving = saving
         self._boundaries = boundaries
+        self._checkpoints = checkpoints
         self._deadlines = deadlines
         self._again = again
         self._early: Parked[Received] = Parked()
@@ -290,10 +294,12 @@ class Exchanges:
         effects, divided = self.divide_all(received, here)
         if not divided:
             return effects
-        applying = [chunk for (key, _), chunk in self._catalog.chunks.items() if key in here and chunk.is_busy]
-        if applying:
-            applying[0].held.append(received)
+        chunks = [chunk for (key, _), chunk in self._catalog.chunks.items() if key in here]
+        applying = next((chunk for chunk in chunks if chunk.is_busy), None)
+        if applying is not None:
+            applying.held.append(received)
             return effects
+        effects += self._checkpoints.removing(chunks, message.clock)
         for key in here:
             error = KeyDeletedError(f"key {key!r} was deleted while the call was pending", key=key)
             effects += self.forget(key, error)

@@ -60,6 +60,7 @@ def init_rows(
     wait: float,
     options: KeyOptions,
     digest: bytes,
+    clock: int,
 ) -> RowParts[m.InitRows]:
     """Return the messages that create a key.
 
@@ -72,11 +73,13 @@ def init_rows(
         wait: seconds for the answer.
         options: `policy` is set.
         digest: of what is sent.
+        clock: of the worker's last push.
     """
     parts: RowParts[m.InitRows] = []
     for chunk, counted, place in _sent(spec, chunks, counts, memory):
-        head, initializer = _head(key, spec, chunk), dict(options.initializer)
-        message = m.InitRows(*head, *counted, options.policy, wait, options.group, digest, options.lazy, initializer)
+        head, initializer, lazy = _head(key, spec, chunk), dict(options.initializer), options.lazy
+        policy, group = options.policy, options.group
+        message = m.InitRows(*head, *counted, policy, wait, group, digest, lazy, initializer, clock)
         parts.append((chunk, message, place))
     return parts
 

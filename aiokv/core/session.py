@@ -506,7 +506,7 @@ class Session:
         effects = self._calls.forget_keys(stimulus.keys)
         if self._rank != 0:
             return [*effects, Complete(call.number)]
-        message = m.Delete(tuple(stimulus.keys), answer_time(call.timeout))
+        message = m.Delete(tuple(stimulus.keys), answer_time(call.timeout), self._directory.clock)
         return effects + self._ask_servers(call, message, 0, now)
 
     def _set_optimizer(self, stimulus: st.ConfigureOptimizer, now: float) -> list[Effect]:

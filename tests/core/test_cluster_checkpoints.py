@@ -263,12 +263,48 @@ def test_key_that_is_made_meanwhile_is_in_it(server: Any) -> None:
     assert (2, "late", 0, {}) in held(server)
 
 
-def test_key_that_is_deleted_meanwhile_is_not(server: Any) -> None:
-    for clock in (1, 2, 3):
-        both_push(server, "w", clock)
-    server.ask(0, m.Delete(("v",), 5.0))
+@pytest.mark.parametrize("clock", [2, 3])
+@pytest.mark.parametrize("kind", ["one", "bundle", "table"])
+def test_key_that_is_made_behind_the_round_is_not_in_it(make_server: Make, kind: str, clock: int) -> None:
+    """Wherever others are by then: it is in none of the parts, or in all of them."""
+    rig = make_server(2, settings=AT_2)
+    if kind == "one":
+        rig.ask(0, m.Init("late", (1,), "float32", 0, 1, "bsp", 5.0, (), b"d", clock), 1.0)
+    elif kind == "table":
+        rig.init_rows({}, clock=clock)
+    else:
+        rig.bundle_size = 2
+        rig.ask(0, m.InitBundle(("late", "l"), ((1,), (1,)), "float32", "bsp", 5.0, (), (b"a", b"b"), clock), 1.0)
+        rig.ask(0, m.Pull("late", (1,), "float32", 0, 1, 0, 5.0))
+    say(rig, m.CheckpointRest(2))
+    assert bool(held(rig)) == (clock == 2)
+
+
+def test_what_is_pushed_to_a_key_that_is_made_behind_the_round_changes_nothing(server: Any) -> None:
+    server.ask(0, m.Init("late", (1,), "float32", 0, 1, "bsp", 5.0, (), b"d", 3), 1.0)
+    both_push(server, "late", 4)
+    assert not held(server)
+
+
+def test_key_that_is_deleted_behind_the_round_is_held_on_to_before(server: Any) -> None:
+    both_push(server, "v", 1)
+    effects = server.ask(0, m.Delete(("v",), 5.0, 3)) and server.effects
+    kinds = [type(effect) for effect in effects if isinstance(effect, (ef.Snapshot, ef.Forget))]
+    assert kinds == [ef.Snapshot, ef.Forget]
+    say(server, m.CheckpointRest(2))
+    assert held(server) == [(2, "v", 1, {0: 1, 1: 1}), (2, "w", 0, {})]
+
+
+def test_key_that_is_deleted_before_the_first_push_behind_the_round_is_not_in_it(server: Any) -> None:
+    server.ask(0, m.Delete(("v",), 5.0, 2))
     say(server, m.CheckpointRest(2))
     assert [key for _, key, _, _ in held(server)] == ["w"]
+
+
+def test_key_that_is_deleted_while_none_is_asked_for_is_gone(make_server: Make) -> None:
+    rig = keyed(make_server(2))
+    rig.ask(0, m.Delete(("v",), 5.0, 3))
+    assert not held(rig)
 
 
 # --- async ---

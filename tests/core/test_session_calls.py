@@ -500,7 +500,7 @@ def test_deleted_keys_are_forgotten_and_rank_0_tells_the_servers(make_worker: ty
     worker.finish(worker.transfer("push", *keys))
     call = worker.call(st.DeleteKeys, keys=["a", "b", "nope"], timeout=10.0)
     told = [(send.peer, send.message) for send in call.sends]
-    assert told == ([(peer, m.Delete(("a", "b", "nope"), 9.5)) for peer in (0, 1)] if rank == 0 else [])
+    assert told == ([(peer, m.Delete(("a", "b", "nope"), 9.5, 1)) for peer in (0, 1)] if rank == 0 else [])
     worker.finish(call)
     assert call.outcome == "done"
     assert worker.machine.spec("a") is None

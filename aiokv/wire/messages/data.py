@@ -23,7 +23,8 @@ class Init(Message):
     """Elements [start, stop) of a new key. Its root sends them as payload; the others send none and wait for them.
 
     `group` are the ranks whose contributions make a round, all of them if it is empty; the first of them is the root.
-    `digest` is the root's, of the whole tensor: a second init of the same value is no error.
+    `digest` is the root's, of the whole tensor: a second init of the same value is no error. `clock` is that of the
+    worker's last push before.
     """
 
     key: str | int
@@ -35,6 +36,7 @@ class Init(Message):
     timeout: float
     group: tuple[int, ...] = ()
     digest: bytes = b""
+    clock: int = 0
 
 
 class Whole(Message):
@@ -109,13 +111,15 @@ class InitBundle(Message):
     timeout: float
     group: tuple[int, ...] = ()
     digests: tuple[bytes, ...] = ()
+    clock: int = 0
 
 
 class Delete(Message):
-    """The keys are no more. Answered `Done`; who waits for one of them is refused."""
+    """The keys are no more. Answered `Done`; who waits for one of them is refused. `clock` is as in `Init`."""
 
     keys: tuple[str | int, ...]
     timeout: float
+    clock: int = 0
 
 
 class PushBundle(Message):
@@ -187,6 +191,7 @@ class InitRows(Message):
     digest: bytes
     lazy: bool
     initializer: dict[str, Any]
+    clock: int = 0
 
 
 class PushRows(Message):

@@ -315,7 +315,7 @@ class Cluster:
                 self.calls[node.name, call] = kept
             case ef.Discard(call):
                 del self.calls[node.name, call]
-            case ef.Log():
+            case ef.Log() | ef.ForgetResiduals():
                 pass
             case _:
                 self.perform_store(node, self.stores[node.name], effect)
@@ -366,6 +366,8 @@ class Cluster:
             case ef.Norms():
                 normed = store.norms(effect)
                 self.ready.setdefault((node.name, -100 - effect.start), deque()).append((node, normed, None))
+            case ef.Forget(key, start):
+                del store.chunks[key, start], store.pieces[key, start]
             case ef.Configure():
                 pass
             case _:

@@ -10,11 +10,13 @@ import pytest
 
 from aiokv.core import stimuli as st
 from aiokv.types import TensorSpec
+from aiokv.wire import messages as m
 from tests.core.together.disk import Disk, cut, with_disk
 
 Make = Callable[..., Any]
 SHAPES: dict[Any, int] = {"large": 40, "small": 3, "tiny": 2, "other": 5}
 ROUNDS = 7
+SIZES = {"large": 40, "old": 40, "new": 50}
 
 
 def gradient(rank: int, clock: int, size: int) -> Any:
@@ -151,3 +153,44 @@ def test_server_that_dies_leaves_no_checkpoint_that_is_only_partly_there(make_cl
     cluster.run(dies)
     for saved in disk.complete.values():
         assert {state.key for state, _ in saved} == SHAPES.keys()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_keys_that_are_made_or_deleted_behind_the_round_are_in_it_as_they_were_then(
+    make_cluster: Make, seed: int
+) -> None:
+    """Whatever each server had heard by then: the second one hears last that all are past the round."""
+    disk = Disk()
+    cluster = with_disk(make_cluster, disk, every=4, seed=seed, workers=2, servers=3)
+    deliver = cluster.deliver
+
+    def deliver_late(node: Any, stimulus: Any, payload: Any) -> None:
+        is_rest = isinstance(stimulus, st.Received) and isinstance(stimulus.message, m.CheckpointRest)
+        if is_rest and node.name == "server-1" and "old" in node.machine._catalog:
+            cluster.ready[node.name, stimulus.peer].appendleft((node, stimulus, payload))
+        else:
+            deliver(node, stimulus, payload)
+
+    cluster.deliver = deliver_late
+
+    def script(user: Any) -> Any:
+        assert (yield user.join()) is None
+        keys = ["large", "old"]
+        assert (yield user.transfer("init", {key: np.zeros(40, np.float32) for key in keys})) is None
+        for step in range(ROUNDS):
+            if step == 4:
+                keys = ["large"]
+            if step == 5:
+                assert (yield user.barrier()) is None
+                assert (yield user._feed(lambda call: st.DeleteKeys(call, ["old"], 5.0))) is None
+                assert (yield user.barrier()) is None
+                keys = ["large", "new"]
+                assert (yield user.transfer("init", {"new": np.ones(50, np.float32)})) is None
+            assert (yield user.transfer("pushpull", {key: gradient(0, 1, SIZES[key]) for key in keys})) is None
+        assert (yield user.leave()) is None
+
+    cluster.run(script)
+    cluster.settle()
+    found = [(state.key, state.stop - state.start, value) for state, value in disk.complete[4]]
+    assert {key: sum(size for each, size, _ in found if each == key) for key, _, _ in found} == {"large": 40, "old": 40}
+    assert all((value == 8.0).all() for _, _, value in found)
