@@ -125,8 +125,8 @@ def _nothing_left_behind(_freeze_old_objects: None) -> Iterator[None]:
 
 
 def _settings() -> set[tuple[str, str]]:
-    """Return the environment variables, without that in which pytest names the test."""
-    return {(name, value) for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    """Return the environment variables that are settings of aiokv; libraries set others when they are imported."""
+    return {(name, value) for name, value in os.environ.items() if name.startswith(("AIOKV_", "DMLC_"))}
 
 
 def _open_sockets() -> set[str]:
