@@ -17,7 +17,7 @@ from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.merging import Merging
 from aiokv.optim import make_optimizer
 from sim.problems import make_problem
-from sim.updating import Updater
+from sim.updating import Updater, robust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ def descend(run: Run, gradient: Gradient, *, start: float, rate: float) -> list[
         rate: the learning rate.
     """
 
-    def follow(value: float, parts: list[float], update: UpdateRecord) -> float:
+    def follow(value: float, parts: list[float], read: float, update: UpdateRecord) -> float:
         return value - rate * math.fsum(parts) / len(parts)
 
     return [start, *_versions(run.updates, gradient, follow, start)]
@@ -56,7 +56,7 @@ def descend(run: Run, gradient: Gradient, *, start: float, rate: float) -> list[
 def _versions(
     updates: Sequence[UpdateRecord],
     gradient: Callable[[Value, Token], Value],
-    follow: Callable[[Value, list[Value], UpdateRecord], Value],
+    follow: Callable[[Value, list[Value], Value, UpdateRecord], Value],
     start: Value,
 ) -> Iterator[Value]:
     """Yield the parameters after each update of a chunk.
@@ -64,7 +64,8 @@ def _versions(
     Args:
         updates: of the chunk, in the order of versions.
         gradient: of the parameters that its worker had read and its token.
-        follow: makes the next parameters of those that are there, an update's gradients, and its record.
+        follow: makes the next parameters of those that are there, an update's gradients, those that its only gradient
+            was computed from (of several: those that are there), and its record.
         start: the parameters at version 0.
     """
     oldest = max((staleness for update in updates for staleness in update.staleness), default=0)
@@ -73,7 +74,8 @@ def _versions(
     for update in updates:
         pairs = zip(update.staleness, update.tokens, strict=True)
         parts = [gradient(values[-1 - staleness], token) for staleness, token in pairs]
-        values.append(follow(values[-1], parts, update))
+        read = values[-1 - update.staleness[0]] if len(parts) == 1 else values[-1]
+        values.append(follow(values[-1], parts, read, update))
         yield values[-1]
 
 
@@ -152,8 +154,8 @@ def _curve(run: Run) -> Curve:
             return np.full_like(parameters, np.nan)
         return problem.gradient(parameters, int(worker.rpartition("-")[2]), push)
 
-    def follow(parameters: Floats, parts: list[Floats], update: UpdateRecord) -> Floats:
-        new = updater.update(parameters, reduce(parts, update.staleness))
+    def follow(parameters: Floats, parts: list[Floats], read: Floats, update: UpdateRecord) -> Floats:
+        new = updater.update(parameters, reduce(parts, update.staleness), read)
         # Others may still have read it.
         new.flags.writeable = False
         return new
@@ -176,6 +178,8 @@ def _reducer(merging: Merging, workers: int) -> Callable[[list[Floats], list[int
     def reduce(parts: list[Floats], staleness: list[int]) -> Floats:
         if rate is not None:
             parts = [rate(tau) * part for tau, part in zip(staleness, parts, strict=True)]
+        if merging.robust is not None:
+            return robust(parts, merging.robust)
         total: Floats = np.sum(parts, axis=0)
         return total / merging.divisor(len(parts), workers)
 

@@ -164,10 +164,10 @@ class LearningSection(Section, frozen=True, kw_only=True):
     batch: Count = 32
     """Images that a gradient of the digits is the mean over."""
     optimizer: str = "sgd"
-    """The update rule, by its name in `aiokv.optim`: sgd, nag or adam."""
+    """The update rule, by its name in `aiokv.optim`: sgd, nag, adam or dcasgd."""
     params: dict[str, Any] = msgspec.field(default_factory=dict)
     """Its parameters, such as learning_rate and momentum."""
-    reduction: Literal["sum", "mean", "mean_of_world"] = "mean"
+    reduction: Literal["sum", "mean", "mean_of_world", "median", "trimmed_mean"] = "mean"
     """What becomes of the gradients of an update."""
     staleness_rate: Literal["1", "1/max(1,tau)", "1/(1+tau)"] = "1"
     """What each gradient is multiplied by before that; tau is its staleness."""

@@ -13,7 +13,7 @@ import numpy as np
 from aiokv.errors import OptimizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from aiokv.optim import Optimizer
     from aiokv.types import Key
@@ -50,6 +50,9 @@ CHANGES: Final[Mapping[str, Change]] = {
     "sgd_with_momentum": _heavy_ball,
     "nag_with_momentum": _nesterov,
     "adam": _adam,
+    # What they follow is compensated before.
+    "dcasgd": _plain,
+    "dcasgd_with_momentum": _heavy_ball,
 }
 """By the name of the rule's arithmetic."""
 
@@ -61,7 +64,7 @@ def check_rule(rule: Optimizer) -> None:
         OptimizerError: names those that are.
     """
     if rule.kernel not in CHANGES:
-        known = "adam, nag, sgd"
+        known = "adam, dcasgd, nag, sgd"
         raise OptimizerError(
             f"the simulator computes {known}, with or without momentum; {rule.name!r} runs on servers only",
             expected=known,
@@ -85,12 +88,13 @@ class Updater:
         self._state = {name: np.zeros_like(start) for name in rule.keeps}
         self._count = 0
 
-    def update(self, weight: Floats, total: Floats) -> Floats:
+    def update(self, weight: Floats, total: Floats, read: Floats) -> Floats:
         """Return the new parameters.
 
         Args:
             weight: the parameters.
             total: the contributions of the update, reduced.
+            read: the parameters that the contribution was computed from, for `dcasgd`; the present ones for several.
         """
         self._count += 1
         rule = self._rule
@@ -99,4 +103,22 @@ class Updater:
         if rule.clip_gradient is not None:
             gradient = np.clip(gradient, -rule.clip_gradient, rule.clip_gradient)
         gradient += step.wd * weight
-        return weight + self._change(gradient, self._state, rule.numbers(step, float, ()))
+        numbers = rule.numbers(step, float, ())
+        if rule.reads_weight:
+            gradient += numbers["lamda"] * gradient * gradient * (weight - read)
+        return weight + self._change(gradient, self._state, numbers)
+
+
+TRIMMED: Final = 4
+"""One of so many contributions is left out at each end, at least one if there are three."""
+
+
+def robust(parts: Sequence[Floats], reduction: str) -> Floats:
+    """Return the "median" or the "trimmed_mean" of each element, as servers do."""
+    if reduction == "median":
+        middle: Floats = np.median(parts, axis=0)
+        return middle
+    number = len(parts)
+    cut = max(1, number // TRIMMED) if number > 2 else 0  # noqa: PLR2004 - of two none can be left out
+    mean: Floats = np.sort(parts, axis=0)[cut : number - cut].mean(axis=0)
+    return mean

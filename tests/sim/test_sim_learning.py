@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from aiokv.errors import ConfigError, MissingExtraError
+from aiokv.kernels.robust import combine
 from aiokv.optim import make_optimizer
 from sim import cli
 from sim.assertions import broken_assertions
@@ -28,7 +29,7 @@ from sim.problems import load_digits
 from sim.report import mean, standard_error, summarise
 from sim.scenario import load_scenario, parse_scenario
 from sim.sections import LearningSection, StopSection
-from sim.updating import Updater
+from sim.updating import Updater, robust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,6 +109,19 @@ def test_what_becomes_of_the_gradients_of_an_update(learn: Callable[..., Run], r
     assert curve_of(learn("bsp", 4, 2, 0.1, reduction=reduction)).parameters[0] == pytest.approx(factor**2)
 
 
+def test_delay_is_compensated_by_hand(learn: Callable[..., Run]) -> None:
+    # x falls by 0.1 (g + g g (x - read) / 2), where g = read: 1 at first, then 1 once more, then 0.9.
+    curve = curve_of(learn("asp", 2, 2, 0.1, optimizer="dcasgd", params={"lamda": 0.5}))
+    assert curve.losses[:4] == pytest.approx([x * x / 2.0 for x in (1.0, 0.9, 0.805, 0.7188475)])
+
+
+@pytest.mark.parametrize("reduction", ["median", "trimmed_mean"])
+@pytest.mark.parametrize("number", [1, 2, 3, 9])
+def test_robust_reductions_are_those_of_servers(reduction: str, number: int) -> None:
+    parts = list(np.random.default_rng(number).standard_normal((number, 5)))
+    np.testing.assert_allclose(robust(parts, reduction), combine(parts, reduction))
+
+
 def test_a_poisoned_gradient_ends_all_learning(learn: Callable[..., Run]) -> None:
     losses = curve_of(learn("bsp", 2, 5, 0.1, fault=(Poison(node="worker-1", step=3),))).losses
     assert [math.isnan(loss) for loss in losses] == [False] * 3 + [True] * 3
@@ -132,7 +146,7 @@ def test_rules_do_what_those_of_torch_do(name: str, params: dict[str, Any], peer
     updater, optimizer = Updater(make_optimizer(name, {"learning_rate": 0.05, **params}), "w", ours), peer(theirs)
     for _ in range(20):
         gradient = stream.standard_normal((3, 2))
-        ours = updater.update(ours, gradient)
+        ours = updater.update(ours, gradient, ours)
         theirs.grad = torch.tensor(gradient)
         optimizer.step()
     # They differ in where Adam adds its epsilon, which is 1e-8.
@@ -141,7 +155,8 @@ def test_rules_do_what_those_of_torch_do(name: str, params: dict[str, Any], peer
 
 def test_a_gradient_is_scaled_and_then_clipped() -> None:
     rule = make_optimizer("sgd", {"learning_rate": 1.0, "rescale_grad": 0.5, "clip_gradient": 1.0})
-    assert Updater(rule, "w", np.zeros(3)).update(np.zeros(3), np.array([1.0, 4.0, -4.0])).tolist() == [-0.5, -1.0, 1.0]
+    zero = np.zeros(3)
+    assert Updater(rule, "w", zero).update(zero, np.array([1.0, 4.0, -4.0]), zero).tolist() == [-0.5, -1.0, 1.0]
 
 
 # --- the digits ---
@@ -195,6 +210,9 @@ def line(seed, workers):
 def flat(seed, workers):
     return np.zeros(3), lambda x, worker, push: x[:2], lambda x: 0.0
 
+def crooked(seed, workers):
+    return np.ones(1), lambda x, worker, push: np.full(1, 100.0 if worker == 2 else 1.0), lambda x: float(x[0])
+
 def nothing(seed, workers):
     return None
 """
@@ -213,6 +231,15 @@ def test_a_function_of_ones_own_is_optimised(learn: Callable[..., Run]) -> None:
     curve = curve_of(learn("bsp", 3, 4, 0.5, workload="own_problem:line"))
     assert curve.parameters == pytest.approx(np.arange(3) * (1.0 - 0.5**4))
     assert curve.losses == [2.0, 1.0, 0.5, 0.25, 0.125]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_median_does_not_follow_one_worker_that_is_far_off(learn: Callable[..., Run]) -> None:
+    ends = {
+        reduction: curve_of(learn("bsp", 3, 3, 0.1, workload="own_problem:crooked", reduction=reduction)).losses[-1]
+        for reduction in ("mean", "median")
+    }
+    assert ends == pytest.approx({"mean": 1.0 - 3 * 0.1 * 34.0, "median": 1.0 - 3 * 0.1})
 
 
 @pytest.mark.usefixtures("own")
@@ -315,8 +342,8 @@ def test_a_sweep_compares_what_was_learned(tmp_path: Path) -> None:
         (
             "[learning]",
             '[learning]\noptimizer = "lamb"',
-            "learning.optimizer: the simulator computes adam, nag, sgd, with or without momentum; 'lamb' runs on "
-            "servers only",
+            "learning.optimizer: the simulator computes adam, dcasgd, nag, sgd, with or without momentum; "
+            "'lamb' runs on servers only",
         ),
         ("learning_rate = 0.5", "learning_rate = -1", "learning.optimizer: "),
     ],
