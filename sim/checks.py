@@ -141,8 +141,8 @@ class Checks:
 
     def on_members(self, asker: WorkerRecord, step: int, ranks: list[Rank], now: float) -> None:
         """A worker was told who makes a step."""
-        if asker.rank not in ranks:
-            # It makes no step any more, so nobody relies on what it was told.
+        if asker.rank not in ranks or has_failed(self._run, asker, now):
+            # It makes no step any more, or has not heard that the others go on without it: nobody relies on that.
             return
         told = self._told.setdefault(step, ranks)
         differ = set(told).symmetric_difference(ranks) - {asker.rank}

@@ -154,3 +154,16 @@ def test_a_strict_check_ends_the_run(bsp: Run) -> None:
     checks = Checks(bsp, strict=True)
     with pytest.raises(InvariantError, match="update 1 made version 3"):
         checks.on_update(bsp.updates[2])
+
+
+def test_workers_that_are_told_of_other_members_of_a_step(bsp: Run) -> None:
+    checks = Checks(bsp, strict=False)
+    ranks = [worker.rank for worker in bsp.workers]
+    first, second, *_ = bsp.workers
+    checks.on_members(first, 1, ranks, 0.0)
+    checks.on_members(second, 1, ranks, 0.0)
+    assert checks.found == []
+    bsp.workers[-1].steps.pop()
+    checks.on_members(first, 1, ranks[:-1], 0.0)
+    told = f"others were told {ranks}; {bsp.workers[-1].name} is not lost"
+    assert checks.found == [f"{first.name} was told that ranks {ranks[:-1]} make step 1, {told}"]
