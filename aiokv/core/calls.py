@@ -203,6 +203,11 @@ class Calls:
         return self._encodings.begun
 
     @property
+    def is_encoding(self) -> bool:
+        """Whether a gradient is being encoded, and not sent yet."""
+        return bool(self._encoding)
+
+    @property
     def newest_clock(self) -> int:
         """The clock of the last push, also if that is still being encoded."""
         keys = {key: None for call in self._encoding.values() for key, _ in call.tensors}

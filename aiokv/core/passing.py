@@ -38,6 +38,8 @@ class Passing:
         """What the scheduler was told of it."""
         self.is_active = False
         """Whether a clock is to be passed, or was passed and the scheduler does not know it yet."""
+        self.writes = 0
+        """How many files are being written."""
 
     def viewed(self, view: m.View) -> None:
         """Take over where checkpoints are, and from the first view which one is due."""
@@ -82,6 +84,7 @@ class Passing:
         self.is_active = False
         if self._calls.has_encoded:
             assert self._view is not None, "there are no clocks before"
+            self.writes += 1
             return [WriteResiduals(self._clock, place_of(self._view, self._clock))]
         return self._pass(m.CheckpointPart(self._clock))
 
@@ -90,11 +93,13 @@ class Passing:
         return [Send(SCHEDULER, 0, part)]
 
     def departs(self, clock: int) -> list[Effect]:
-        """Take note that no push follows that with a clock. Residuals can't be written any longer."""
-        return self.pushed(clock + 1) if self.is_active and not self._calls.has_encoded else []
+        """Take note that no push follows that with a clock."""
+        # Of a gradient that is being encoded, and is not sent any longer, more is left than what its encoder has.
+        return self.pushed(clock + 1) if self.is_active and not self._calls.is_encoding else []
 
     def written(self, written: PartWritten) -> list[Effect]:
         """Tell the scheduler what was written, and so that the clock is passed."""
+        self.writes -= 1
         # What is asked for may be another one by now.
         part = m.CheckpointPart(written.clock, written.file, written.reason)
         return self._pass(part) if written.clock == self._clock else []

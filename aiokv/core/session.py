@@ -145,6 +145,8 @@ class Session:
         """The call with which it leaves."""
         self._draining: tuple[st.Depart, float] | None = None
         """How it will leave when all that it has pushed is answered, and when at the latest."""
+        self._farewell: tuple[st.Depart, float] | None = None
+        """How it will leave when all files are written, and when at the latest."""
 
     def _refuse_timeouts(self, death_timeout: float) -> list[Effect]:
         """Do not join: this worker's calls would give up before anybody is counted as lost."""
@@ -264,9 +266,10 @@ class Session:
         # After every stimulus, so not by `earliest`.
         first = due if not deadlines or (due is not None and due < deadlines.bound) else deadlines.bound
         asking = self._crossing.deadline()
-        if asking is None and self._draining is None:
+        if asking is None and self._draining is None and self._farewell is None:
             return first
-        return earliest(first, asking, None if self._draining is None else self._draining[1])
+        leaving = self._draining or self._farewell
+        return earliest(first, asking, None if leaving is None else leaving[1])
 
     # --- the door ---
 
@@ -279,6 +282,8 @@ class Session:
             effects += self._crossing.look(self._directory.clock)
         if self._draining is not None and (now >= self._draining[1] or not self._calls.is_pushing):
             effects += self._drained(self._draining[0], now)
+        if self._farewell is not None:
+            effects += self._take_leave(*self._farewell, now)
         return self._links.passing(effects) if self._links.down else effects
 
     def _handle(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
@@ -837,7 +842,7 @@ class Session:
         return [*effects, *self._calls.fail_held(error_of), *self._calls.fail_requests_to(peer, error_of)]
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
-        if self._closed and not self._calls.is_open(self._leave):
+        if self._closed and self._farewell is None and not self._calls.is_open(self._leave):
             self._joiner.leave()
         reconnects = self._joiner.on_lost()
         error = self._scheduler_error(reason)
@@ -894,10 +899,20 @@ class Session:
         if not self._joiner.joined or self._expulsion is not None:
             return [*effects, Complete(number)]
         effects += self._passing.departs(self._directory.clock)
-        self._leave = number
-        call = Call(number, "leave", timeout)
+        self._farewell = (st.Depart(number, now + timeout, drains), now + answer_time(timeout))
+        return effects
+
+    def _take_leave(self, depart: st.Depart, until: float, now: float) -> list[Effect]:
+        """Say that this worker leaves, when what it had left of gradients is written, which belongs to a checkpoint."""
+        if self._passing.writes and now < until:
+            return []
+        self._farewell = None
+        if self._expulsion is not None:
+            return [Complete(depart.call)]
+        self._leave = depart.call
+        call = Call(depart.call, "leave", max(0.0, depart.timeout - now))
         self._calls.open(call, now)
-        return effects + self._calls.ask_scheduler(call, m.Leave(drains))
+        return self._calls.ask_scheduler(call, m.Leave(depart.drains))
 
     # --- for tests ---
 

@@ -9,6 +9,7 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
+from aiokv.errors import StaleEpochError
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
@@ -219,11 +220,50 @@ def test_it_is_kept_of_other_keys_as_long_as_the_clock_is_not_passed(make_worker
     assert [each for each in rig.effects if isinstance(each, ef.WriteResiduals)] == [ef.WriteResiduals(2, PLACE)]
 
 
-def test_who_compresses_leaves_without_the_last_one(make_worker: Make) -> None:
-    rig = compressed(make_worker)
+def leave(rig: Any) -> list[ef.Effect]:
+    """Let a worker leave after two rounds; return what comes of it."""
     for _ in range(2):
         push(rig, "v", "w")
-    assert rig.call(st.Depart, timeout=5.0).messages == [m.Leave()]
+    before = len(rig.effects)
+    rig.leaving = rig.call(st.Depart, timeout=5.0)
+    return list(rig.effects[before:])
+
+
+def test_who_compresses_leaves_when_what_is_left_after_the_last_round_is_written(make_worker: Make) -> None:
+    rig = compressed(make_worker)
+    assert leave(rig) == [ef.WriteResiduals(2, PLACE)]
+    file = m.CheckpointFile("residuals-0.safetensors", 9, "a", 1, "b")
+    sends = [each.message for each in rig.handle(st.PartWritten(2, file)) if isinstance(each, ef.Send)]
+    assert sends == [m.CheckpointPart(2, file), m.Leave()]
+
+
+def test_who_leaves_does_not_wait_for_ever_until_something_is_written(make_worker: Make) -> None:
+    rig = compressed(make_worker)
+    leave(rig)
+    while m.Leave() not in [each.message for each in rig.tick(rig.machine.deadline()) if isinstance(each, ef.Send)]:
+        assert rig.now < 5.0
+
+
+def test_who_is_dismissed_while_it_writes_says_no_more(make_worker: Make) -> None:
+    rig = compressed(make_worker)
+    leave(rig)
+    rig.handle(st.Received(SCHEDULER, 0, m.Error(StaleEpochError.code, "evicted", {})))
+    rig.handle(st.PartWritten(2, None, "the disk is full"))
+    assert rig.leaving.outcome == "done"
+    assert not [each for each in rig.effects if isinstance(each, ef.Send) and isinstance(each.message, m.Leave)]
+
+
+def test_who_leaves_looks_for_a_scheduler_that_is_gone_while_it_writes(make_worker: Make) -> None:
+    rig = compressed(make_worker)
+    leave(rig)
+    assert any(isinstance(each, ef.Connect) for each in rig.handle(st.PeerLost(SCHEDULER, "reset")))
+
+
+def test_what_is_left_of_a_gradient_that_is_not_sent_any_longer_is_not_written(make_worker: Make) -> None:
+    rig = compressed(make_worker)
+    push(rig, "v", "w")
+    push(rig, "w", encode=False)
+    assert m.Leave() in rig.call(st.Depart, timeout=5.0).messages
 
 
 def test_writing_that_fails_is_told(worker: Any) -> None:

@@ -179,10 +179,16 @@ async def test_init_and_rule_of_the_script_change_nothing(cluster: MakeCluster, 
 
 
 @pytest.mark.parametrize(
-    ("codec", "params"), [("2bit", {"threshold": 0.3}), ("topk", {"fraction": 0.1}), ("randomk", {"fraction": 0.5})]
+    ("codec", "params", "stop"),
+    [
+        pytest.param("2bit", {"threshold": 0.3}, 5, id="2bit"),
+        pytest.param("topk", {"fraction": 0.1}, 5, id="topk"),
+        pytest.param("randomk", {"fraction": 0.5}, 5, id="randomk"),
+        pytest.param("2bit", {"threshold": 0.3}, 3, id="after the last round"),
+    ],
 )
 async def test_what_compression_has_left_goes_on_too(
-    cluster: MakeCluster, tmp_path: Path, codec: str, params: dict[str, Any]
+    cluster: MakeCluster, tmp_path: Path, codec: str, params: dict[str, Any], stop: int
 ) -> None:
     async def begin_compressed(running: Cluster) -> dict[str, Any]:
         await running.each(lambda worker: worker.set_gradient_compression(codec, **params))
@@ -191,9 +197,11 @@ async def test_what_compression_has_left_goes_on_too(
     async with cluster(servers=2) as undisturbed:
         expected = await train_all(undisturbed, await begin_compressed(undisturbed), 0)
     settings = {"checkpoint_folder": str(tmp_path), "checkpoint_every": 3}
-    async with cut_off(cluster, servers=2, **settings) as first:
-        await train_all(first, await begin_compressed(first), 0, 5)
-        await settled(tmp_path, 3)
+    async with cluster(servers=2, **settings) as first:
+        await train_all(first, await begin_compressed(first), 0, stop)
+        await first.each(lambda worker: worker.close())
+        # It waits for the checkpoint that is under way.
+        await first.scheduler.wait_stopped()
     async with cluster(servers=3, **settings, resume="latest") as second:
         values = await begin_compressed(second)
         await go_on(second, 3)
