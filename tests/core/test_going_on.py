@@ -182,6 +182,18 @@ def test_rows_are_read_as_they_were(make_server: type[Server]) -> None:
         assert server.pull_rows(0, 1, 2, at_least=at_least, before=at_least + 1).payload == expected
 
 
+def test_value_that_nobody_has_kept_is_refused(make_server: type[Server]) -> None:
+    """The round was made when nobody could be replaced yet."""
+    server = make_server(2)
+    server.init()
+    step(server, 0, 1)
+    respawning(server)
+    replace(server)
+    error = pull(server, 0).error
+    assert isinstance(error, MembershipError)
+    assert "key 'w': the value before push 1 of rank 0 is not kept" in str(error)
+
+
 def test_async_values_are_the_current_ones(make_server: type[Server]) -> None:
     server = respawning(make_server(2, "asp"))
     server.init()
