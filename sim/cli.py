@@ -19,6 +19,7 @@ from rich.table import Table
 
 from aiokv.errors import AiokvError, MissingExtraError
 from sim.checks import InvariantError
+from sim.futures import cancelled_at_errors
 from sim.scenario import json_schema, load_scenario, shipped_scenarios
 
 if TYPE_CHECKING:
@@ -325,8 +326,9 @@ def validate(as_json: bool, jobs: int, traces: Path | None) -> None:
 
     with _progress("validating", len(GROUPS)) as on_group, ProcessPoolExecutor(jobs) as executor:
         futures = {name: executor.submit(run_group, name) for name in GROUPS}
-        for _ in as_completed(futures.values()):
-            on_group()
+        with cancelled_at_errors(futures.values()):
+            for _ in as_completed(futures.values()):
+                on_group()
         cases = [case for name in GROUPS for case in futures[name].result()] + further
     failed = sum(not case.ok for case in cases)
     if as_json:

@@ -10,6 +10,7 @@ import msgspec
 
 from aiokv.errors import ConfigError
 from sim.cluster import simulate
+from sim.futures import cancelled_at_errors
 from sim.progress import lacking_progress
 from sim.random_scenarios import random_scenario
 from sim.shrink import shrink
@@ -92,10 +93,11 @@ def fuzz(seeds: range, executor: Executor, on_seed: Callable[[], None] = lambda:
     batches = [seeds[start : start + BATCH] for start in range(0, len(seeds), BATCH)]
     futures = {executor.submit(try_seeds, batch): len(batch) for batch in batches}
     found: list[Finding] = []
-    for future in as_completed(futures):
-        found += future.result()
-        for _ in range(futures[future]):
-            on_seed()
+    with cancelled_at_errors(futures):
+        for future in as_completed(futures):
+            found += future.result()
+            for _ in range(futures[future]):
+                on_seed()
     return sorted(found, key=lambda finding: finding.seed)
 
 

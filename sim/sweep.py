@@ -14,6 +14,7 @@ import msgspec
 
 from aiokv.errors import ConfigError
 from sim.assertions import LEARNED, METRICS, OF_JOB
+from sim.futures import cancelled_at_errors
 from sim.intervals import half_width
 from sim.job import simulate_job
 from sim.report import Summary, summarise
@@ -129,13 +130,14 @@ def sweep(
                 rows[row.key] = row
                 on_row()
     futures = [executor.submit(run_task, task) for key, task in wanted.items() if key not in rows]
-    for future in as_completed(futures):
-        row = future.result()
-        rows[row.key] = row
-        if kept is not None:
-            with kept.open("ab") as file:
-                file.write(msgspec.json.encode(row) + b"\n")
-        on_row()
+    with cancelled_at_errors(futures):
+        for future in as_completed(futures):
+            row = future.result()
+            rows[row.key] = row
+            if kept is not None:
+                with kept.open("ab") as file:
+                    file.write(msgspec.json.encode(row) + b"\n")
+            on_row()
     return rows
 
 

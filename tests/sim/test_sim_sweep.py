@@ -34,6 +34,20 @@ class Refusing(Executor):
         raise AssertionError("nothing is left to be done")
 
 
+class Slow(Executor):
+    """An executor that carries out what it was asked for first, and nothing else."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if not self.futures:
+            future.set_result(fn(*args, **kwargs))
+        self.futures.append(future)
+        return future
+
+
 def tasks(*policies: str, seeds: int = 2) -> list[Task]:
     return [Task(CONTENT, "my.toml", (("policies", (policy,)),), seed) for policy in policies for seed in range(seeds)]
 
@@ -70,6 +84,17 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         # What a killed sweep was just writing.
         kept.write_bytes(kept.read_bytes() + b'{"key": "12')
     assert sweep(tasks("bsp"), Refusing(), kept) == first
+
+
+def test_a_sweep_that_is_interrupted_waits_for_nothing_that_is_not_begun(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    executor, kept = Slow(), tmp_path / "results.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tasks("bsp", "asp"), executor, kept, interrupt)
+    assert [future.cancelled() for future in executor.futures] == [False, True, True, True]
+    assert len(kept.read_bytes().splitlines()) == 1
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
