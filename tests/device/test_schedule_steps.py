@@ -319,6 +319,18 @@ def test_values_are_copied_when_the_launch_that_makes_them_has_gone_out() -> Non
     assert isinstance(copy, r.Copy)
 
 
+def test_a_launch_waits_for_what_each_of_its_works_needs() -> None:
+    """Here for the copies of two contributions, the later of which is enough to wait for."""
+    schedule = Schedule([1_000_000], kind_of)
+    first, _ = behind(schedule, 3)
+    arrived = landed(schedule, 203, 204)
+    for number in (3, 4):
+        assert not tasks(schedule.handle(r.Update((number, 0), 1, 200 + number, "renew")))
+    made = tasks(schedule.handle(r.Completed(first.event)))
+    assert [task.work for task in made if isinstance(task, Begun)] == ["renew"] * 3
+    assert [task.waits for task in made] == [[arrived[1].event]] * 3
+
+
 def test_the_update_of_a_single_chunk_does_not_wait_for_its_sum_to_be_reported() -> None:
     schedule = Schedule([10_000], kind_of)
     complete(schedule, install(schedule))
