@@ -510,7 +510,7 @@ class Operations(ABC):
 
         From one of the next steps on `members` leaves this worker out: for all workers from the same step on. Until
         then it goes on as before; then it calls `leave`. So the others never wait for it, and no data is split with it
-        that it does not see:
+        that it does not see::
 
             for step in range(start, steps):
                 if kv.rank not in await kv.members(step):
