@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv import operations
 from aiokv.compressing import Tensor
 from aiokv.net.memory import TURN_BYTES
+from aiokv.operations import values as value_operations
 from aiokv.store.first_rows import FirstRows
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import DRAWING_BYTES
@@ -135,7 +135,7 @@ async def test_large_sparse_pushes_are_packed_in_threads_and_go_in_their_order(
     cluster: MakeCluster, threads: Callable[..., list[tuple[int, bool]]]
 ) -> None:
     """The second push is small, and would be ready before the first one."""
-    packed = threads(operations, "sending_rows", lambda _keys, values, *_: values[0].indices.size)
+    packed = threads(value_operations, "sending_rows", lambda _keys, values, *_: values[0].indices.size)
     rows, width = 4000, 400
     async with cluster(workers=1) as running:
         (kv,) = running.workers
