@@ -45,7 +45,7 @@ class Operations(ValueOperations, ServerOperations, CompressionOperations):
         For a process that takes the place of a lost one (`on_worker_loss = "respawn"`), that goes on with a checkpoint
         (`aiokv run --resume`), or that joins a running job (`max_workers`): there it returns how many steps the others
         have made, and they wait for this worker from the next one on. Its program begins as it always does, up to its
-        `init`, and then asks:
+        `init`, and then asks::
 
             for step in range(await kv.resume_step(), steps):
                 ...
