@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from aiokv.config import load_config
 from aiokv.errors import HandshakeError
 from aiokv.net.inquiry import ask_waiting
-from aiokv.why import MOST_ROWS, as_counters, as_facts, show, show_counters
+from aiokv.why import MOST_ROWS, as_counters, as_facts, metrics, show, show_counters, why
 from aiokv.wire.messages import Waiting, WaitingCall
 
 if TYPE_CHECKING:
+    import click
+
+    from aiokv.config import Config
     from tests.net.conftest import Cluster, MakeCluster
 
 
@@ -74,6 +78,29 @@ def test_counters_are_a_table_with_a_column_for_each_node() -> None:
     lines = [line.split() for line in console.export_text().splitlines()]
     assert lines[:3] == [["counter", "scheduler", "server-0"], ["updates", "0", "3,000"], ["worker_lost", "2", "0"]]
     assert " ".join(lines[3]) == "server-1 says nothing: connection refused"
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+@pytest.mark.parametrize("command", [why, metrics], ids=["why", "metrics"])
+def test_commands_ask_as_they_are_told_and_print_the_answers(
+    monkeypatch: pytest.MonkeyPatch, command: click.Command, json_too: bool
+) -> None:
+    asked: list[tuple[Config, float]] = []
+
+    async def answer(config: Config, *, timeout: float) -> dict[str, Waiting | str]:
+        asked.append((config, timeout))
+        return {"scheduler": Waiting(4, (), counters={"worker_lost": 2})}
+
+    monkeypatch.setattr("aiokv.why.ask_waiting", answer)
+    options = ["--scheduler", "node:7", "--tls-ca", "ca.pem", "--timeout", "2", *(["--json"] if json_too else [])]
+    result = CliRunner().invoke(command, options)
+    assert result.exit_code == 0, result.output
+    [(config, timeout)] = asked
+    assert (config.scheduler_host, config.scheduler_port, config.uses_tls, timeout) == ("node", 7, True, 2.0)
+    if json_too:
+        assert set(json.loads(result.output)) >= {"scheduler" if command is metrics else "waiting"}
+    else:
+        assert ("worker_lost" if command is metrics else "Nothing waits.") in result.output
 
 
 def test_requests_that_wait_for_the_same_are_one_row_and_the_longest_waits_come_first() -> None:
