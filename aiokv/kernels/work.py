@@ -152,7 +152,7 @@ def runs_on_device(work: Work) -> bool:
 def kind_of(work: Any) -> Hashable:
     """Return what works have in common that a device can do in one launch; None for one that it does alone."""
     match work:
-        case Add() | Cast():
+        case Add() | Cast() | Zero():
             return work
         case Scale(out, source) | Divide(out, source):
             return type(work), out, source

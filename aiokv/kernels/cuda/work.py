@@ -50,10 +50,11 @@ class Works:
 
     def launch(self, works: Sequence[tuple[Work, Sequence[int]]], stream: Any) -> None:
         """Start works of one kind, each on buffers in the order that it says; see `aiokv.kernels.work.kind_of`."""
-        first, buffers = works[0]
+        first, _ = works[0]
         if isinstance(first, Zero):
-            memory = self._buffers[buffers[0]]
-            driver.device_memset(memory, 0, memory.nbytes, stream=stream)  # type: ignore[no-untyped-call]
+            # Each by itself, but beside each other, so that what follows can be one launch.
+            for memory in [self._buffers[buffers[0]] for _, buffers in works]:
+                driver.device_memset(memory, 0, memory.nbytes, stream=stream)  # type: ignore[no-untyped-call]
         elif isinstance(first, Squares):
             self._add_squares(first, works, stream)
         else:

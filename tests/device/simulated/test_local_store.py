@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import aiokv
 from aiokv.errors import NotFiniteError
+from aiokv.kernels.cuda.work import Works
 from aiokv.store.device import DeviceStore
 
 if TYPE_CHECKING:
@@ -67,3 +68,26 @@ def test_keys_are_on_the_device() -> None:
         assert isinstance(store, DeviceStore)
         assert store.is_on_device("w", 0)
         assert not store.is_on_device("i", 0)
+
+
+def test_keys_that_are_pushed_together_are_updated_in_a_handful_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key was made by a call of its own, so each is a chunk. The first go out at once, all others together."""
+    launches: list[tuple[str, int]] = []
+    launch = Works.launch
+
+    def watch(works: Works, given: Any, stream: Any) -> None:
+        launches.append((type(given[0][0]).__name__, len(given)))
+        launch(works, given, stream)
+
+    monkeypatch.setattr(Works, "launch", watch)
+    values = {f"k{n}": np.full(3 + n % 7, 1.0, np.float32) for n in range(40)}
+    with aiokv.create("device") as kv:
+        for key, value in values.items():
+            kv.init(key, value)
+        kv.set_optimizer("sgd", learning_rate=0.25, momentum=0.5)
+        # m = -0.25, w = 0.75; m = -0.125 - 0.25, w = 0.375.
+        for expected in (0.75, 0.375):
+            kv.push(values)
+            assert all((value == expected).all() for value in kv.pull(list(values)))
+    assert launches[-1][1] >= 30
+    assert len(launches) <= 10
