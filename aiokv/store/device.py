@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aiokv.errors import AiokvError
     from aiokv.optim import Norms, Optimizer
-    from aiokv.store.memory import Array
+    from aiokv.store.slots import Array
     from aiokv.types import Key, Piece, Slot, Version
 
 COUNT_BYTES = 8

@@ -14,8 +14,9 @@ from aiokv.errors import DeviceMemoryError
 from aiokv.kernels.work import Zero
 from aiokv.optim import PRECISIONS
 from aiokv.store.device_slots import DeviceSlots
-from aiokv.store.memory import Parts, Stored, Value
+from aiokv.store.memory import Parts, Stored
 from aiokv.store.pieces import cut
+from aiokv.store.slots import Value
 from aiokv.store.states import VALUE, checked_state, parts_of, piece_of
 from aiokv.types import Piece
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from aiokv.kernels import Backend
     from aiokv.kernels.work import Engine
     from aiokv.optim import Optimizer
-    from aiokv.store.memory import Array
+    from aiokv.store.slots import Array
     from aiokv.types import Key, Slot, Version
 
 

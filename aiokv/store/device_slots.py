@@ -17,8 +17,9 @@ from aiokv.device.schedule import Schedule
 from aiokv.errors import DeviceMemoryError, ProtocolError
 from aiokv.kernels.work import Add, Combine, Decode, Scale, decodes, kind_of
 from aiokv.optim import PRECISIONS
-from aiokv.store.memory import Landed, ParameterStore, payload_lengths
+from aiokv.store.memory import ParameterStore
 from aiokv.store.pool import Pool
+from aiokv.store.slots import Landed, payload_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from aiokv.errors import AiokvError
     from aiokv.kernels import Backend
     from aiokv.kernels.work import Engine, Work
-    from aiokv.store.memory import Array
+    from aiokv.store.slots import Array
     from aiokv.types import Slot
 
 

@@ -37,15 +37,6 @@ def read(store: ParameterStore, version: int) -> Any:
     return array
 
 
-def test_fold_adds_and_frees(store: ParameterStore) -> None:
-    target, source = landed(store, 1, 2), landed(store, 10, 20)
-    store.install("w", 0, "float32", 2, landed(store, 0, 0))
-    store.fold(target, source, "float32")
-    update(store, "w", 0, 1, target)
-    np.testing.assert_array_equal(read(store, 1), [11, 22])
-    assert store.open_slots == 0
-
-
 def test_a_value_that_is_being_sent_never_changes(store: ParameterStore) -> None:
     store.install("w", 0, "float32", 2, landed(store, 1, 1))
     reading = store.acquire("w", 0, 0)
@@ -105,14 +96,6 @@ def test_a_pool_is_bounded() -> None:
     assert pool.idle_bytes == 60
     assert pool.take(60) is buffers[0]
     assert pool.idle_bytes == 0
-
-
-def test_a_slot_is_cut_into_parts(store: ParameterStore) -> None:
-    store.split(landed(store, 1, 2, 3), [(-1, 4), (-2, 8)])
-    store.install("a", 0, "float32", 1, -1)
-    store.install("w", 0, "float32", 2, -2)
-    np.testing.assert_array_equal(read(store, 0), [2, 3])
-    assert store.open_slots == 0
 
 
 def test_a_chunk_is_divided_with_its_value_and_momentum(store: ParameterStore) -> None:

@@ -80,16 +80,6 @@ def test_memory_of_sums_that_were_sent_is_used_again(store: ParameterStore, pool
     assert pool.idle_bytes <= 3 * 12
 
 
-def test_slot_that_is_freed_while_it_is_sent_is_idle_afterwards(store: ParameterStore, pool: Pool) -> None:
-    slot = land(store, VALUES)
-    view, sent = store.lend(slot)
-    store.free(slot)
-    assert (store.open_slots, pool.idle_bytes) == (0, 0)
-    assert np.frombuffer(view, np.float32).tolist() == VALUES
-    sent()
-    assert pool.idle_bytes == 12
-
-
 def test_sums_of_low_precisions_are_sent_in_the_one_that_they_have(store: ParameterStore) -> None:
     """1 + 1/2048 is not a float16, but a float32."""
     store.install("h", 0, "float16", 1, land(store, [1.0], np.float16))
@@ -125,8 +115,3 @@ def test_sum_that_does_not_fit_is_refused_after_it_was_sent(store: ParameterStor
     with pytest.raises(SumOverflowError):
         store.apply("n", 0, 1, slot, Assign(), 1, 1)
     sent()
-
-
-def test_rows_of_several_contributions_follow_each_other(store: ParameterStore) -> None:
-    slots = [land(store, [1.0]), land(store, [2.0, 3.0])]
-    assert np.frombuffer(store.joined(slots), np.float32).tolist() == VALUES
