@@ -138,7 +138,7 @@ def make_plan(config: Config) -> CheckpointPlan:
     """Return what the scheduler does about checkpoints: look what there is, and from which one to go on.
 
     Raises:
-        ConfigError: there is no such checkpoint, or it is one of another number of workers.
+        ConfigError: there is no such checkpoint.
         DataError: all that there are, are damaged; or what is named is not in the checkpoint_folder, if that is set.
     """
     folder = absolute(config.checkpoint_folder)
@@ -147,10 +147,6 @@ def make_plan(config: Config) -> CheckpointPlan:
         return CheckpointPlan()
     found = find_checkpoints(folder) if folder else []
     resumed = _find_resumed(config.resume, folder)
-    if resumed is not None and resumed.manifest is not None and resumed.manifest.workers != config.num_workers:
-        was, now = resumed.manifest.workers, config.num_workers
-        text = f"{resumed.place} is a checkpoint of {was} workers, and this job has {now}: start {was}, or use load"
-        raise ConfigError(text, key="resume", expected=was, got=now)
     return CheckpointPlan(
         folder=folder if wants else "",
         run=1 + max((each.run for each in found), default=0),

@@ -13,7 +13,7 @@ from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.stimuli import CheckpointRead
 from aiokv.errors import DataError
 from aiokv.files import CHECKSUM_BYTES, checksum
-from aiokv.residuals import state_of
+from aiokv.residuals import inherited, state_of, sum_of
 from aiokv.snapshot import IDS
 from aiokv.wire.messages import RulesState
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aiokv.core.effects import WantedChunk
+    from aiokv.core.saved_chunks import ChunkState
     from aiokv.tensorfile import Array
     from aiokv.types import Key, Rank
 
@@ -44,7 +45,8 @@ class Reading:
         for part in parts:
             self._chunks += [(part, chunk) for chunk in part.content.chunks]
         rules = RulesState(**msgspec.structs.asdict(parts[0].content.rule))
-        self.stimulus = CheckpointRead(manifest.clock, rules, [chunk for _, chunk in self._chunks])
+        states: list[ChunkState] = [chunk for _, chunk in self._chunks]
+        self.stimulus = CheckpointRead(manifest.clock, rules, states, manifest.workers)
         """What the state machine wants to know of it."""
 
     def arrays(self, wanted: WantedChunk) -> tuple[dict[str, Array], int]:
@@ -67,13 +69,16 @@ class Reading:
         return [self.arrays(chunk) for chunk in chunks]
 
 
-def read_residuals(place: str, rank: Rank, step: int, folder: str = "") -> dict[Key, dict[str, Any]]:
-    """Return what compression had left of a worker's gradients after a step; nothing if a checkpoint is of another one.
+def read_residuals(place: str, rank: Rank, workers: int, step: int, folder: str = "") -> dict[Key, dict[str, Any]]:
+    """Return what compression had left of gradients after a step, for a worker to go on with.
+
+    That is nothing if a checkpoint is of another step.
 
     Args:
         place: the checkpoint's folder. It is there as long as a worker may have to go on with its step; once all have
             made more, it may be deleted as an old one, so then it is not even looked for.
         rank: of the worker.
+        workers: how many there are; see `aiokv.residuals` for another number than there was.
         step: how many steps the worker has made.
         folder: where that has to be; see `aiokv.files.find`.
 
@@ -84,14 +89,17 @@ def read_residuals(place: str, rank: Rank, step: int, folder: str = "") -> dict[
     if name is not None and int(name[2]) != step:
         return {}
     manifest = read_manifest(place, folder)
-    file = manifest.residuals.get(rank)
-    if file is None or manifest.clock != step:
+    if manifest.clock != step:
         return {}
-    url = f"{place}/{file.name}"
-    data = files.read(url, folder)
-    if checksum(data[:-CHECKSUM_BYTES]).hex() != file.checksum:
-        raise DataError(f"{url}: is damaged", path=url, expected=file.checksum)
-    return state_of(data, url, rank, place.rpartition("/")[2])
+    states = []
+    for each in inherited(sorted(manifest.residuals), rank, workers):
+        file = manifest.residuals[each]
+        url = f"{place}/{file.name}"
+        data = files.read(url, folder)
+        if checksum(data[:-CHECKSUM_BYTES]).hex() != file.checksum:
+            raise DataError(f"{url}: is damaged", path=url, expected=file.checksum)
+        states.append(state_of(data, url, each, place.rpartition("/")[2]))
+    return sum_of(states)
 
 
 def _cut(arrays: dict[str, Array], chunk: SavedChunk, wanted: WantedChunk) -> dict[str, Array]:

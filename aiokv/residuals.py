@@ -70,11 +70,15 @@ def merged(url: str, contents: Mapping[Rank, bytes], save_id: str, keys: Collect
     Raises:
         DataError: a file is torn, changed, or of another save.
     """
+    found = sum_of(state_of(data, rank_url(url, rank), rank, save_id) for rank, data in contents.items())
+    return {key: state for key, state in found.items() if keys is None or key in keys}
+
+
+def sum_of(states: Iterable[Mapping[Key, State]]) -> dict[Key, State]:
+    """Return what workers had left together, with the codecs of the first one that had something of a key."""
     found: dict[Key, State] = {}
-    for rank, data in contents.items():
-        for key, state in state_of(data, rank_url(url, rank), rank, save_id).items():
-            if keys is not None and key not in keys:
-                continue
+    for some in states:
+        for key, state in some.items():
             if key in found:
                 found[key]["residual"] += state["residual"]
             else:

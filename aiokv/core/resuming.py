@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiokv.core.effects import Configure, Effect, Install, InstallRows, LoadSnapshots, Log, ReadCheckpoint, WantedChunk
 from aiokv.core.placement import place, place_rows
 from aiokv.core.rows import options_of
-from aiokv.errors import AiokvError
+from aiokv.errors import AiokvError, MembershipError
 from aiokv.optim import Assign
 from aiokv.types import Piece
 from aiokv.wire import messages as m
@@ -45,6 +45,7 @@ class Resuming:
         self._rules = rules
         self._begin = begin
         self._view: m.View | None = None
+        self._saved_workers = 0
         self._index = 0
         self.is_busy = False
         """Whether the values are not there yet."""
@@ -71,6 +72,7 @@ class Resuming:
             if read.error is not None:
                 raise read.error
             assert read.rules is not None, "there is a rule or an error"
+            self._saved_workers = read.workers
             effects = self._set_rule(read.rules, read.clock)
             effects += self._make_all(read.states)
             for chunk in self._catalog.chunks.values():
@@ -91,9 +93,24 @@ class Resuming:
         self._rules.newest = clock
         return [] if rule is None else [Configure(rule)]
 
+    @property
+    def _workers(self) -> int:
+        """How many workers there are now."""
+        view = self._view
+        assert view is not None, "it said what to read"
+        return view.declared or len(view.workers)
+
+    def _check_group(self, state: ChunkState) -> None:
+        """Refuse a key for ranks that do not exist."""
+        absent = [rank for rank in state.group if rank >= self._workers]
+        if absent:
+            text = f"key {state.key!r} is one of the group {state.group}, and this job has {self._workers} workers"
+            raise MembershipError(text, ranks=absent, expected=f"{max(absent) + 1} workers at least", got=self._workers)
+
     def _make_all(self, states: list[ChunkState]) -> list[Effect]:
         of_key: dict[Key, Numbered] = {}
         for number, state in enumerate(states):
+            self._check_group(state)
             of_key.setdefault(state.key, {})[number] = state
         self._wanted: list[WantedChunk] = []
         effects: list[Effect] = []
@@ -167,7 +184,12 @@ class Resuming:
         chunk.version = max(part.version for part in sources.values())
         for part in sources.values():
             for rank, count in part.counts:
-                chunk.pushed[rank] = max(count, chunk.pushed.get(rank, 0))
+                if rank < self._workers:
+                    chunk.pushed[rank] = max(count, chunk.pushed.get(rank, 0))
+        most = max(chunk.pushed.values(), default=0)
+        for rank in range(self._saved_workers, 0 if chunk.group else self._workers):
+            # Who is new begins where those are that have come furthest, which is the same in all chunks.
+            chunk.pushed.setdefault(rank, most)
         chunk.reflected, chunk.before = dict(chunk.pushed), dict(chunk.pushed)
         chunk.since = chunk.newest = chunk.version
         self._begin(chunk)

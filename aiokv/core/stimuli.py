@@ -130,11 +130,14 @@ class PartWritten(Record):
 
 
 class CheckpointRead(Record):
-    """What a checkpoint has, or why it can't be used: its clock, the update rule, and all parts of keys."""
+    """What a checkpoint has, or why it can't be used: its clock, the update rule, all parts of keys, and how many
+    workers there were.
+    """
 
     clock: int
     rules: RulesState | None
     states: list[ChunkState]
+    workers: int
     error: AiokvError | None = None
 
 

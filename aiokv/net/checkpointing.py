@@ -89,7 +89,7 @@ class CheckpointFiles:
         try:
             self._reading = await asyncio.to_thread(Reading, place, self._folder)
         except AiokvError as error:
-            self._feed(st.CheckpointRead(0, None, [], error))
+            self._feed(st.CheckpointRead(0, None, [], 0, error))
         else:
             self._feed(self._reading.stimulus)
 

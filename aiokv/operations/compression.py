@@ -95,7 +95,7 @@ class CompressionOperations(BaseOperations):
         """
         place, state = self._session.resumed_from, {}
         if place:
-            read = functools.partial(read_residuals, place, self.rank, step, self._checkpoint_folder)
+            read = functools.partial(read_residuals, place, self.rank, self.num_workers, step, self._checkpoint_folder)
             state = await self._compute(read, SLOW)
         if self._journal is not None:
             keys = [record.key for record in self._session.records]

@@ -474,15 +474,18 @@ def state(key: str = "w", start: int = 0, stop: int = 4, **changes: Any) -> Chun
 RULES = m.RulesState("sgd", {"learning_rate": 0.5}, "sum", ((2, {"learning_rate": 0.25}),), 2)
 
 
-def resumed(make_server: Make, *states: ChunkState, load: bool = True, **options: Any) -> Any:
-    """Return a server of two workers that has read these parts, and is filled from them unless told otherwise."""
+def resumed(make_server: Make, *states: ChunkState, load: bool = True, workers: int = 2, **options: Any) -> Any:
+    """Return a server of two workers that has read these parts, and is filled from them unless told otherwise.
+
+    They are those of a checkpoint of two workers.
+    """
     settings = {"resume": "/ck/old", "checkpoint_at": 4, "checkpoints": "/ck", "run": 3}
-    rig = make_server(2, attach=False, settings=settings, **options)
+    rig = make_server(workers, attach=False, settings=settings, **options)
     rig.handle(st.Join(0, 10.0))
     rig.handle(st.Connected(SCHEDULER))
     assert ef.ReadCheckpoint("/ck/old") in rig.publish()
-    rig.waiting = [rig.attach(rank) for rank in range(2)]
-    rig.handle(st.CheckpointRead(2, RULES, list(states)))
+    rig.waiting = [rig.attach(rank) for rank in range(workers)]
+    rig.handle(st.CheckpointRead(2, RULES, list(states), 2))
     if load:
         rig.handle(st.SnapshotsLoaded())
     return rig
@@ -528,7 +531,7 @@ def test_checkpoint_without_a_rule_sets_none(make_server: Make) -> None:
     rig.handle(st.Join(0, 10.0))
     rig.handle(st.Connected(SCHEDULER))
     rig.publish()
-    rig.handle(st.CheckpointRead(2, m.RulesState("", {}, "sum", (), 2), [state(policy="sum")]))
+    rig.handle(st.CheckpointRead(2, m.RulesState("", {}, "sum", (), 2), [state(policy="sum")], 2))
     assert not rig.seen(ef.Configure)
     assert rig.seen(ef.LoadSnapshots)[0].chunks[0].rule.name == "assign"
 
@@ -618,6 +621,48 @@ def test_key_that_is_not_all_there_is_left_out(make_server: Make, parts: list[Ch
     assert "key 'w' was made or deleted while the checkpoint was" in rig.seen(ef.Log)[0].text
 
 
+def begins(rig: Any, rank: int, key: str = "w") -> Any:
+    """Return what a worker is told of where it goes on."""
+    return rig.ask(rank, m.GetPushes(key, (1,), "float32", 0, 1, 5.0)).answer
+
+
+def test_more_workers_begin_where_the_others_go_on(make_server: Make) -> None:
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,)), workers=3)
+    assert [begins(rig, rank) for rank in range(3)] == [m.Pushes(2, 2)] * 3
+    rig.values["w", 0][2] = rig.values["w", 0].pop(0)
+    rig.pushed = {(rank, "w"): 2 for rank in range(3)}
+    pushes = [rig.push(rank, 1.0, clock=3) for rank in range(3)]
+    assert [push.answer for push in pushes] == [m.Done(3)] * 3
+    assert rig.values["w", 0][3] == rig.values["w", 0][2] + 3.0
+
+
+def test_more_workers_begin_beside_the_fastest_where_all_go_their_own_way(make_server: Make) -> None:
+    counts = ((0, 2), (1, 1))
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,), policy="asp", counts=counts), workers=3)
+    assert [begins(rig, rank).count for rank in range(3)] == [2, 1, 2]
+
+
+def test_fewer_workers_go_on_without_the_others(make_server: Make) -> None:
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,)), workers=1)
+    rig.values["w", 0][2] = rig.values["w", 0].pop(0)
+    rig.pushed = {(0, "w"): 2}
+    assert rig.push(0, clock=3).answer == m.Done(3)
+    assert rig.machine._catalog.chunks["w", 0].counted == {0: 3}
+
+
+def test_keys_of_a_group_have_no_more_workers_than_before(make_server: Make) -> None:
+    part = state("w", 0, 1, shape=(1,), group=(0, 2), counts=((0, 2), (2, 2)))
+    rig = resumed(make_server, part, workers=4)
+    assert [begins(rig, rank).count for rank in range(4)] == [2, 0, 2, 0]
+
+
+def test_key_of_a_group_of_which_a_rank_is_not_there_can_t_be_loaded(make_server: Make) -> None:
+    rig = resumed(make_server, state("w", group=(0, 2)), load=False)
+    text = "key 'w' is one of the group (0, 2), and this job has 2 workers"
+    assert [text in str(asked.answer) for asked in rig.waiting] == [True, True]
+    assert rig.seen(ef.Stop)[0].failed
+
+
 def test_decided_rounds_begin_anew_behind_the_pushes_that_are_there(make_server: Make) -> None:
     rig = resumed(make_server, state("w", 0, 1, shape=(1,), policy="k_sync:2"))
     rig.values["w", 0][2] = rig.values["w", 0].pop(0)
@@ -635,11 +680,11 @@ def test_what_can_t_be_loaded_ends_the_server_and_is_told_to_the_workers(make_se
     rig.publish()
     waiting = rig.attach(0)
     if when == "read":
-        rig.handle(st.CheckpointRead(0, None, [], error))
+        rig.handle(st.CheckpointRead(0, None, [], 0, error))
     elif when == "set":
-        rig.handle(st.CheckpointRead(2, m.RulesState("no such rule", {}, "sum", (), 2), []))
+        rig.handle(st.CheckpointRead(2, m.RulesState("no such rule", {}, "sum", (), 2), [], 2))
     else:
-        rig.handle(st.CheckpointRead(2, RULES, [state()]))
+        rig.handle(st.CheckpointRead(2, RULES, [state()], 2))
         rig.handle(st.SnapshotsLoaded(error))
     assert ("no such rule" if when == "set" else "part-0 is torn") in str(waiting.answer)
     (stop,) = rig.seen(ef.Stop)

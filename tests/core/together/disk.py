@@ -108,9 +108,10 @@ def load(cluster: Any, saved: Saved, node: Any, effect: Any) -> None:
             cluster.stores[node.name].chunks[wanted.key, wanted.start] = {wanted.version: value}
         cluster.soon(node, st.SnapshotsLoaded())
     else:
-        clock = cluster.nodes["scheduler"].machine._plan.checkpoints.clock
-        rules = m.RulesState("", {}, "sum", (), clock)
-        cluster.soon(node, st.CheckpointRead(clock, rules, [state for state, _ in saved]))
+        plan = cluster.nodes["scheduler"].machine._plan
+        rules = m.RulesState("", {}, "sum", (), plan.checkpoints.clock)
+        states = [state for state, _ in saved]
+        cluster.soon(node, st.CheckpointRead(plan.checkpoints.clock, rules, states, plan.num_workers))
 
 
 def cut(store: Any, key: Any, start: int, version: int) -> list[Any]:
