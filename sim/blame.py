@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sim.cluster import simulate
-from sim.faults import Link
+from sim.faults import Join, Leave, Link
 from sim.report import summarise
 from sim.sections import SCHEDULER, NetworkSection, ServerSection
 
@@ -65,6 +65,9 @@ def alternatives(run: Run) -> Iterator[tuple[str, Scenario]]:
                 change(slow=scenario.slow | {name: factor}),
             )
     for number, fault in enumerate(scenario.fault):
+        if isinstance(fault, Join | Leave):
+            # That somebody comes or goes is no mishap.
+            continue
         before, after = scenario.fault[:number], scenario.fault[number + 1 :]
         yield describe(fault), change(fault=(*before, NOTHING, *after))
         for link, inside, behind in _links_of(scenario, fault):

@@ -23,7 +23,7 @@ from sim.advice import (
 from sim.blame import alternatives, blame
 from sim.cluster import simulate
 from sim.compute import Constant, Exponential
-from sim.faults import Crash, Link, Pause, Slow, Spot
+from sim.faults import Crash, Join, Link, Pause, Slow, Spot
 from sim.sections import ClusterSection, NetworkSection, ServerSection, TensorSection
 from sim.timeline import draw_timeline
 
@@ -185,6 +185,13 @@ def test_each_link_of_a_fault_is_judged_by_itself(run_with: Callable[..., Run]) 
     # Without it worker-0 decides: 1 s and 1 s on its link, where worker-1 needs 1.25 s and 1 s.
     assert causes["link between worker-1 and server-0"].saved_s == pytest.approx(0.25)
     assert causes["link between worker-0 and server-0"].saved_s == pytest.approx(0.0)
+
+
+def test_who_joins_is_there_whatever_is_looked_at(run_with: Callable[..., Run]) -> None:
+    cluster = ClusterSection(workers=2, max_workers=3)
+    fault = (Join(node="worker-2", at=3.5), Slow(node="worker-2", factor=2.0))
+    run = run_with(workers=2, cluster=cluster, fault=fault)
+    assert [cause.cause for cause in blame(run)] == ["worker-2 computes 2.00 times as long", "slow of worker-2"]
 
 
 def test_the_other_faults_strike_when_they_did(run_with: Callable[..., Run]) -> None:
