@@ -12,6 +12,7 @@ import msgspec
 from aiokv.policy import get_policy
 from sim.report import summarise
 from sim.saving_advice import SavingAdvice, saving_advice, sentences_on_saving
+from sim.waits_advice import on_waits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -293,11 +294,11 @@ def advise(run: Run) -> Advice:
     usable = len(times) > 1 and bool(next(iter(times.values())))
     skew = skew_of(times) if usable else None
     step = summary.step_time_s.mean
-    per_push = get_policy(run.policy).per_push
-    waited = 0.0 if skew is None else (skew.mean if per_push else skew.barrier)
+    in_step = get_policy(run.policy).in_step
+    waited = 0.0 if skew is None else (skew.barrier if in_step else skew.mean)
     overhead = max(0.0, step - waited) if not math.isnan(step) else 0.0
     balance = eviction = backups = None
-    if skew is not None and not per_push:
+    if skew is not None and in_step:
         even = overhead + barrier(balanced(list(times.values())))
         balance = Balance(step_s=even, gradients_per_s=len(times) / even)
         eviction = evict(times, skew.slowest, overhead)
@@ -317,7 +318,8 @@ def advise(run: Run) -> Advice:
         saving=saving_advice(run, step),
         sentences=[],
     )
-    sentences = [*_on_skew(advice, run), *_on_servers(advice, run), *sentences_on_saving(advice.saving)]
+    about = _on_skew(advice, run) if in_step else on_waits(run, summary, skew)
+    sentences = [*about, *_on_servers(advice, run), *sentences_on_saving(advice.saving)]
     return msgspec.structs.replace(advice, sentences=sentences or ["nothing stands out: every cause costs little"])
 
 
@@ -330,11 +332,6 @@ def _on_skew(advice: Advice, run: Run) -> list[str]:
     skew = advice.skew
     if skew is None:
         return []
-    if get_policy(run.policy).per_push:
-        rate = sum(1.0 / w for w in _step_times(run).values())
-        own = 1.0 / _step_times(run)[skew.slowest]
-        stale = (rate - own) / own
-        return [f"nobody waits; gradients of {skew.slowest} are about {stale:.1f} versions stale, (R - r) / r"]
     if skew.loss < SMALL:
         return [f"stragglers cost {skew.loss:.1%} of a step: nothing to gain there"]
     found = [f"workers wait {skew.loss:.0%} of a step for the slowest; {skew.persistent:.0%} of that is persistent"]
@@ -361,15 +358,6 @@ def _on_skew(advice: Advice, run: Run) -> list[str]:
     return found
 
 
-def _step_times(run: Run) -> dict[str, float]:
-    """Return the mean seconds from one step of a worker to its next."""
-    return {
-        worker.name: statistics.fmean(step.end - step.start for step in worker.steps)
-        for worker in run.workers
-        if worker.steps
-    }
-
-
 def _on_servers(advice: Advice, run: Run) -> list[str]:
     found = advice.saturation
     if found is None:
@@ -379,7 +367,7 @@ def _on_servers(advice: Advice, run: Run) -> list[str]:
     if workers <= found.knee:
         return [f"{state}; there are {workers}"]
     transfers = advice.transfers
-    if transfers is not None and not get_policy(run.policy).per_push:
+    if transfers is not None and get_policy(run.policy).in_step:
         state_of_round = (
             f"the gradients of a round take {transfers.round_s:.3g} s to the servers; with {transfers.servers_as_ring} "
             f"of them it would be no more than a ring all-reduce ({transfers.ring_s:.3g} s), and more than {workers} "

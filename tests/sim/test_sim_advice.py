@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -156,6 +157,26 @@ def test_under_asp_staleness_of_the_slow_worker_is_told(run_with: Callable[..., 
     assert (advice.balance, advice.eviction, advice.backups) == (None, None, None)
     # (3.5 - 0.5) / 0.5.
     assert advice.sentences[0] == "nobody waits; gradients of worker-3 are about 6.0 versions stale, (R - r) / r"
+
+
+def test_under_a_bound_those_who_wait_are_told_for_whom(run_with: Callable[..., Run]) -> None:
+    # Each of the three fast workers waits for half of its time, less at the beginning: 37.5 % of all.
+    advice = advise(run_with("ssp:1", steps=60, slow={"worker-3": 2.0}))
+    assert (advice.balance, advice.eviction, advice.backups) == (None, None, None)
+    waits, pace, *_ = advice.sentences
+    assert re.fullmatch(r"workers wait 3[67]% of their time", waits)
+    assert pace.startswith(
+        "bounded staleness does not help for long: all end up at the pace of worker-3, which takes 2 s"
+    )
+
+
+def test_where_the_slowest_is_given_up_its_share_of_the_drops_is_told(run_with: Callable[..., Run]) -> None:
+    advice = advise(run_with("backup:1", steps=60, slow={"worker-3": 2.5}))
+    # It computes two and a half rounds long, so that each of its gradients is late while the others are there.
+    assert any(
+        re.fullmatch(r".* of the gradients are dropped, and of worker-3 \d+%", each) for each in advice.sentences
+    )
+    assert not any("batches" in each for each in advice.sentences)
 
 
 def test_equal_workers_get_no_advice(run_with: Callable[..., Run]) -> None:
