@@ -13,6 +13,7 @@ from aiokv.errors import AiokvError, ChecksumError, HandshakeError
 from aiokv.net import tls
 from aiokv.net.link import Outgoing, detach
 from aiokv.net.shared import Segments, Sharing
+from aiokv.net.silence import end_when_silent
 from aiokv.wire.connection import Connection, goodbye
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
@@ -60,6 +61,7 @@ class Link(asyncio.BufferedProtocol):
             read can't fill the memory. Only for the side that answers: with both it would be a deadlock.
         segments: makes the memory that is shared with a peer on this host; None: none is.
         checksum: of every frame; None: there is none.
+        patience: after so many seconds without a sign of life of the other system the connection ends.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Link(asyncio.BufferedProtocol):
         max_queued_bytes: int | None = None,
         segments: Segments | None = None,
         checksum: Checksum | None = None,
+        patience: float = 60.0,
     ) -> None:
         self.peer = peer
         self.initiator = initiator
@@ -106,6 +109,7 @@ class Link(asyncio.BufferedProtocol):
         self._closed = False
         self._secured = False
         self._seals = checksum is not None
+        self._patience = patience
         self._flushing = False
         self._unwanted: memoryview | None = None
         """Where what comes while the connection is closed is received into."""
@@ -136,6 +140,7 @@ class Link(asyncio.BufferedProtocol):
         endpoint = transport.get_extra_info("socket")
         if endpoint is not None and endpoint.family in (socket.AF_INET, socket.AF_INET6):
             endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end_when_silent(endpoint, self._patience)
         # With no low mark, `resume_writing` says exactly when nothing of ours lies in the transport. A transport with
         # TLS would take an empty buffer for a full one if the high mark were none either.
         self._secured = stream.get_extra_info("sslcontext") is not None

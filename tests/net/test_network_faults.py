@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from aiokv.errors import CallTimeoutError
+from aiokv.net.silence import end_when_silent
+from aiokv.net.tcp import Link
 from tests.net.test_reconnecting import assert_same, flaky_cluster, train
 
 if TYPE_CHECKING:
@@ -55,6 +58,28 @@ async def test_call_over_a_connection_that_is_half_open_ends_in_time_and_counts_
         np.testing.assert_array_equal(await kv.pull("w"), np.ones(3))
         await kv.push("w", np.ones(3, np.float32))
         np.testing.assert_array_equal(await kv.pull("w"), np.full(3, 2))
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+async def test_the_system_ends_connections_to_machines_that_have_vanished(cluster: MakeCluster) -> None:
+    """What it sends is not confirmed any longer; here that can only be asked for, since no machine can vanish."""
+    async with cluster(workers=1, call_timeout=12.0, join_timeout=12.0) as running:
+        await running.workers[0].init("w", np.zeros(3, np.float32))
+        nodes = [running.scheduler, *running.servers, *running.workers]
+        for link in (link for node in nodes for link in node._links.values()):
+            assert isinstance(link, Link)
+            assert link._transport is not None
+            endpoint = link._transport.get_extra_info("socket")
+            assert endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
+            assert endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 12_000
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1e9])
+def test_the_system_takes_all_times_that_can_be_set(seconds: float) -> None:
+    with socket.socket() as endpoint:
+        end_when_silent(endpoint, seconds)
+        assert endpoint.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 async def test_a_clock_that_jumps_changes_nothing(cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
