@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from aiokv import files
-from aiokv.codec import make_codec
 from aiokv.core.merging import Merging
-from aiokv.errors import ConfigError, DataError, OptimizerError
 from aiokv.gradients import (
     GradientSum,
     LossScale,
@@ -21,9 +20,18 @@ from aiokv.gradients import (
 )
 from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, create
-from aiokv.optim import FloatRule, LearningRule, Optimizer, make_optimizer, rule_to_params
+from aiokv.optim import LearningRule, rule_to_params
 from aiokv.parameters import Parameters, bare
 from aiokv.residuals import inherited, merged, rank_url, residual_file
+from aiokv.trainer_checks import (
+    check_compression,
+    check_more_than_0,
+    check_not_on_servers,
+    check_saved,
+    check_sums,
+    learning_rule,
+    training_rule,
+)
 from aiokv.update_place import Place, is_async, place_of_update
 from aiokv.updating import Updater
 
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokv.arrays import Array
+    from aiokv.optim import FloatRule, Optimizer
     from aiokv.training_config import TrainingConfig
 
 DIVISOR = "aiokv.trainer.divisor"
@@ -93,14 +102,14 @@ class Trainer:
     ) -> None:
         compute = get_backend(backend)
         self._params = Parameters(params, compute)
-        self._rule = _rule(optimizer, optimizer_params)
+        self._rule = training_rule(optimizer, optimizer_params)
         self._merging = Merging(reduction, staleness_rate)
         self._merging.check(self._rule)
         for name, weight in self._params.weights.items():
             self._merging.check_dtype(name, weight.dtype.name, self._rule)
-        _check_more_than_0("grad_accumulation", grad_accumulation)
+        check_more_than_0("grad_accumulation", grad_accumulation)
         if clip_norm is not None:
-            _check_more_than_0("clip_norm", clip_norm)
+            check_more_than_0("clip_norm", clip_norm)
         self._every = grad_accumulation
         self._clip_norm = clip_norm
         self._checks = not (loss_scale is None and clip_norm is None)
@@ -123,9 +132,9 @@ class Trainer:
         self._owned: KVStore | None = None
         self._store: KVStore | None = None
         if compression_params is not None:
-            _check_compression(compression_params, self._place)
+            check_compression(compression_params, self._place)
         if self._place is not Place.SERVERS:
-            _check_sums(self._merging)
+            check_sums(self._merging)
         if self._place is not Place.ALONE:
             self._store = self._connect(kvstore)
 
@@ -195,7 +204,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """The rate of the last update, or of the first if none was made, before any multiplier."""
-        return _learning(self._rule).learning_rate_at(max(self._steps, 1))
+        return learning_rule(self._rule).learning_rate_at(max(self._steps, 1))
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Change the rate that a schedule begins with, or the rate itself, from the next update on, on the servers too.
@@ -206,8 +215,8 @@ class Trainer:
             OptimizerError: the rule has no such rate, or it can't be. With an async store also when other workers
                 are so far ahead that updates of this worker's next round are made: let the first one call it.
         """
-        params = rule_to_params(_learning(self._rule)) | {"learning_rate": learning_rate}
-        rule = _rule(self._rule.name, params)
+        params = rule_to_params(learning_rule(self._rule)) | {"learning_rate": learning_rate}
+        rule = training_rule(self._rule.name, params)
         if self._place is Place.SERVERS and self._divisor is not None:
             assert self._store is not None, "servers are those of a store"
             self._store.set_learning_rate(learning_rate)
@@ -237,7 +246,7 @@ class Trainer:
         Raises:
             KeyUseError, SpecMismatchError: a gradient is missing, or of another shape or dtype than its parameter.
         """
-        _check_more_than_0("batch_size", batch_size)
+        check_more_than_0("batch_size", batch_size)
         is_last = self._collected + 1 == self._every
         found = read_gradients(self._params.tensors, gradients)
         on_devices = found if self._stays_on_devices else None
@@ -339,7 +348,7 @@ class Trainer:
 
     def _rule_dividing_by(self, divisor: float) -> FloatRule:
         params = rule_to_params(self._rule) | {"rescale_grad": self._rule.rescale_grad / divisor}
-        return _rule(self._rule.name, params)
+        return training_rule(self._rule.name, params)
 
     def _update_here(self, totals: Mapping[str, Array], divisor: float) -> None:
         rule = self._rule_dividing_by(divisor)
@@ -362,7 +371,7 @@ class Trainer:
             ConfigError: updates are made on the servers.
             KeyUseError, SpecMismatchError: as in `step`, or a gradient can't be written.
         """
-        self._refuse_on_servers("allreduce_grads")
+        check_not_on_servers(self._place, "allreduce_grads")
         found = read_gradients(self._params.tensors, gradients)
         for name, arrays in found.items():
             writable(name, arrays)
@@ -386,8 +395,8 @@ class Trainer:
             ConfigError: updates are made on the servers.
             KeyUseError, SpecMismatchError: as in `step`.
         """
-        self._refuse_on_servers("update")
-        _check_more_than_0("batch_size", batch_size)
+        check_not_on_servers(self._place, "update")
+        check_more_than_0("batch_size", batch_size)
         divisor = batch_size * self.loss_scale
         found = read_gradients(self._params.tensors, gradients)
         self._sums.clear()
@@ -402,16 +411,6 @@ class Trainer:
             self._steps += 1
             self._update_here(totals, divisor)
         return not overflow
-
-    def _refuse_on_servers(self, method: str) -> None:
-        if self._place is Place.SERVERS:
-            raise ConfigError(
-                f"{method}() is for updates on the workers, but here the servers make them: use step(), or "
-                "update_on_kvstore=False",
-                key="update_on_kvstore",
-                expected=False,
-                got=True,
-            )
 
     # --- states ---
 
@@ -480,69 +479,14 @@ class Trainer:
     def _load_from_servers(self, url: str) -> dict[str, Any]:
         """Let the servers go on with a file; return what was saved of this trainer."""
         assert self._store is not None, "servers are those of a store"
-
-        def check(facts: dict[str, Any]) -> None:
-            saved = dict(facts.get("trainer", {}))
-            for what, expected in {"optimizer": self._rule.name, **self._merging._asdict()}.items():
-                got = saved.get(what)
-                if got != expected:
-                    text = f"{url}: expected the states of a trainer with {what} {expected!r}, got {got!r}"
-                    raise DataError(text, path=url, expected=expected, got=got)
-
+        check = partial(check_saved, url=url, rule=self._rule, merging=self._merging)
         loaded = self._store.load(url, keys=[*self._params.weights, OVERFLOW], check=check)
         facts: dict[str, Any] = loaded["trainer"]
         if facts["learning_rate"] is not None:
             # The servers have it from the file.
-            self._rule = _rule(self._rule.name, rule_to_params(self._rule) | {"learning_rate": facts["learning_rate"]})
+            self._rule = training_rule(
+                self._rule.name, rule_to_params(self._rule) | {"learning_rate": facts["learning_rate"]}
+            )
         self._store.pull(self._params.weights)
         self._params.spread()
         return facts
-
-
-def _rule(optimizer: str | Optimizer, params: Mapping[str, Any] | None) -> FloatRule:
-    if isinstance(optimizer, Optimizer):
-        if params:
-            raise OptimizerError("give either a rule, or a name and parameters")
-        rule = optimizer
-    else:
-        rule = make_optimizer(optimizer, params or {})
-    if not isinstance(rule, FloatRule):
-        raise OptimizerError(f"optimizer {rule.name!r} does not scale gradients, so it can't train", got=rule.name)
-    return rule
-
-
-def _learning(rule: Optimizer) -> LearningRule:
-    if not isinstance(rule, LearningRule):
-        raise OptimizerError(f"optimizer {rule.name!r} has no learning rate", got=rule.name)
-    return rule
-
-
-def _check_more_than_0(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be more than 0, got {value!r}", key=name, expected="more than 0", got=value)
-
-
-def _check_sums(merging: Merging) -> None:
-    """Refuse what only servers do with gradients.
-
-    Raises:
-        ConfigError: something else than a sum is wanted.
-    """
-    for name, got in merging._asdict().items():
-        expected = Merging._field_defaults[name]
-        if got != expected:
-            text = f"{name} {got!r} is for updates on the servers, but none update here; say update_on_kvstore=True"
-            raise ConfigError(text, key=name, expected=expected, got=got)
-
-
-def _check_compression(params: Mapping[str, Any], place: Place) -> None:
-    """Refuse a codec that can't be, or that would have nothing to do.
-
-    Raises:
-        ConfigError: there is no store that gradients are sent to.
-        CodecError: unknown codec, or a wrong parameter.
-    """
-    if place is Place.ALONE:
-        raise ConfigError("compression_params: this trainer is alone and sends no gradients", got=repr(dict(params)))
-    named = dict(params)
-    make_codec(named.pop("type", ""), named)

@@ -14,16 +14,12 @@ import pytest
 import aiokv
 from aiokv.errors import (
     ClosedError,
-    CodecError,
     ConfigError,
     DataError,
     KeyUseError,
-    OptimizerError,
     SpecMismatchError,
     UnknownKeyError,
 )
-from aiokv.optim import SGD
-from aiokv.update_place import Place, place_of_update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,50 +71,6 @@ def on_cluster(
 
     with running_cluster(workers, servers) as address, ThreadPoolExecutor(workers) as pool:
         return list(pool.map(one, range(workers)))
-
-
-# --- where the update is made ---
-
-
-@pytest.mark.parametrize(
-    ("store", "wanted", "options", "place"),
-    [
-        ("dist_sync", None, {}, Place.SERVERS),
-        ("dist_sync", True, {}, Place.SERVERS),
-        ("dist_sync", False, {}, Place.WORKERS),
-        ("bsp", None, {"by_name": False}, Place.SERVERS),
-        ("dist_async", None, {}, Place.SERVERS),
-        ("dist_async", True, {}, Place.SERVERS),
-        ("asp", None, {"by_name": False}, Place.SERVERS),
-        ("dist_sync", None, {"largest": (16 << 20) + 1}, Place.SERVERS),
-        ("local", None, {}, Place.ALONE),
-        ("local", False, {}, Place.ALONE),
-        ("local", True, {}, Place.SERVERS),
-        ("local", None, {"by_name": False}, Place.SERVERS),
-        ("local", None, {"devices": 2}, Place.SERVERS),
-        ("local", None, {"devices": 2, "largest": 16 << 20}, Place.SERVERS),
-        ("local", None, {"devices": 2, "largest": (16 << 20) + 1}, Place.WORKERS),
-        ("local", True, {"devices": 2, "largest": (16 << 20) + 1}, Place.SERVERS),
-        (None, None, {}, Place.ALONE),
-        (None, False, {}, Place.ALONE),
-    ],
-)
-def test_where_the_update_is_made(store: str | None, wanted: bool | None, options: Any, place: Place) -> None:
-    """The table of MXNet's Trainer."""
-    assert place_of_update(store, wanted, **options) is place
-
-
-@pytest.mark.parametrize(
-    ("store", "wanted", "complaint"),
-    [
-        ("dist_async", False, "with store 'dist_async' updates are made on the servers"),
-        ("asp", False, "with store 'asp' updates are made on the servers"),
-        (None, True, "there is no store"),
-    ],
-)
-def test_where_the_update_can_not_be_made(store: str | None, wanted: bool, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        place_of_update(store, wanted)
 
 
 # --- steps on a cluster ---
@@ -503,33 +455,6 @@ def test_states_of_something_else_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "complaint"),
-    [
-        ({"params": {}}, KeyUseError, "nothing to train"),
-        ({"params": {1: full(1)}}, KeyUseError, "names of parameters are texts, got 1"),
-        ({"params": {"w": [1.0, 2.0]}}, SpecMismatchError, "'w': expected an array of NumPy"),
-        ({"params": {"w": []}}, SpecMismatchError, "got none"),
-        ({"params": {"w": [full(1, 2), full(1, 3)]}}, SpecMismatchError, r"float32\[2\], float32\[3\]"),
-        ({"params": {"w": np.broadcast_to(np.float32(1), 3)}}, SpecMismatchError, "'w' is read-only"),
-        ({"params": {"w": np.ones(3, int)}}, OptimizerError, "updates floats, but key 'w' has int64"),
-        ({"optimizer": "assign"}, OptimizerError, "does not scale gradients"),
-        ({"optimizer": "sdg"}, OptimizerError, "unknown optimizer"),
-        ({"grad_accumulation": 0}, ConfigError, "grad_accumulation must be more than 0, got 0"),
-        ({"clip_norm": -1.0}, ConfigError, "clip_norm must be more than 0"),
-        ({"loss_scale": 0.0}, ConfigError, "loss_scale must be a number of more than 0, or 'dynamic', got 0.0"),
-        ({"loss_scale": "auto"}, ConfigError, "got 'auto'"),
-        ({"reduction": "max"}, OptimizerError, "unknown reduction 'max'"),
-        ({"staleness_rate": "1/tau"}, OptimizerError, "unknown staleness_rate '1/tau'"),
-        ({"reduction": "mean"}, ConfigError, "reduction 'mean' is for updates on the servers.*update_on_kvstore=True"),
-        ({"staleness_rate": "1/(1+tau)"}, ConfigError, r"staleness_rate '1/\(1\+tau\)' is for updates on the servers"),
-    ],
-)
-def test_trainer_that_can_not_be(options: dict[str, Any], error: type[Exception], complaint: str) -> None:
-    with pytest.raises(error, match=complaint):
-        aiokv.Trainer(**{"params": {"w": full(1)}, "kvstore": None, **options})
-
-
-@pytest.mark.parametrize(
     ("gradients", "error", "complaint"),
     [
         (None, KeyUseError, r"no gradient of 'v', 'w': pass them to step\(\)"),
@@ -551,14 +476,6 @@ def test_batch_of_nothing_is_refused() -> None:
         aiokv.Trainer({"w": full(1)}, kvstore=None).step(0, {"w": full(1)})
 
 
-def test_rule_may_be_given_as_a_record_and_then_has_its_parameters() -> None:
-    params = {"w": full(0, 1)}
-    aiokv.Trainer(params, SGD(learning_rate=0.5), kvstore=None).step(1, {"w": full(1, 1)})
-    assert params["w"][0] == -0.5
-    with pytest.raises(OptimizerError, match="either a rule, or a name and parameters"):
-        aiokv.Trainer(params, SGD(), {"learning_rate": 1.0}, kvstore=None)
-
-
 def test_store_that_the_trainer_has_made_is_closed_with_it() -> None:
     trainer = aiokv.Trainer({"w": full(0)}, kvstore="local", update_on_kvstore=True)
     trainer.close()
@@ -577,12 +494,6 @@ def test_updates_of_the_trainers_own_notice_an_overflow_too() -> None:
     assert trainer.loss_scale == 32768
     assert trainer.update(1, {"w": full(32768, 1)})
     assert params["w"][0] == 1.0
-
-
-def test_rule_without_a_rate_has_none_to_change() -> None:
-    trainer = aiokv.Trainer({"w": full(1)}, "accumulate", kvstore=None)
-    with pytest.raises(OptimizerError, match="'accumulate' has no learning rate"):
-        trainer.set_learning_rate(0.5)
 
 
 # --- compression ---
@@ -610,10 +521,3 @@ def test_gradients_are_compressed_on_their_way_and_what_was_not_said_follows(upd
         return seen
 
     assert on_cluster(work, 2) == [[0.0, -1.0, -1.0, -2.0]] * 2
-
-
-def test_compression_that_can_not_be_is_refused() -> None:
-    with pytest.raises(CodecError, match="nope"):
-        aiokv.Trainer({"w": full(0.0)}, kvstore=aiokv.LocalStore(), compression_params={"type": "nope"})
-    with pytest.raises(ConfigError, match="is alone and sends no gradients"):
-        aiokv.Trainer({"w": full(0.0)}, kvstore=None, compression_params={"type": "2bit"})
