@@ -133,7 +133,7 @@ class Checkpoints:
         assert entry is not None, "it has a chunk"
         counts = tuple(sorted(chunk.counted.items()))
         state = ChunkState(key, spec.shape, spec.dtype, start, stop, chunk.version, counts, entry.policy, entry.group)
-        state.digest = entry.digest
+        state.digest, state.made = entry.digest, chunk.version - chunk.since
         if entry.rows is not None:
             state.sparse, state.lazy = True, entry.rows.lazy
             state.initializer = msgspec.to_builtins(entry.rows.initializer)

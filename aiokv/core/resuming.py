@@ -190,8 +190,11 @@ class Resuming:
         for rank in range(self._saved_workers, 0 if chunk.group else self._workers):
             # Who is new begins where those are that have come furthest, which is the same in all chunks.
             chunk.pushed.setdefault(rank, most)
-        chunk.reflected, chunk.before = dict(chunk.pushed), dict(chunk.pushed)
-        chunk.since = chunk.newest = chunk.version
+        chunk.newest, chunk.reflected = chunk.version, dict(chunk.pushed)
+        # Others begin as when they are set, so that who was behind is not behind any more.
+        made = max(sources.values(), key=lambda part: part.version).made if chunk.policy.has_phases else 0
+        chunk.since = chunk.version - made
+        chunk.before = {rank: count - made for rank, count in chunk.pushed.items()}
         self._begin(chunk)
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
         self._wanted.append(WantedChunk(chunk.key, chunk.start, chunk.stop, chunk.version, rule, list(sources), nbytes))

@@ -13,7 +13,8 @@ class ChunkState(msgspec.Struct, eq=False):
     """Elements, or rows, [start, stop) of a key, and what was pushed to them.
 
     `counts` are ranks with the number of their pushes that the value holds. `bundle` are the keys with which it is one
-    chunk, if it is, in their order. All else is as in `aiokv.wire.messages.Init` or, of a `sparse` key, `InitRows`.
+    chunk, if it is, in their order. `made` is how many updates were made under its policy. All else is as in
+    `aiokv.wire.messages.Init` or, of a `sparse` key, `InitRows`.
     """
 
     key: Key
@@ -30,6 +31,7 @@ class ChunkState(msgspec.Struct, eq=False):
     lazy: bool = True
     initializer: dict[str, Any] = {}
     bundle: tuple[Key, ...] = ()
+    made: int = 0
 
     @property
     def spec(self) -> TensorSpec:

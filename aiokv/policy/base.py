@@ -40,6 +40,9 @@ class Policy(abc.ABC):
     decides: ClassVar[bool] = False
     """Whether it is a `RoundPolicy`."""
 
+    has_phases: ClassVar[bool] = False
+    """What it does depends on how many updates were made under it."""
+
     admits: ClassVar[bool] = False
     """Whether a worker can join while training goes on."""
 

@@ -25,6 +25,7 @@ class SyncSwitch(ChunkPolicy):
 
     name: ClassVar[str] = "sync_switch"
     per_push: ClassVar[bool] = True
+    has_phases: ClassVar[bool] = True
     fraction: float
     steps: int
 

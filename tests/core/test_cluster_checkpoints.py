@@ -663,6 +663,26 @@ def test_key_of_a_group_of_which_a_rank_is_not_there_can_t_be_loaded(make_server
     assert rig.seen(ef.Stop)[0].failed
 
 
+@pytest.mark.parametrize(("made", "versions"), [(2, [3, 4]), (1, [3, 3])])
+def test_what_a_policy_does_in_phases_goes_on_in_the_same_one(
+    make_server: Make, made: int, versions: list[int]
+) -> None:
+    """Two rounds are in step; behind them each push is an update of its own."""
+    rig = resumed(make_server, state("w", 0, 1, shape=(1,), policy="sync_switch:0.5:4", made=made))
+    rig.values["w", 0][2] = rig.values["w", 0].pop(0)
+    rig.pushed = {(0, "w"): 2, (1, "w"): 2}
+    pushes = [rig.push(rank, clock=3) for rank in range(2)]
+    assert [push.answer.version for push in pushes] == versions
+
+
+def test_how_far_a_policy_has_come_is_saved(make_server: Make) -> None:
+    rig = keyed(make_server(2, settings=AT_2))
+    for clock in (1, 2):
+        both_push(rig, "w", clock)
+    say(rig, m.CheckpointRest(2))
+    assert {each.key: each.states[0].made for each in rig.seen(ef.Snapshot)} == {"w": 2, "v": 0}
+
+
 def test_decided_rounds_begin_anew_behind_the_pushes_that_are_there(make_server: Make) -> None:
     rig = resumed(make_server, state("w", 0, 1, shape=(1,), policy="k_sync:2"))
     rig.values["w", 0][2] = rig.values["w", 0].pop(0)
