@@ -19,8 +19,7 @@ pytest.importorskip("numba_cuda")
 
 def bench_kernels(arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own: the simulator replaces CUDA when it is imported."""
-    # Simulated threads are slow when they are traced.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("AIOKV_", "COVERAGE_"))}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AIOKV_")}
     return subprocess.run(
         [sys.executable, "-m", "aiokv", "bench", *arguments.split()],
         env=environ | variables,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +20,6 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba's simulator in the place of a card."""
     pytest.importorskip("numba_cuda")
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    # Simulated threads are slow; traced by coverage they would take minutes.
-    for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.mark.usefixtures("simulated")

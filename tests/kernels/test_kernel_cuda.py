@@ -24,11 +24,9 @@ MODULES = {
 
 def run_tests(modules: list[Path], *, simulated: bool) -> None:
     """Run modules in another process; fail with all its output."""
-    # Simulated threads are slow; traced by coverage they would take minutes, for lines that are compiled elsewhere.
-    untraced = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "300", *modules],
-        env=untraced | {"KERNEL_TESTS_BACKENDS": "cuda", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
+        env=os.environ | {"KERNEL_TESTS_BACKENDS": "cuda", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
