@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 NET_TESTS = Path(__file__).parent / "net"
 LONG_COMPUTATIONS = (
     "codec/test_codec_properties.py",
+    "core/test_members_properties.py",
+    "core/test_standbys_properties.py",
+    "core/together/test_bundles_together.py",
+    "core/together/test_checkpoints_together.py",
+    "core/together/test_going_on_together.py",
+    "core/together/test_joining_together.py",
+    "core/together/test_policy_changes_together.py",
+    "core/together/test_together.py",
+    "core/together/test_whole_reads_together.py",
     "kernels/test_kernel_arithmetic.py",
     "sim/test_sim_planted_faults.py",
     "sim/test_sim_validation.py",

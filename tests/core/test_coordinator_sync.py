@@ -289,6 +289,16 @@ def test_late_pull_names_the_same(server: Server) -> None:
     assert pull.error.details == {"ranks": [1, 2], "key": "w", "round": 1}
 
 
+def test_late_pull_of_a_worker_that_is_ahead_names_the_round_of_its_last_push(server: Server) -> None:
+    server.init()
+    for rank in (0, 0, 1):
+        server.push(rank)
+    pull = server.pull(0, timeout=1.0)
+    server.tick(1.0)
+    assert isinstance(pull.error, RoundTimeoutError)
+    assert pull.error.details == {"ranks": [1, 2], "key": "w", "round": 2}
+
+
 def test_update_that_takes_too_long_is_not_blamed_on_a_worker(server: Server) -> None:
     server.init()
     server.hold = True

@@ -173,6 +173,15 @@ def test_keys_that_were_pushed_less_often_keep_their_numbers(comer: Worker) -> N
     assert (push.message.sequence, push.message.clock) == (4, 8)
 
 
+def test_small_keys_that_go_together_go_on_together(comer: Worker) -> None:
+    comer.finish(comer.transfer("init", "a", "b"))
+    for ask in entered(comer, 7):
+        comer.answer(ask, m.Pushes(7, 7))
+    (push,) = comer.transfer("push", "a", "b").sends
+    assert isinstance(push.message, m.PushBundle)
+    assert (push.message.sequence, push.message.clock) == (8, 8)
+
+
 def test_who_gave_up_asks_again(comer: Worker) -> None:
     call = comer.call(st.GoOn, timeout=5.0)
     (enter,) = call.sends

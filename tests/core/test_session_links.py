@@ -60,6 +60,13 @@ def test_worker_joins_scheduler_then_servers_then_says_who_it_is(outsider: Worke
     assert call.outcome == "done"
 
 
+def test_worker_that_has_joined_knows_from_which_checkpoint_the_job_goes_on(make_worker: type[Worker]) -> None:
+    """There is what compression had left of its gradients."""
+    settings = {"resume": "/checkpoints/run-1/step-90"}
+    assert make_worker(settings=settings).machine.resumed_from == "/checkpoints/run-1/step-90"
+    assert make_worker().machine.resumed_from == make_worker(join=False).machine.resumed_from == ""
+
+
 def test_worker_that_takes_a_place_hears_of_a_server_that_is_lost(outsider: Worker) -> None:
     call = join(outsider)
     outsider.handle(st.Connected(SCHEDULER))
@@ -320,6 +327,7 @@ def test_worker_goes_on_without_its_scheduler_but_not_through_barriers(worker: W
 def test_what_the_scheduler_has_not_answered_is_asked_again(worker: Worker, like: type[Like]) -> None:
     """It says who it is first, waits until it is known, and says how much time is left."""
     waiting = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    push = worker.transfer("push")
     answered = worker.call(st.EnterBarrier, name="a", timeout=10.0)
     worker.finish(answered)
     worker.tick(1.0)
@@ -341,7 +349,8 @@ def test_what_the_scheduler_has_not_answered_is_asked_again(worker: Worker, like
     assert again[0].request == waiting.sends[0].request
     for send in again:
         worker.answer(send)
-    assert (waiting.outcome, later.outcome) == ("done", "done")
+    assert (waiting.outcome, later.outcome, push.outcome) == ("done", "done", None)
+    worker.finish(push)
     assert worker.machine.pending == 0
     assert worker.tick(4.0) == [ef.Send(SCHEDULER, 0, m.Heartbeat())]
 

@@ -403,6 +403,20 @@ def test_what_servers_say_meanwhile_is_heard_afterwards(make_scheduler: type[Sch
     assert standbys(scheduler) == [("server-1", "ready"), ("server-0", "filling")]
 
 
+def test_what_a_server_said_over_a_connection_that_has_ended_it_says_again(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=1, servers=2, replication=2)
+    come_back(scheduler, old_view("filling"), "server-0", "server-1/0.3", "worker-0", "server-0/1.3")
+    gone, ready = scheduler.peers["server-0"], m.StandbyReady(0, "server-1/0.3")
+    assert scheduler.handle(st.Received(gone, 0, ready)) == []
+    scheduler.drop("server-0")
+    scheduler.register("server-0", epoch=7, again=True)
+    scheduler.register("server-1", epoch=7)
+    assert standbys(scheduler) == [("server-1", "filling"), ("server-0", "filling")]
+    assert all(effect.peer != gone for effect in scheduler.effects if isinstance(effect, ef.Refuse))
+    say(scheduler, 0, ready)
+    assert standbys(scheduler) == [("server-1", "ready"), ("server-0", "filling")]
+
+
 def test_who_has_taken_a_place_in_the_process_of_another_server_is_known_to_be_there(
     make_scheduler: type[Scheduler],
 ) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.errors import PolicyError
-from aiokv.policy import get_policy, policy_names, registry
+from aiokv.policy import get_policy, policy_class, policy_names, registry
+from aiokv.policy.bsp import BSP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,21 +73,39 @@ def test_it_runs_in_the_simulator(installed: Callable[..., str]) -> None:
     assert times["majority"] < times["bsp"] / 3
 
 
+class Point:
+    """An entry point of a package."""
+
+    value = "package:thing"
+
+    def __init__(self, found: object) -> None:
+        self._found = found
+
+    def load(self) -> object:
+        """Return what it is."""
+        return self._found
+
+
+class Mine(BSP):
+    """A policy of a package."""
+
+    name = "mine"
+
+
 class Nothing:
     """Not a policy."""
 
 
+def test_policy_of_a_package_is_named_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    monkeypatch.setitem(registry._INSTALLED, "mine", Point(Mine))
+    assert "mine" in policy_names()
+    # Asked twice: by then it is known.
+    assert (policy_class("mine"), policy_class("mine")) == (Mine, Mine)
+
+
 @pytest.mark.parametrize("found", [Nothing, get_policy("bsp"), type(get_policy("bsp"))])
 def test_entry_point_that_is_no_policy_of_its_name_is_refused(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
-    class Point:
-        """An entry point."""
-
-        value = "package:thing"
-
-        def load(self) -> object:
-            """Return what it is."""
-            return found
-
-    monkeypatch.setitem(registry._INSTALLED, "mine", Point())
+    monkeypatch.setitem(registry._INSTALLED, "mine", Point(found))
     with pytest.raises(PolicyError, match=r"entry point 'mine' of aiokv\.policies is package:thing"):
         get_policy("mine")

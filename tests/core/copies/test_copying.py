@@ -88,6 +88,19 @@ def test_answers_do_not_wait_for_another_standby_while_it_is_filled(make_world: 
     assert world.state == "expected"
 
 
+def test_simulator_is_told_whose_updates_count_and_which_answers_wait(make_world: Callable[..., World]) -> None:
+    """A report would else count an update twice, or call it lost with the server that has answered nobody."""
+    world = make_world(0, workers=1, registers=False)
+    world.settle()
+    first, second = world.primary.machine, there(world.standby).machine
+    assert (first.holds_copy, first.waits_for_standby) == (False, True)
+    assert (second.holds_copy, second.waits_for_standby) == (True, False)
+    world.registers, world.replaces = True, False
+    world.register(there(world.standby))
+    fail_over(world)
+    assert (second.holds_copy, second.waits_for_standby) == (False, False)
+
+
 def test_what_waits_is_asked_of_a_server_whose_answers_wait(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1, registers=False)
     world.settle()
