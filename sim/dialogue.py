@@ -113,8 +113,7 @@ class Dialogue:
         self._chunks = chunks
         self._may_go_back = scenario.cluster.on_worker_loss == "respawn"
         """Whether a process may read what the one before in its place has read, after newer values."""
-        in_step = all(get_policy(policy).in_step for policy in run.policies)
-        self._makes_again = self._may_go_back and not in_step
+        self._makes_again = self._may_go_back and not all(get_policy(policy).in_step for policy in run.policies)
         """Whether a worker that is started again makes its last step again, from other values."""
         self._death = scenario.cluster.death_timeout
         self._stops: dict[str, float] = {}
@@ -149,6 +148,8 @@ class Dialogue:
         self._pushes: dict[tuple[str, str, int, Place], int] = {}
         """How many pushes a worker had sent before a pull, by worker, server, request and chunk."""
         self._sent: dict[tuple[str, Place], int] = {}
+        # The first push of a worker's process.
+        self._begun: dict[tuple[str, Place], int] = {}
         self._read: dict[tuple[str, Place], Version] = {}
         """The newest version that a worker was answered with."""
         self._asked: dict[tuple[str, str, int], list[Place]] = {}
@@ -242,6 +243,7 @@ class Dialogue:
             if isinstance(message, Push):
                 # One that is sent again, because its connection has ended, was computed when it was sent first.
                 self._sent[worker, place] = max(message.sequence, self._sent.get((worker, place), 0))
+                self._begun.setdefault((worker, place), message.sequence)
                 newest = self._computed[worker, place]
                 newest.setdefault(message.sequence, self._known.get((worker, place), 0))
                 newest.pop(message.sequence - MAX_OPEN_PUSHES, None)
@@ -334,6 +336,9 @@ class Dialogue:
             number = pushed.get(place, 0) if self._waits else 0
             while (place, (worker, number)) in self._dropped:
                 number -= 1
+            if number < self._begun.get((worker, place), 0):
+                # Of what a process before has pushed it may have been dropped without anybody to be told so.
+                number = 0
             if number and holdings.holds.get((worker, number), part.version + 1) > part.version:
                 found.append(f"{label}: version {part.version} is sent, which does not hold its push {number}")
         return found
@@ -443,7 +448,7 @@ class Dialogue:
             self._published.alone = True
         for name in [name for name in self._sent if name[0] == node]:
             # What was under way need not have arrived.
-            del self._sent[name]
+            del self._sent[name], self._begun[name]
         for questions in self._open.pop(node, {}).values():
             self._forget(node, questions, now)
         late = [what for what, due in self._calls.pop(node, {}).values() if now > due + ROUNDING]

@@ -291,6 +291,9 @@ class Promises:
                 # round is none of a key that they alone would have brought.
                 gone = sum(has_failed(self._run, worker, update.time) for worker in self._run.workers)
                 least, most = least - gone, max(most, rule.size(len(ranks), nth + gone)[1])
+            if self._run.scenario.cluster.replication > 1:
+                # What was answered with an error is sent no more, and may have been on a lost server alone.
+                least -= sum(has_failed(self._run, worker, update.time) for worker in self._run.workers)
             if not least <= size <= most:
                 expected = str(most) if least == most else f"{least} to {most}"
                 found.append(f"version {version} holds {size} gradients, {self._policy} wants {expected}")

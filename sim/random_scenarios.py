@@ -120,7 +120,7 @@ def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
     cluster = scenario.cluster
     policies = (*scenario.policies, *(change.policy for change in scenario.change))
     may_be = len(scenario.servers) > 1 and cluster.on_worker_loss != "shrink" and not cluster.restarts
-    if not may_be or any(get_policy(policy).decides for policy in policies) or not _happens(stream, 0.2):
+    if not may_be or not all(get_policy(policy).waits for policy in policies) or not _happens(stream, 0.2):
         return scenario
     cluster = msgspec.structs.replace(cluster, replication=2)
     scenario = msgspec.structs.replace(scenario, cluster=cluster)

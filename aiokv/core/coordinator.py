@@ -485,19 +485,22 @@ class Coordinator:
                 self._had_none = True
                 return []
             known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming, self._norms)
-            self._twin = Copying(*known, alone=self._had_none, on_host=self._on_host)
+            self._twin = Copying(*known, self._deciding, alone=self._had_none, on_host=self._on_host)
             self._changes.on_change = self._boundaries.on_change = self._twin.renew
             self._norms.on_total = self._twin.totalled
+            self._deciding.on_decided, self._steps.on_drop = self._twin.decided, self._twin.dropped
         effects = self._twin.viewed(entry, now)
         if entry.standby is None:
             self._twin, self._changes.on_change, self._had_none = None, None, True
-            self._norms.on_total = None
+            self._norms.on_total = self._deciding.on_decided = self._steps.on_drop = None
         return effects
 
     def _take_over(self, entry: m.ServerEntry, now: float) -> list[Effect]:
         """Serve what this node had a copy of."""
         view = self._joiner.view
         assert view is not None, "it says so"
+        assert isinstance(self._twin, Standby), "it was one"
+        self._twin.rounds.take_over(self._deciding, self._catalog.chunks.values())
         self._twin, self.serves, self._had_none = None, True, True
         self._catalog.complete_bundles()
         self._resuming.skip(view, entry.index)

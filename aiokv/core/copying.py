@@ -40,6 +40,7 @@ from aiokv.core.effects import (
     StoredSlots,
     StoredSum,
 )
+from aiokv.core.followed_rounds import all_decided, decided
 from aiokv.core.joiner import retry_delay
 from aiokv.types import SCHEDULER, STANDBY
 from aiokv.wire import messages as m
@@ -48,13 +49,16 @@ if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
     from aiokv.core.compression import Codecs
+    from aiokv.core.decisions import Deciding, Decisions
     from aiokv.core.effects import Payload
     from aiokv.core.joiner import Joiner
     from aiokv.core.norms import Norms, Total
+    from aiokv.core.open_rounds import Dropped
     from aiokv.core.resuming import Resuming
     from aiokv.core.rules import Rules
     from aiokv.optim import Optimizer
-    from aiokv.types import Key, Peer
+    from aiokv.policy import Token
+    from aiokv.types import Key, Peer, Rank
 
 ATTACH_REQUEST = 1
 """Request id of the one `AttachStandby` of a link."""
@@ -75,7 +79,10 @@ TOTALS = -4
 """The same: totals of the key, which this server has added up for others too."""
 
 SETTINGS: Subject = ("", -3)
-"""All that is not in chunks."""
+"""All that is not in chunks, besides the following."""
+
+DECISIONS: Subject = ("", -5)
+"""What was decided about workers' steps."""
 
 
 class Copying:
@@ -88,6 +95,7 @@ class Copying:
         codecs: how contributions and values may be compressed.
         resuming: who loads a checkpoint first.
         norms: who adds up totals of keys.
+        deciding: who knows which step is in which round.
         alone: whether answers may go on while the first standby is being filled: it is not the one with which the
             server has begun.
         on_host: whether values are in the host's memory, from which alone they can be copied.
@@ -101,6 +109,7 @@ class Copying:
         codecs: Codecs,
         resuming: Resuming,
         norms: Norms,
+        deciding: Deciding,
         *,
         alone: bool,
         on_host: bool,
@@ -111,8 +120,11 @@ class Copying:
         self._codecs = codecs
         self._resuming = resuming
         self._norms = norms
+        self._deciding = deciding
+        self._news: list[tuple[Subject, m.CopyDecisions | m.CopyDropped]] = []
+        """What the standby has to know before anything that follows."""
         self._new_totals: list[tuple[Key, Total]] = []
-        """Of which the standby has to know before anything that follows."""
+        """As above."""
         self._entry: m.StandbyEntry | None = None
         self._index = 0
         self._alone = alone
@@ -183,8 +195,8 @@ class Copying:
         self._sent.clear()
         self._copies = self._attempt = self._filled = 0
         totals = [(key, TOTALS) for key in self._norms.totalled]
-        self._dirty = {SETTINGS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
-        self._new_totals = []
+        self._dirty = {SETTINGS: None, DECISIONS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
+        self._new_totals, self._news = [], []
         self._acked, self._give_up_at, self._told, self.waits = self._last, None, False, not alone
         self._refused = False
         return effects + self._let_all_go() if alone else effects
@@ -207,11 +219,29 @@ class Copying:
         else:
             self._dirty[key, TOTALS] = None
 
+    def decided(self, decisions: Decisions, tokens: list[Token]) -> None:
+        """Take note that steps are decided."""
+        if self._linked and DECISIONS not in self._dirty:
+            self._news.append((DECISIONS, decided(decisions, tokens)))
+        else:
+            self._dirty[DECISIONS] = None
+
+    def dropped(self, chunk: Chunk, dropped: Dropped) -> None:
+        """Take note that a push is in no round of a chunk."""
+        subject, part = (chunk.key, chunk.start), dropped.contribution
+        if self._linked and subject not in self._dirty:
+            head = (0, *subject, part.rank, part.sequence, part.clock)
+            self._news.append((subject, m.CopyDropped(*head, dropped.waiter.dropped)))
+        else:
+            self._dirty[subject] = None
+
     def watch(self, effects: list[Effect]) -> list[Effect]:
         """Add what the standby is to be told of effects, and hold back the answers that have to wait for that."""
         # Before the updates that are made with them.
         wanted: list[Effect] = [self._totals(key, [total]) for key, total in self._new_totals]
         self._new_totals = []
+        news, self._news = self._news, []
+        wanted += [self._tell(subject, message) for subject, message in news]
         answers = 0
         for effect in effects:
             kind = type(effect)
@@ -270,6 +300,9 @@ class Copying:
         number = self._next(subject)
         head = (number, apply.key, apply.start, apply.version, parts, apply.clock, divisor)
         message = m.Replicate(*head, norms, apply.keep)
+        if chunk.rounds is not None:
+            # Nothing is done with the next round as long as this one is being made.
+            message.round = chunk.rounds.first - 1
         payload: Payload | None = None if apply.slot is None else StoredSum(apply.slot, chunk.nbytes)
         if isinstance(effect, ApplyRows) and effect.slots:
             message.lengths, message.factors = tuple(effect.nbytes), tuple(effect.factors)
@@ -285,15 +318,19 @@ class Copying:
     def _send_dirty(self) -> list[Effect]:
         """Send what is to be sent as a whole, as far as it can be and may be."""
         effects: list[Effect] = []
+        if DECISIONS in self._dirty:
+            # Before chunks that may be made of them.
+            del self._dirty[DECISIONS]
+            effects += [self._tell(DECISIONS, message) for message in all_decided(self._deciding)]
         for subject in list(islice(self._dirty, LOOKED_AT)):
             if self._copies >= MOST_COPIES:
                 break
             key, start = subject
             chunk = self._catalog.chunks.get(subject)
-            if chunk is not None and chunk.is_busy:
+            if chunk is not None and _is_changing(chunk):
                 continue
-            if chunk is not None and chunk.policy.decides:
-                effects += self._refuse(f"rounds of policy {chunk.policy} are known to one server only")
+            if chunk is not None and not chunk.policy.waits:
+                effects += self._refuse(f"policy {chunk.policy} answers pushes before they are in a value")
                 continue
             del self._dirty[subject]
             if subject == SETTINGS:
@@ -315,6 +352,10 @@ class Copying:
         number = self._next((key, TOTALS))
         return Send(self._peer, number, m.CopyTotals(number, key, tuple(totals)))
 
+    def _tell(self, subject: Subject, message: m.CopyDecisions | m.CopyDropped) -> Effect:
+        message.number = self._next(subject)
+        return Send(self._peer, message.number, message)
+
     def _settings(self) -> Effect:
         number, catalog = self._next(SETTINGS), self._catalog
         head = (number, self._rules.saved(), self._codecs.saved(), catalog.numbered())
@@ -327,12 +368,15 @@ class Copying:
         entries = [entry for key in keys if (entry := self._catalog.entry(key)) is not None]
         digests = tuple(entry.digest for entry in entries)
         shapes = tuple(spec.shape for spec in specs)
-        counts = tuple(
-            m.RankCount(rank, count, chunk.before.get(rank, 0), chunk.clocks.get(rank, count))
-            for rank, count in sorted(chunk.reflected.items())
-        )
+        counts = tuple(_count_of(chunk, rank, count) for rank, count in sorted(chunk.reflected.items()))
         head = (number, keys, shapes, digests, chunk.spec.dtype, chunk.start, chunk.stop, entries[0].policy)
         message = m.Copy(*head, chunk.group, chunk.version, chunk.since, counts)
+        if chunk.rounds is not None:
+            # It may be about to make the round before that, and is copied as it is before.
+            message.first = chunk.rounds.first - chunk.applying
+            message.before = tuple([last for version, last in chunk.rounds.until.items() if version < chunk.version])
+        if chunk.former is not None:
+            message.former = chunk.former.group[0]
         rows = entries[0].rows
         if rows is not None:
             message.sparse, message.lazy = True, rows.lazy
@@ -476,6 +520,19 @@ class Copying:
 
 CHANGES = frozenset((Install, InstallRows, Divide, Forget, Restore, Skip))
 """Effects on a chunk besides updates."""
+
+
+def _is_changing(chunk: Chunk) -> bool:
+    """Tell whether a chunk can't be copied as it is now."""
+    return chunk.is_busy or (chunk.rounds is not None and not chunk.rounds.is_in_order(chunk))
+
+
+def _count_of(chunk: Chunk, rank: Rank, count: int) -> m.RankCount:
+    """Return what a chunk knows of a rank."""
+    head = (rank, count, chunk.before.get(rank, 0))
+    if chunk.rounds is None:
+        return m.RankCount(*head, chunk.clocks.get(rank, count))
+    return m.RankCount(*head, chunk.rounds.passed.get(rank, 0), chunk.rounds.made.get(rank, 0))
 
 
 def _is_same(one: m.StandbyEntry, other: m.StandbyEntry) -> bool:

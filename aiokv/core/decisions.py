@@ -19,7 +19,7 @@ from aiokv.policy import Closed, RoundPolicy, Token, get_policy
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from aiokv.core.chunk import Chunk
     from aiokv.core.neighbours import Neighbours
@@ -98,6 +98,7 @@ class Decisions(Record, eq=False):
         told: the last round that the server at the other end of a connection was told.
         before_end: the last one that a server was told over its connection before, by its index; it may not have come.
         unasked: steps about which the deciding server could not be asked, and what they have read.
+        resumed: the last round that was closed when this server took the place of another one, which may have told it.
         leaving: by the keys that are to leave the group, the ranks that have asked for that; on the deciding server.
     """
 
@@ -117,6 +118,7 @@ class Decisions(Record, eq=False):
     told: dict[Peer, Round] = field(default_factory=dict)
     before_end: dict[int | None, Round] = field(default_factory=dict)
     unasked: dict[Token, Round] = field(default_factory=dict)
+    resumed: Round = 0
     leaving: dict[tuple[Key, ...], dict[Rank, None]] = field(default_factory=dict)
 
     def come(self, token: Token) -> Iterable[Chunk]:
@@ -194,6 +196,28 @@ class Deciding:
     def __init__(self, neighbours: Neighbours[Chunk | Question | WholeCall]) -> None:
         self._neighbours = neighbours
         self._groups: dict[Group, Decisions] = {}
+        self.on_decided: Callable[[Decisions, list[Token]], None] | None = None
+        """Is told of steps that are decided, or of ranks that leave, before anything is done with it."""
+
+    @property
+    def groups(self) -> Iterable[Decisions]:
+        """What is known of all groups."""
+        return self._groups.values()
+
+    def resume(self, decisions: Decisions, known: Mapping[Rank, int]) -> None:
+        """Go on in a group from what the server knew in whose place this one is.
+
+        Args:
+            decisions: what it had decided or heard; who waits for more asks again.
+            known: what its decider knew of ranks besides, if it had one.
+        """
+        decisions.resumed = decisions.newest
+        self._groups[decisions.group] = decisions
+        if self._neighbours.index == LEADER:
+            policy = get_policy(decisions.group[0])
+            assert isinstance(policy, RoundPolicy), "others decide nothing"
+            decisions.decider = policy.decider()
+            decisions.decider.resume(decisions.newest, known)
 
     def of(self, group: Group) -> Decisions:
         """Return what is known about the rounds of a group of keys.
@@ -260,7 +284,8 @@ class Deciding:
         if isinstance(message, m.GetRounds):
             return Decided([decisions.answer(name, "")])
         token, read = Token(message.rank, message.clock), message.read
-        if read == message.known >= max(told, decisions.before_end.get(self._neighbours.caller(name[0]), 0)):
+        before = max(decisions.resumed, decisions.before_end.get(self._neighbours.caller(name[0]), 0))
+        if read == message.known >= max(told, before):
             # It has the newest value there, and no step of a later round has been seen there; see `OpenRounds.read`.
             read = max(read, decisions.settled.get(token.rank, 0))
         verdict = decisions.verdicts.get(token)
@@ -288,6 +313,7 @@ class Deciding:
 
     def _made(self, decisions: Decisions, made: Sequence[Decision]) -> Decided:
         decided = Decided()
+        tokens: list[Token] = []
         for decision in made:
             if isinstance(decision, Closed):
                 decisions.close(decision.round, decision.tokens)
@@ -295,10 +321,17 @@ class Deciding:
             else:
                 decisions.settle(decision.token, decision.reason)
                 settled = [(decision.token, decision.reason)]
+            tokens += [token for token, _ in settled]
             for token, verdict in settled:
                 decided.held += decisions.release(token, verdict)
                 decided.effects += [decisions.answer(name, verdict) for name in decisions.askers.pop(token, [])]
+        if tokens:
+            self._tell(decisions, tokens)
         return decided
+
+    def _tell(self, decisions: Decisions, tokens: list[Token]) -> None:
+        if self.on_decided is not None:
+            self.on_decided(decisions, tokens)
 
     def changed(self, roster: Roster, now: float) -> Decided:
         """Look again at all open rounds, because the members are others."""
@@ -359,18 +392,23 @@ class Deciding:
 
     def _told(self, decisions: Decisions, token: Token | None, message: m.Verdict) -> Decided:
         decided = Decided()
+        news: list[Token] = []
         for number, steps in message.rounds:
             if number <= decisions.newest:
                 # It was told before, when this question was asked over a connection that has ended.
                 continue
             tokens = [Token(rank, clock) for rank, clock in steps]
             decisions.close(number, tokens)
+            news += tokens
             for one in tokens:
                 decided.held += decisions.release(one, number)
         if token is not None and token not in decisions.verdicts:
             verdict: Verdict = message.reason or message.round
             decisions.settle(token, verdict)
+            news.append(token)
             decided.held += decisions.release(token, verdict)
+        if news:
+            self._tell(decisions, news)
         return decided
 
     def refused(self, question: Question, error: AiokvError) -> Decided:
@@ -390,6 +428,7 @@ class Deciding:
         decisions = self.of(group) if get_policy(group[0]).decides else None
         if decisions is not None and decisions.decider is not None:
             decisions.leaving.setdefault(keys, {})[rank] = None
+            self._tell(decisions, [])
             decided.add(self._made(decisions, decisions.decider.changed(decisions.members(roster), now)))
             self._check_stuck(decisions, decisions.accepted, roster, decided)
         return decided
@@ -399,11 +438,13 @@ class Deciding:
         if group in self._groups:
             for ranks in self._groups[group].leaving.values():
                 ranks.pop(rank, None)
+            self._tell(self._groups[group], [])
 
     def left(self, group: Group, keys: tuple[Key, ...]) -> None:
         """Let rounds of the group wait for all ranks again: the keys have left it, on all servers."""
         if group in self._groups:
             self._groups[group].leaving.pop(keys, None)
+            self._tell(self._groups[group], [])
 
     # --- ends ---
 

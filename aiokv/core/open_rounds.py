@@ -21,6 +21,11 @@ REMEMBERED_VERSIONS = 1024
 CLOCK_BITS = 64
 
 
+def step_place(rank: Rank, clock: int) -> int:
+    """Return where a step stands in the sum of a round, which may have several of a rank."""
+    return rank << CLOCK_BITS | clock
+
+
 class Undecided(Record, eq=False):
     """A contribution of whose step is not known in which round it is, and who waits for its answer."""
 
@@ -29,11 +34,15 @@ class Undecided(Record, eq=False):
 
 
 class Dropped(Record, eq=False):
-    """A contribution that is in no round, and who is told so when the value has all rounds up to `round`."""
+    """A contribution that is in no round, and who is told so when the value has all rounds up to `round`.
+
+    Who wants no value may be `told` at once.
+    """
 
     round: Round
     contribution: Contribution
     waiter: Waiter
+    told: bool = False
 
 
 class OpenRounds(Record, eq=False):
@@ -55,6 +64,7 @@ class OpenRounds(Record, eq=False):
         unsettled: each rank's pushes that are neither made nor dropped, by their number.
         left: the ranks that have asked for another policy, so that nothing more comes of them.
         made: the last push of each rank that is in the value.
+        passed: the clock of the last push of each rank that is made or dropped.
     """
 
     decisions: Decisions
@@ -68,19 +78,22 @@ class OpenRounds(Record, eq=False):
     unsettled: dict[Rank, dict[int, None]] = field(default_factory=dict)
     left: dict[Rank, None] = field(default_factory=dict)
     made: dict[Rank, int] = field(default_factory=dict)
+    passed: dict[Rank, int] = field(default_factory=dict)
 
     def read(self, rank: Rank, version: Version, newest: Version) -> Round:
         """Return the last round in a version that a rank has read.
 
         A round to which nothing comes here may stay open for long. So the newest version counts as that of all rounds
-        that were closed when the rank's last step was decided, unless something has come for one that is not made.
+        that were closed when the rank's last step was decided, unless something has come for one that is not made, or
+        may have come to the server in whose place this one is.
         """
         if version in self.until:
             return self.until[version]
         if version != newest:
             return next(iter(self.until.values()), 0)
         made = self.first - 1 if self.until else 0
-        return made if self.updates else max(made, self.decisions.settled.get(rank, 0))
+        is_open = self.updates or self.first <= self.decisions.resumed
+        return made if is_open else max(made, self.decisions.settled.get(rank, 0))
 
     def stage(self, rank: Rank, roster: Roster, *, applying: bool) -> Round:
         """Return the last round in the value, as far as a rank that reads it can tell.
@@ -109,6 +122,9 @@ class OpenRounds(Record, eq=False):
         if token.rank == rank or not self._waits_for(token, roster):
             return False
         before = self.decisions.step_before(token)
+        if not before and self.decisions.resumed:
+            # What had come to the server that was here before comes again.
+            return self.clocks.get(token.rank, 0) > 0
         if not before:
             return self.decisions.counts.get(token.rank, 0) <= 1
         return self.clocks.get(token.rank, 0) >= before
@@ -122,7 +138,7 @@ class OpenRounds(Record, eq=False):
         update = self.updates.get(number)
         if update is None:
             update = self.updates[number] = Update(0)
-        contribution.place = contribution.rank << CLOCK_BITS | contribution.clock
+        contribution.place = step_place(contribution.rank, contribution.clock)
         update.add(contribution)
         return update
 
@@ -153,10 +169,15 @@ class OpenRounds(Record, eq=False):
         if update is None:
             return None
         update.version = version + 1
+        self.skip_to(number, version)
+        return update
+
+    def skip_to(self, number: Round, version: Version) -> None:
+        """Take note that the version behind this one is made of a round, and that all rounds before are over."""
+        self.first, self.reached = number + 1, 0
         self.until[version] = number - 1
         if len(self.until) > REMEMBERED_VERSIONS:
             del self.until[next(iter(self.until))]
-        return update
 
     def held(self, rank: Rank, sequence: int) -> Undecided | Dropped | Update | None:
         """Return what has a push of a rank; None: its round is made, or it is dropped for good."""
@@ -179,7 +200,39 @@ class OpenRounds(Record, eq=False):
         rank = contribution.rank
         unsettled = self.unsettled[rank]
         del unsettled[contribution.sequence]
+        self.passed[rank] = contribution.clock
         chunk.reflected[rank] = next(iter(unsettled), chunk.pushed[rank] + 1) - 1
+
+    def take_dropped(self, chunk: Chunk, *, in_order: bool) -> list[Dropped]:
+        """Take out what is in no round, where the rounds are made that were closed by then, and settle it.
+
+        With `in_order` nothing before that an earlier push of the same worker is settled.
+        """
+        ready: list[Dropped] = []
+        while self.dropped and self.dropped[0].round < self.first - chunk.applying:
+            ready.append(self.dropped.popleft())
+        left: list[Dropped] = []
+        if in_order:
+            ready.sort(key=lambda one: one.contribution.sequence)
+        settled: list[Dropped] = []
+        for one in ready:
+            part = one.contribution
+            if in_order and next(iter(self.unsettled[part.rank])) != part.sequence:
+                left.append(one)
+                continue
+            self.settle(chunk, part)
+            settled.append(one)
+        self.dropped.extendleft(reversed(left))
+        return settled
+
+    def is_in_order(self, chunk: Chunk) -> bool:
+        """Tell whether of each worker all pushes are settled up to one, and nobody was told of a later one."""
+        if any(one.told for one in self.dropped):
+            return False
+        return all(
+            chunk.pushed.get(rank, 0) - chunk.reflected.get(rank, 0) == len(numbers)
+            for rank, numbers in self.unsettled.items()
+        )
 
     def count(self, contribution: Contribution) -> None:
         """Take note that a contribution is in the value."""

@@ -163,14 +163,18 @@ class Roster:
         return () if ranks[: self.world] == tuple(range(self.world)) else ranks
 
     def check_policy(self, policy: Policy, what: str) -> None:
-        """Refuse a policy whose rounds are known to one server only, where that must not be lost.
+        """Refuse a policy whose pushes are answered before they are in a value, where they must not be lost.
 
         Raises:
             PolicyError: it is one.
         """
-        if self.is_replicated and policy.decides:
-            text = f"{what}: policy {policy} decides rounds once for all keys, which does not work with replication = 2"
-            raise PolicyError(text, expected="a policy that each chunk can follow by itself", got=str(policy))
+        if self.is_replicated and not policy.waits:
+            text = (
+                f"{what}: policy {policy} answers pushes before their round is closed, so they are on one server only"
+            )
+            raise PolicyError(
+                f"{text}, which does not work with replication = 2", expected="one that waits", got=str(policy)
+            )
 
     def reason(self, rank: Rank) -> str:
         """Return why a worker of the view is not alive."""

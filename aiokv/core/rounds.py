@@ -215,7 +215,7 @@ class Rounds:
         """Look at all open updates again: the roster has changed."""
         effects: list[Effect] = []
         for chunk in chunks:
-            if chunk.policy.decides:
+            if chunk.rounds is not None:
                 effects += self._steps.advance(chunk, now)
             else:
                 for update in chunk.updates.values():
@@ -373,7 +373,7 @@ class Rounds:
                 assert len(folded) + len(unfolded) == len(update.contributions)
                 assert update.contributions.keys() == {*folded, *unfolded}
                 assert update.waiters.keys() <= parked
-            if chunk.policy.decides:
+            if chunk.rounds is not None:
                 self._steps.validate(chunk)
             pushed = chunk.pushed
             for rank, reflected in chunk.reflected.items():

@@ -30,6 +30,8 @@ from aiokv.core.effects import (
     Widen,
     freed,
 )
+from aiokv.core.followed_rounds import FollowedRounds
+from aiokv.core.open_rounds import step_place
 from aiokv.core.rows import options_of
 from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, StaleEpochError
 from aiokv.optim import Assign
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from aiokv.optim import Optimizer
     from aiokv.types import Incarnation, Key, Peer
 
-COPIED = (m.Replicate, m.Copy, m.CopySettings, m.ForgetKey, m.CopyTotals)
+COPIED = (m.Replicate, m.Copy, m.CopySettings, m.ForgetKey, m.CopyTotals, m.CopyDecisions, m.CopyDropped)
 """What a primary sends to its standby."""
 
 
@@ -92,6 +94,8 @@ class Standby:
         self._norms = norms
         self._tallies = tallies
         self._stop = stop
+        self.rounds = FollowedRounds()
+        """Those that are decided for all keys at once."""
         self._primary: tuple[str, Incarnation] | None = None
         """Whose copy it is."""
         self.peer: Peer | None = None
@@ -191,6 +195,11 @@ class Standby:
             case m.CopyTotals(_, key, totals):
                 self._norms.remember(key, totals)
                 return []
+            case m.CopyDecisions():
+                self.rounds.decided(message)
+                return []
+            case m.CopyDropped():
+                return self._drop(message)
             case _:
                 assert isinstance(message, m.ForgetKey), "all others are above"
                 return self._forget(message.key)
@@ -203,8 +212,11 @@ class Standby:
             has = "nothing" if chunk is None else f"version {chunk.version}"
             raise ProtocolError(f"key {message.key!r}: version {message.version} is to be made of {has}")
         update = Update(message.version)
+        if message.round:
+            self.rounds.made(chunk, message)
         for rank, sequence, read, clock in message.parts:
-            update.contributions[rank] = Contribution(rank, sequence, read, clock, None, rank)
+            place = step_place(rank, clock) if message.round else rank
+            update.contributions[place] = Contribution(rank, sequence, read, clock, None, place)
             chunk.pushed[rank] = sequence
             if self._answers.roster.respawns:
                 chunk.clocks[rank] = clock
@@ -224,6 +236,15 @@ class Standby:
         if received.slot is not None and received.nbytes != chunk.nbytes:
             return [Widen(received.slot, chunk.spec.dtype), apply]
         return [apply]
+
+    def _drop(self, message: m.CopyDropped) -> list[Effect]:
+        """Count a push that is in no update."""
+        chunk = self._catalog.chunks.get((message.key, message.start))
+        if chunk is None:
+            raise ProtocolError(f"key {message.key!r}: a push of rank {message.rank} is dropped, but it is not here")
+        self.rounds.dropped(chunk, message)
+        self._tallies.dropped(message.rank, message.reason)
+        return []
 
     def _update_rows(self, received: Received, message: m.Replicate, apply: Apply) -> list[Effect]:
         """Cut the contributions out of the payload, and sum them as the primary does."""
@@ -300,6 +321,7 @@ class Standby:
         chunk.pushed = dict(chunk.reflected)
         chunk.before = {each.rank: each.before for each in message.counts}
         chunk.clocks = {each.rank: each.clock for each in message.counts}
+        self.rounds.copied(chunk, message)
         if chunk.gate is not None:
             members = chunk.members(self._answers.roster)
             for each in message.counts:
@@ -316,6 +338,7 @@ class Standby:
         return effects
 
     def _forget(self, key: Key) -> list[Effect]:
+        self.rounds.forget(key)
         if key not in self._catalog:
             return []
         return self._divide(key) + self._exchanges.forget(key, KeyDeletedError(f"key {key!r} was deleted", key=key))

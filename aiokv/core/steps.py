@@ -11,6 +11,8 @@ from aiokv.errors import ProtocolError
 from aiokv.policy import Token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiokv.core.answers import Answers
     from aiokv.core.chunk import Chunk, Contribution, Waiter
     from aiokv.core.decisions import Decided, Deciding, Verdict
@@ -35,6 +37,8 @@ class Steps:
         self._answers = answers
         self._making = making
         self._tallies = tallies
+        self.on_drop: Callable[[Chunk, Dropped], None] | None = None
+        """Is told of what is in no round, before its worker is; then workers hear of their pushes in their order."""
 
     def check(self, chunk: Chunk, rank: Rank, clock: int) -> None:
         """Refuse a push that is no new step.
@@ -95,7 +99,7 @@ class Steps:
             return [self._answers.refuse(waiter, ProtocolError(text))]
         waiter.dropped, before.waiter = before.waiter.dropped, waiter
         if isinstance(before, Dropped):
-            return [] if waiter.want_value else self._answers.advance(waiter, now)
+            return self._tell_dropped(before, now)
         if not chunk.policy.waits and Token(waiter.rank, clock) in rounds.decisions.accepted:
             return self._answers.advance(waiter, now)
         error = self._deciding.stuck(rounds.decisions, self._answers.roster)
@@ -171,16 +175,28 @@ class Steps:
         effects: list[Effect] = freed(contribution.slot)
         waiter.dropped = verdict
         # Its worker is to go on from the round that it was too late for, so a read waits until that is made.
-        rounds.dropped.append(Dropped(rounds.decisions.newest, contribution, waiter))
-        if is_parked and not waiter.want_value:
-            effects += self._answers.advance(waiter, now)
-        return effects
+        dropped = Dropped(rounds.decisions.newest, contribution, waiter)
+        rounds.dropped.append(dropped)
+        return effects + self._tell_dropped(dropped, now) if is_parked else effects
+
+    def _tell_dropped(self, dropped: Dropped, now: float) -> list[Effect]:
+        """Tell a worker at once that its push is in no round, if it wants no value."""
+        if dropped.waiter.want_value or self.on_drop is not None:
+            return []
+        dropped.told = True
+        return self._answers.advance(dropped.waiter, now)
 
     def advance(self, chunk: Chunk, now: float) -> list[Effect]:
         """Make the next round of a chunk, if all that comes for it is there."""
         rounds, roster = self._rounds_of(chunk), self._answers.roster
         effects: list[Effect] = []
-        while not chunk.applying and rounds.first <= rounds.decisions.newest:
+        while not chunk.applying:
+            # Before the next one is begun: then the value is no more that they get.
+            effects += self._answer_dropped(chunk, rounds, now)
+            if chunk.awaiting:
+                effects += self._answers.reached(chunk, now)
+            if rounds.first > rounds.decisions.newest:
+                break
             blocker = rounds.blocker(roster)
             if blocker is not None:
                 rounds.decisions.blocked.setdefault(blocker, {})[chunk] = None
@@ -193,16 +209,15 @@ class Steps:
             chunk.newest = update.version
             effects += self._making.sum_up(chunk, update, None)
             effects += self._making.begin(chunk, update, roster)
-        return effects + self._answer_dropped(chunk, rounds, now)
+        return effects
 
     def _answer_dropped(self, chunk: Chunk, rounds: OpenRounds, now: float) -> list[Effect]:
         """Let those go on whose contributions were dropped, if the rounds are made that were closed by then."""
-        ready: list[Dropped] = []
-        while rounds.dropped and rounds.dropped[0].round < rounds.first - chunk.applying:
-            ready.append(rounds.dropped.popleft())
-            rounds.settle(chunk, ready[-1].contribution)
+        ready = rounds.take_dropped(chunk, in_order=self.on_drop is not None) if rounds.dropped else []
         effects: list[Effect] = []
         for one in ready:
+            if self.on_drop is not None:
+                self.on_drop(chunk, one)
             if self._answers.is_parked(one.waiter):
                 effects += self._answers.advance(one.waiter, now)
         return effects + self._answers.read_on(chunk, [one.contribution.rank for one in ready], now)

@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aiokv.types import Rank, Round, Version
 
@@ -154,6 +154,20 @@ class Decider(abc.ABC):
         """Look again, because it is that time."""
         del members, now
         return []
+
+    def known(self) -> dict[Rank, int]:
+        """Return what `resume` needs to know of ranks besides what was decided."""
+        return {}
+
+    def resume(self, number: Round, known: Mapping[Rank, int]) -> None:
+        """Go on behind the last round that another has closed; who is in no round will come again.
+
+        Args:
+            number: the last round.
+            known: what the other one has `known`.
+        """
+        del known
+        self.round = number
 
     @abc.abstractmethod
     def missing(self, members: Sequence[Rank]) -> list[Rank]:

@@ -10,7 +10,7 @@ from aiokv.policy.kofn import LATE
 from aiokv.policy.options import at_least
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aiokv.types import Rank, Round
 
@@ -57,6 +57,15 @@ class TimedRounds(Decider):
         """Close the round if enough have come; otherwise the next one that comes does."""
         self._is_late = self._is_late or (self._close_at is not None and now >= self._close_at)
         return self.changed(members, now)
+
+    def known(self) -> dict[Rank, int]:
+        """Return in how many rounds each rank was late."""
+        return dict(self._strikes)
+
+    def resume(self, number: Round, known: Mapping[Rank, int]) -> None:
+        """Go on behind the last round that another has closed."""
+        super().resume(number, known)
+        self._strikes = dict(known)
 
     def _waited(self, members: Sequence[Rank]) -> list[Rank]:
         most = self._policy.strikes

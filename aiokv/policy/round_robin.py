@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from aiokv.policy.base import Closed, Decider, Decision, RoundPolicy, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aiokv.types import Rank, Round
 
@@ -50,6 +50,15 @@ class Turns(Decider):
                 self._gone.pop(turn, None)
             self._last = turn
         return decisions
+
+    def known(self) -> dict[Rank, int]:
+        """Return whose turn was the last one."""
+        return {self._last: self.round}
+
+    def resume(self, number: Round, known: Mapping[Rank, int]) -> None:
+        """Go on behind the last turn that another has given."""
+        super().resume(number, known)
+        self._last = next(iter(known), -1)
 
     def _turn(self, members: Sequence[Rank]) -> Rank:
         place = bisect_right(members, self._last)

@@ -262,3 +262,35 @@ def test_step_of_who_has_left_before_it_came_has_its_turn() -> None:
 def test_without_members_nobody_is_missing() -> None:
     rounds = Rounds("round_robin", [])
     assert rounds.open == ([], 1)
+
+
+# --- a decider that goes on where another one was ---
+
+
+@pytest.mark.parametrize("text", ["k_sync:2", "k_async:2", "ringmaster:1"])
+def test_rounds_are_counted_on_from_those_of_the_one_before(text: str) -> None:
+    rounds = Rounds(text)
+    rounds.decider.resume(7, {})
+    rounds.push(2)
+    assert rounds.push(0)[-1][0] == (9 if text == "ringmaster:1" else 8)
+
+
+def test_quorum_remembers_who_was_late_before_it() -> None:
+    before = Rounds("quorum:2:1.0:1")
+    before.push(0)
+    before.push(1)
+    assert shown(before.decider.due(THREE, 1.0)) == [(1, [(0, 1), (1, 1)])]
+    rounds = Rounds("quorum:2:1.0:1")
+    rounds.decider.resume(1, before.decider.known())
+    assert rounds.push(0) == []
+    assert rounds.push(1) == [(2, [(0, 1), (1, 1)])]
+
+
+def test_turns_go_on_behind_the_last_one() -> None:
+    before = Rounds("round_robin")
+    before.push(0)
+    before.push(1)
+    rounds = Rounds("round_robin")
+    rounds.decider.resume(2, before.decider.known())
+    assert rounds.push(0) == []
+    assert rounds.push(2) == [(3, [(2, 1)]), (4, [(0, 1)])]

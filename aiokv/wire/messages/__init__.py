@@ -14,6 +14,8 @@ from aiokv.wire.messages.base import Message
 from aiokv.wire.messages.copies import (
     AttachStandby,
     Copy,
+    CopyDecisions,
+    CopyDropped,
     CopySettings,
     CopyTotals,
     ForgetKey,
@@ -143,6 +145,8 @@ __all__ = [
     "Command",
     "CommandResult",
     "Copy",
+    "CopyDecisions",
+    "CopyDropped",
     "CopySettings",
     "CopyTotals",
     "Delete",
@@ -305,6 +309,8 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     118: ForgetKey,
     119: Replicated,
     120: CopyTotals,
+    121: CopyDecisions,
+    122: CopyDropped,
 }
 """Frame type number -> the class of its control message."""
 

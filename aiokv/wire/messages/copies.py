@@ -24,13 +24,14 @@ class AttachStandby(Message):
 
 class RankCount(Message):
     """What a chunk knows of a rank: how many of its pushes are in the value, how many were when its policy began, and
-    the clock of the last one.
+    the clock of the last one. Where pushes may be dropped, which count all the same, the last one that is `made`.
     """
 
     rank: int
     count: int
     before: int
     clock: int
+    made: int = 0
 
 
 class Copy(Message):
@@ -39,6 +40,9 @@ class Copy(Message):
     The chunk is elements [start, stop) of one key; of several `keys` it is all of each, and `start` is -1. With the
     version `since` its policy began. `number` counts what is sent to a standby, here and in the messages below. Of a
     `sparse` key, start and stop are rows, and what follows is as in `InitRows`.
+
+    Where one server decides the rounds, `first` is the first that is not made of it, and `before` the last one in each
+    of the versions before, as far as that is known; `former` is such a policy that it had before.
     """
 
     number: int
@@ -56,6 +60,9 @@ class Copy(Message):
     sparse: bool = False
     lazy: bool = True
     initializer: dict[str, Any] = {}
+    first: int = 0
+    before: tuple[int, ...] = ()
+    former: str = ""
 
 
 class Replicate(Message):
@@ -64,6 +71,7 @@ class Replicate(Message):
     `parts` are the contributions in the order of the sum: rank, sequence, version read, and clock. The sum is to be
     divided by `divisor`; `clock`, `norms` and `keep` as in `core.effects.Apply`. Of a row-sparse chunk the payload are
     the contributions themselves, one after the other, which have these `lengths`, and `factors` as in `ApplyRows`.
+    `round` is the round that it is made of, where one server decides these.
     """
 
     number: int
@@ -77,6 +85,7 @@ class Replicate(Message):
     keep: bool = False
     lengths: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()
+    round: int = 0
 
 
 class CopySettings(Message):
@@ -104,6 +113,34 @@ class CopyTotals(Message):
     number: int
     key: str | int
     totals: tuple[tuple[int, int, tuple[float, ...]], ...]
+
+
+class CopyDecisions(Message):
+    """What was decided about steps of workers, in its order, for all keys of a policy and a group of ranks; nobody has
+    heard of it before.
+
+    Each of the `steps` is a rank, a clock, the round that it is in, or 0, and why it is in none. `known` is what the
+    decider knows of ranks besides, and `leaving` the ranks that have asked for another policy, by the keys.
+    """
+
+    number: int
+    policy: str
+    group: tuple[int, ...]
+    steps: tuple[tuple[int, int, int, str], ...]
+    known: tuple[tuple[int, int], ...]
+    leaving: tuple[tuple[tuple[str | int, ...], tuple[int, ...]], ...]
+
+
+class CopyDropped(Message):
+    """A push to a chunk is in no update, and its worker will be told so."""
+
+    number: int
+    key: str | int
+    start: int
+    rank: int
+    sequence: int
+    clock: int
+    reason: str
 
 
 class Replicated(Message):

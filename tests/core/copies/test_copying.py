@@ -305,20 +305,20 @@ def test_scheduler_that_does_not_know_hears_again_that_the_standby_is_ready(make
 # --- what it can't have ---
 
 
-def test_policies_that_one_server_decides_are_refused(make_world: Callable[..., World]) -> None:
+def test_policies_that_answer_pushes_before_they_are_in_a_value_are_refused(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1)
     refused: list[Asked] = []
 
     def decided(worker: Worker) -> Asked:
-        refused.append(worker.init("d", ONES, "k_async:1"))
+        refused.append(worker.init("d", ONES, "k_batch_async:1"))
         return refused[-1]
 
     def change(worker: Worker) -> Asked:
-        refused.append(worker.ask(m.SetPolicy("k_async:1", ("w",), "bsp", (), 60.0)))
+        refused.append(worker.ask(m.SetPolicy("k_batch_async:1", ("w",), "bsp", (), 60.0)))
         return refused[-1]
 
     def load(worker: Worker) -> Asked:
-        message = m.PutState("d", (3,), "float32", 0, 3, 60.0, "k_async:1")
+        message = m.PutState("d", (3,), "float32", 0, 3, 60.0, "k_batch_async:1")
         refused.append(worker.ask(message, np.frombuffer(pack({"value": ONES}, {"steps": "0"}), np.uint8)))
         return refused[-1]
 
@@ -329,7 +329,7 @@ def test_policies_that_one_server_decides_are_refused(make_world: Callable[..., 
 
 @pytest.mark.parametrize(
     ("settings", "policy"),
-    [({"on_worker_loss": "shrink"}, "bsp"), ({"replication": 1}, "k_async:1"), ({"on_host": False}, "bsp")],
+    [({"on_worker_loss": "shrink"}, "bsp"), ({"replication": 1}, "k_batch_async:1"), ({"on_host": False}, "bsp")],
 )
 def test_server_that_can_have_no_standby_says_so(
     make_world: Callable[..., World], settings: dict[str, Any], policy: str

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as hs
 
 from aiokv.core.bundle import BUNDLE_START
+from aiokv.policy import get_policy
 from aiokv.types import STANDBY
 from aiokv.wire import messages as m
 
@@ -57,8 +58,8 @@ class Trainer:
         """Train."""
         big, a, b = (np.arange(size, dtype=np.float32) for size in (6, 2, 3))
         yield [worker.ask(m.SetOptimizer(self.rule, self.params, "sum", 60.0))]
-        # Keys that have a gate are in no bundle.
-        bundled = worker.init_bundle({"a": a, "b": b}, "asp" if "ssp" in self.policy else self.policy)
+        # Keys that have a gate, or decided rounds, are in no bundle.
+        bundled = worker.init_bundle({"a": a, "b": b}, self.policy if get_policy(self.policy).is_plain else "asp")
         counted = worker.init("n", np.zeros(2, np.int64), "sum")
         halves = worker.init("h", np.ones(3, np.float16), self.policy)
         table = worker.init_rows("t", TABLE, {1: 1.0, 8: 2.0}, self.policy)
@@ -165,7 +166,7 @@ def disturb(world: World, disasters: list[tuple[int, str]]) -> None:
         assert world.value(*named, standby).tobytes() == world.value(*named).tobytes()
 
 
-@pytest.mark.parametrize("policy", ["asp", "ssp:1", "dssp:1:2", "sync_switch:0.5:5"])
+@pytest.mark.parametrize("policy", ["asp", "ssp:1", "dssp:1:2", "sync_switch:0.5:5", "k_async:2", "round_robin"])
 @settings(max_examples=40)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS))
 def test_other_policies(

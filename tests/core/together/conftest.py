@@ -526,11 +526,11 @@ class User:
         """Begin to join."""
         return self._feed(lambda call: st.Join(call, 30.0))
 
-    def transfer(self, operation: str, arrays: dict[Key, Array], timeout: float = 10.0) -> int:
+    def transfer(self, operation: str, arrays: dict[Key, Array], timeout: float = 10.0, policy: str = "") -> int:
         """Begin to init, push, pull or pushpull."""
         tensors = [(key, TensorSpec(array.shape, "float32")) for key, array in arrays.items()]
         values = list(arrays.values())
-        options = st.KeyOptions(digests=tuple(b"of " + array.tobytes()[:8] for array in values))
+        options = st.KeyOptions(policy, digests=tuple(b"of " + array.tobytes()[:8] for array in values))
         return self._feed(
             lambda call: st.Transfer(call, st.Operation(operation), tensors, timeout, options=options), values
         )

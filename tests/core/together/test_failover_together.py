@@ -56,6 +56,8 @@ class Replicated(Cluster):
         self.processes: dict[str, str] = {}
         """In which process a node of servers is, by the name of the node with which it began."""
         self.held: dict[str, deque[Callable[[], None]]] = {}
+        self.unmade: dict[tuple[str, Key, int], ef.Apply] = {}
+        """The updates that are to be made, by node and chunk."""
         self.deaths: list[tuple[int, int]] = []
         """After how many deliveries since all standbys are ready processes are to die, and whose primary is there.
 
@@ -160,10 +162,24 @@ class Replicated(Cluster):
         self.feed(self.nodes[name], st.Join(next(self._calls), 30.0))
 
     def perform_store(self, node: Node, store: Any, effect: ef.Effect) -> None:
-        """Perform an effect on a server's memory; of what takes time it hears later."""
-        done = perform(store.store, effect)
+        """Perform an effect on a server's memory; an update is made later, and until then the value stays."""
+        done: st.Stimulus | None
+        if isinstance(effect, ef.Apply):
+            done = st.Applied(effect.key, effect.start, effect.version)
+            self.unmade[node.name, effect.key, effect.start] = effect
+        else:
+            done = perform(store.store, effect)
         if done is not None:
             self.ready.setdefault((node.name, -100), deque()).append((node, done, None))
+
+    def deliver(self, node: Node, stimulus: st.Stimulus, payload: bytes | None) -> None:
+        """Give a stimulus to a node, or make the update that it is about."""
+        if isinstance(stimulus, st.Applied) and node.alive:
+            effect = self.unmade.pop((node.name, stimulus.key, stimulus.start))
+            done = perform(self.stores[node.name].store, effect)
+            assert done is not None, "it ends in a stimulus"
+            stimulus = done
+        super().deliver(node, stimulus, payload)
 
     def bytes_of(self, node: Node, payload: ef.Payload | None) -> bytes | None:
         """Return what a payload refers to."""
@@ -190,14 +206,14 @@ def numbers(shape: tuple[int, ...]) -> Array:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def trained(cluster: Cluster, rule: str, *, waits: bool) -> list[dict[Key, Array]]:
+def trained(cluster: Cluster, rule: str, *, waits: bool, policy: str = "bsp") -> list[dict[Key, Array]]:
     """Let all workers train; return what each reads in the end."""
     finals: list[dict[Key, Array]] = []
 
     def train(user: User) -> Script:
         assert (yield user.join()) is None
         values = {key: numbers(shape) + np.float32(1) for key, shape in SHAPES.items()}
-        assert (yield user.transfer("init", values)) is None
+        assert (yield user.transfer("init", values, policy=policy)) is None
         assert (yield user.optimizer(rule)) is None
         calls = []
         for step in range(STEPS):
@@ -217,18 +233,30 @@ def trained(cluster: Cluster, rule: str, *, waits: bool) -> list[dict[Key, Array
     return finals
 
 
+DEATHS = hs.lists(hs.tuples(hs.integers(1, 250), hs.integers(0, 3)), min_size=1, max_size=3)
+
+
 @pytest.mark.parametrize("rule", ["sgd", "lamb", "lans"])
 @settings(max_examples=40)
-@given(
-    seed=SEEDS,
-    deaths=hs.lists(hs.tuples(hs.integers(1, 250), hs.integers(0, 3)), min_size=1, max_size=3),
-    waits=hs.booleans(),
-)
+@given(seed=SEEDS, deaths=DEATHS, waits=hs.booleans())
 def test_bits_are_those_of_an_undisturbed_run(rule: str, seed: int, deaths: list[tuple[int, int]], waits: bool) -> None:
     """Also where the norms of a tensor come from chunks of all servers, and are added up by the one that dies."""
-    expected = trained(Replicated(0, servers=3, workers=2), rule, waits=True)
+    check_bits(rule, "bsp", seed, deaths, waits=waits)
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "k_sync:2"])
+@settings(max_examples=10)
+@given(seed=SEEDS, deaths=DEATHS)
+def test_rounds_stay_as_they_were_decided(policy: str, seed: int, deaths: list[tuple[int, int]]) -> None:
+    """Also when the server dies that decides the rounds of all keys."""
+    check_bits("sgd", policy, seed, deaths, waits=True)
+
+
+def check_bits(rule: str, policy: str, seed: int, deaths: list[tuple[int, int]], *, waits: bool) -> None:
+    """Check that what is trained while servers die has the bits of an undisturbed run."""
+    expected = trained(Replicated(0, servers=3, workers=2), rule, waits=True, policy=policy)
     cluster = Replicated(seed, servers=3, workers=2)
     cluster.deaths = deaths
-    for values in trained(cluster, rule, waits=waits):
+    for values in trained(cluster, rule, waits=waits, policy=policy):
         for key, array in values.items():
             np.testing.assert_array_equal(array, expected[0][key], err_msg=str(key))

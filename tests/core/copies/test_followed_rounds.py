@@ -1,0 +1,167 @@
+"""Rounds that one server decides for all keys: what its standby knows of them when it takes its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from aiokv.core import followed_rounds
+from aiokv.core import stimuli as st
+from aiokv.types import STANDBY
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.core.copies.conftest import Asked, Script, Worker, World
+
+ONES = np.ones(3, np.float32)
+
+
+def steps(*asks: Callable[[Worker], list[Asked]]) -> Callable[[Worker], Script]:
+    """Return a script that asks for one thing after the other."""
+
+    def script(worker: Worker) -> Script:
+        for ask in asks:
+            yield ask(worker)
+
+    return script
+
+
+def init(policy: str) -> Callable[[Worker], list[Asked]]:
+    """Return what makes a key of zeros, whose value is the sum of what is pushed in a round."""
+    return lambda worker: [worker.init("w", np.zeros(3, np.float32), policy)]
+
+
+def push(read: int, value: float = 1.0, **changes: Any) -> Callable[[Worker], list[Asked]]:
+    """Return what pushes a number, computed from a version."""
+    return lambda worker: [worker.push("w", ONES * np.float32(value), read, **changes)]
+
+
+def nothing(_: Worker) -> list[Asked]:
+    """Ask for nothing."""
+    return []
+
+
+def fail_over(world: World) -> None:
+    """Let the standby take the primary's place, after all that is under way."""
+    world.settle()
+    assert world.state == "ready"
+    world.crash(world.primary)
+    world.settle()
+
+
+def answers(world: World, rank: int) -> m.Message | None:
+    """Return what a worker was answered last."""
+    return world.workers[rank].waiting[-1].answer
+
+
+def test_push_that_was_dropped_counts_as_one_that_has_come(make_world: Callable[..., World]) -> None:
+    world = make_world(0)
+    world.run(steps(init("ringmaster:1")))
+    world.run(steps(push(0)), steps(nothing))
+    world.run(steps(nothing), steps(push(0)))
+    assert answers(world, 1) == m.Value(1, dropped="stale", round=1)
+    fail_over(world)
+    world.run(steps(nothing), steps(push(1, 5.0)))
+    assert answers(world, 1) == m.Value(2, round=2)
+    assert world.value("w").tolist() == [5, 5, 5]
+
+
+def test_push_that_comes_again_is_told_that_it_was_dropped(make_world: Callable[..., World]) -> None:
+    world = make_world(0)
+    world.run(steps(init("ringmaster:1")))
+    world.run(steps(push(0)), steps(nothing))
+    world.run(steps(nothing), steps(push(0)))
+    fail_over(world)
+    worker = world.workers[1]
+    worker.sequences["w"] = worker.clock = 0
+    world.run(steps(nothing), steps(push(0)))
+    assert answers(world, 1) == m.Value(1, dropped="stale", round=1)
+
+
+def test_who_wants_no_value_hears_of_a_drop_when_the_rounds_before_are_made(make_world: Callable[..., World]) -> None:
+    """Only then all pushes before it are made or dropped, and a count of them says all."""
+    world = make_world(0)
+    world.run(steps(init("k_sync:1")))
+    world.run(steps(push(0)), steps(nothing))
+    world.run(steps(nothing), steps(push(0, want_value=False)))
+    assert answers(world, 1) == m.Done(1, "late")
+
+
+def test_rounds_that_were_announced_are_not_decided_again(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=3)
+    world.run(steps(init("k_sync:2")))
+    world.run(steps(push(0, 1.0)), steps(push(0, 2.0)), steps(nothing))
+    fail_over(world)
+    assert world.value("w").tolist() == [3, 3, 3]
+    world.run(steps(nothing), steps(nothing), steps(push(0, 9.0)))
+    assert answers(world, 2) == m.Value(1, dropped="late", round=1)
+
+
+def test_all_steps_are_told_in_as_many_messages_as_it_takes(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed_rounds, "STEPS", 2)
+    world = make_world(0, workers=1)
+    world.run(steps(init("k_async:1")))
+    world.settle()
+    world.run(steps(*[push(read) for read in range(5)]))
+    world.crash(world.standby)  # type: ignore[arg-type]
+    fail_over(world)
+    (decisions,) = world.primary.machine._deciding.groups
+    assert list(decisions.rounds) == [1, 2, 3, 4, 5]
+    assert decisions.resumed == 5
+
+
+def test_key_that_has_left_a_policy_of_decided_rounds(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(steps(init("ringmaster:1"), push(0), push(0)))
+
+    def change(worker: Worker) -> list[Asked]:
+        return [worker.ask(m.SetPolicy("asp", ("w",), "ringmaster:1", (), 60.0))]
+
+    def switched(worker: Worker) -> list[Asked]:
+        return [worker.ask(m.Switched("ringmaster:1", ("w",), (), 60.0))]
+
+    world.run(steps(change))
+    fail_over(world)
+    world.run(steps(switched))
+    world.workers[0].sequences["w"] = world.workers[0].clock = 1
+    world.run(steps(push(0)))
+    assert answers(world, 0) == m.Value(1, dropped="stale")
+    world.run(steps(push(1, 4.0)))
+    assert answers(world, 0) == m.Value(2)
+
+
+def test_key_that_is_deleted_and_made_again(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(steps(init("k_async:1"), push(0)))
+    world.run(steps(lambda worker: [worker.ask(m.Delete(("w",), 60.0))]))
+    world.workers[0].sequences.clear()
+    world.run(steps(init("k_async:1"), push(0, 7.0)))
+    fail_over(world)
+    assert world.value("w").tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (m.CopyDropped(99, "w", 0, 0, 5, 5, "late"), "push 5 of rank 0 is made or dropped after 0"),
+        (m.CopyDropped(99, "other", 0, 0, 1, 1, "late"), "a push of rank 0 is dropped, but it is not here"),
+        (m.Replicate(99, "w", 0, 1, ((0, 2, 0, 2),), 2, 1, round=1), "push 2 of rank 0 is made or dropped after 0"),
+    ],
+)
+def test_standby_that_misses_a_push_ends(make_world: Callable[..., World], wrong: m.Message, reason: str) -> None:
+    world = make_world(0, workers=1)
+    world.run(steps(init("k_async:1")))
+    world.settle()
+    node = world.standby
+    assert node is not None
+    (peer,) = [peer for peer, (other, _) in node.links.items() if other is world.primary and peer > STANDBY]
+    world.feed(node, st.Received(peer, 99, wrong), b"")
+    (stop,) = node.stops
+    assert stop.failed
+    assert reason in stop.reason
