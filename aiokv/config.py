@@ -302,9 +302,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.replication > 1 and self.device != "cpu":
             text = f"replication = {self.replication} needs values in the host's memory, but device = {self.device!r}"
             raise ConfigError(text, key="device", expected="cpu", got=self.device)
-        if self.replication > 1 and self.on_worker_loss == "shrink":
-            text = f"replication = {self.replication} does not work with on_worker_loss = 'shrink'"
-            raise ConfigError(text, key="on_worker_loss", expected="fail or respawn", got="shrink")
         if self.role is Role.SCHEDULER and 0 < self.max_workers < self.num_workers:
             text = f"max_workers = {self.max_workers} is less than num_workers = {self.num_workers}"
             raise ConfigError(text, expected=self.num_workers, got=self.max_workers)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
+from aiokv.core.followed_calls import push_in
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 from sim.ledger import Ledger
@@ -107,7 +108,7 @@ class World:
 
 _PUSHES: Final = (m.Push, m.PushBundle)
 _COPIES: Final = (m.Replicate, m.Copy)
-_LANDING: Final = frozenset((*_PUSHES, *_COPIES, m.Init, m.InitBundle))
+_LANDING: Final = frozenset((*_PUSHES, *_COPIES, m.CopyPush, m.Init, m.InitBundle))
 """Messages whose payload gets a slot."""
 
 
@@ -327,6 +328,9 @@ class Node:
             self._work(self._world.service.receive(nbytes))
         if isinstance(message, _PUSHES):
             return self.ledger.land((sender, message.sequence))
+        if isinstance(message, m.CopyPush):
+            [worker] = [worker.name for worker in self._world.run.workers if worker.rank == message.rank]
+            return self.ledger.land((worker, push_in(message).sequence))
         # What a primary sends is in its own ledger.
         return self.ledger.land(*[] if isinstance(message, _COPIES) else [(sender, 0)])
 

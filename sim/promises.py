@@ -7,7 +7,7 @@ import copy
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiokv.policy import get_policy
 from aiokv.policy.adasync import AdaSync
@@ -20,7 +20,7 @@ from aiokv.policy.ringmaster import Ringmaster
 from aiokv.policy.round_robin import RoundRobin
 from aiokv.policy.ssp import SSP
 from aiokv.policy.sync_switch import SyncSwitch
-from sim.faults import Link, Reset
+from sim.faults import Crash, Link, Reset
 from sim.sections import StopSection
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from aiokv.types import Key, Rank, Version
     from sim.record import DropRecord, Run, Token, UpdateRecord, WorkerRecord
+
+
+PARAMETERS_LOST: Final = "nobody has a copy of its parameters"
+"""What a scheduler says when a server is lost, and what it had is lost, too."""
 
 
 def _any(_: Version) -> float:
@@ -162,7 +166,6 @@ class Promises:
         self._policy = run.policies[phase]
         self._rule = rule_of(self._policy)
         self._decides = get_policy(self._policy).decides
-        self._is_whole = counts_together(run)
         self._chunks: dict[tuple[Key, int], _Progress] = {}
         # Keys of different groups go through different rounds.
         self._agrees = not any(tensor.group for tensor in run.scenario.tensors)
@@ -275,7 +278,7 @@ class Promises:
 
     def _may_be_torn(self, name: str, now: float) -> bool:
         """Say whether some of a worker's gradient may be missing."""
-        return has_failed(self._run, self._run.worker_by_name[name], now) and not self._is_whole
+        return has_failed(self._run, self._run.worker_by_name[name], now) and not counts_together(self._run)
 
     def _check_rule(self, rule: Rule, progress: _Progress, update: UpdateRecord, ranks: list[Rank]) -> list[str]:
         version = update.version
@@ -286,14 +289,11 @@ class Promises:
             # Some have left, and the server may know of some of them.
             live = self._live(ranks, update.time)
             least = rule.size(len(live), nth)[0]
-            if not self._is_whole:
+            if not counts_together(self._run):
                 # Those who were evicted, or have given up, have brought some keys of their last step, and not others. A
                 # round is none of a key that they alone would have brought.
                 gone = sum(has_failed(self._run, worker, update.time) for worker in self._run.workers)
                 least, most = least - gone, max(most, rule.size(len(ranks), nth + gone)[1])
-            if self._run.scenario.cluster.replication > 1:
-                # What was answered with an error is sent no more, and may have been on a lost server alone.
-                least -= sum(has_failed(self._run, worker, update.time) for worker in self._run.workers)
             if not least <= size <= most:
                 expected = str(most) if least == most else f"{least} to {most}"
                 found.append(f"version {version} holds {size} gradients, {self._policy} wants {expected}")
@@ -377,6 +377,9 @@ def counts_together(run: Run) -> bool:
     scenario = run.scenario
     # A connection that ends is made again, also one between servers.
     lasting = [fault for fault in scenario.fault if not isinstance(fault, Reset)]
+    if scenario.cluster.replication > 1 and not any(PARAMETERS_LOST in log.text for log in run.logs):
+        # A server that crashes has a successor, which knows what counts.
+        lasting = [fault for fault in lasting if not (isinstance(fault, Crash) and fault.node in scenario.servers)]
     nodes = {name for fault in lasting for name in scenario.select(fault.node)}
     nodes |= {name for fault in lasting if isinstance(fault, Link) for name in scenario.select(fault.to)}
     # Of a step that is pushed in several calls each counts by itself.

@@ -119,8 +119,8 @@ def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
     """Let every parameter be on two servers in some scenarios where it may be; in half of these a server crashes."""
     cluster = scenario.cluster
     policies = (*scenario.policies, *(change.policy for change in scenario.change))
-    may_be = len(scenario.servers) > 1 and cluster.on_worker_loss != "shrink" and not cluster.restarts
-    if not may_be or not all(get_policy(policy).waits for policy in policies) or not _happens(stream, 0.2):
+    may_be = len(scenario.servers) > 1 and not cluster.restarts
+    if not may_be or not all(get_policy(policy).waits for policy in policies) or not _happens(stream, 0.3):
         return scenario
     cluster = msgspec.structs.replace(cluster, replication=2)
     scenario = msgspec.structs.replace(scenario, cluster=cluster)
@@ -128,6 +128,11 @@ def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
         return scenario
     at, restart = round(stream.uniform(STEP, SPAN), 3), stream.choice((None, STEP, 4.0 * STEP))
     crash = f.Crash(node=stream.choice(scenario.servers), at=at, restart=restart)
+    workers = [one for one in scenario.fault if isinstance(one, f.Crash) and one.node in scenario.workers]
+    if workers and _happens(stream, 0.7):
+        # Both are lost in the same step.
+        at = max(STEP, round(stream.choice(workers).at + stream.uniform(-STEP / 3, STEP), 3))
+        crash = msgspec.structs.replace(crash, at=at)
     return msgspec.structs.replace(scenario, fault=(*scenario.fault, crash))
 
 

@@ -269,8 +269,6 @@ def test_a_copy_needs_another_server() -> None:
     assert text.startswith("replication = 2 needs at least 2 servers, got 1")
     text = problem(role=Role.SERVER, replication=2, device="cuda")
     assert text.startswith("replication = 2 needs values in the host's memory, but device = 'cuda'")
-    text = problem(role=Role.SCHEDULER, num_servers=2, replication=2, on_worker_loss="shrink")
-    assert text.startswith("replication = 2 does not work with on_worker_loss = 'shrink'")
 
 
 def test_short_and_long_form_that_contradict_each_other_are_refused() -> None:

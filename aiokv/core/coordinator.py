@@ -189,7 +189,7 @@ class Coordinator:
         """Add what concerns the other node that has, or is to have, the same."""
         twin = self._twin
         if isinstance(twin, Copying):
-            return twin.watch(effects)
+            return twin.watch(effects + self._copied_calls(twin, now) if twin.there else effects)
         assert twin is not None, "there is one"
         effects = twin.watch(effects, now)
         return effects if twin.place is None or not twin.is_idle else effects + self._take_over(twin.place, now)
@@ -418,6 +418,8 @@ class Coordinator:
     def _decided_calls(self, effects: list[Effect], now: float) -> list[Effect]:
         """Let the workers of the newest view count, as soon as it is known what counts of those that it takes out."""
         view = self._joiner.view
+        if self._whole.is_resuming and not self._whole.is_open:
+            effects = effects + self._whole.resumed(now) + self._let_in(now)
         if view is None or view.epoch == self._roster.epoch or self._whole.is_open:
             return effects
         return effects + self._adopt(view, now)
@@ -485,14 +487,25 @@ class Coordinator:
                 self._had_none = True
                 return []
             known = (self._joiner, self._catalog, self._rules, self._codecs, self._resuming, self._norms)
-            self._twin = Copying(*known, self._deciding, alone=self._had_none, on_host=self._on_host)
+            decided = (self._deciding, self._whole)
+            self._twin = Copying(*known, *decided, alone=self._had_none, on_host=self._on_host)
             self._changes.on_change = self._boundaries.on_change = self._twin.renew
             self._norms.on_total = self._twin.totalled
             self._deciding.on_decided, self._steps.on_drop = self._twin.decided, self._twin.dropped
+            self._whole.copy, self._whole.on_settled = self._twin.copy, self._twin.settled
         effects = self._twin.viewed(entry, now)
         if entry.standby is None:
-            self._twin, self._changes.on_change, self._had_none = None, None, True
+            twin, self._twin, self._changes.on_change, self._had_none = self._twin, None, None, True
             self._norms.on_total = self._deciding.on_decided = self._steps.on_drop = None
+            self._whole.copy = self._whole.on_settled = None
+            effects += self._copied_calls(twin, now)
+        return effects
+
+    def _copied_calls(self, twin: Copying, now: float) -> list[Effect]:
+        """Go on with calls whose pushes the standby has, or that have none to wait for any longer."""
+        effects: list[Effect] = []
+        while twin.there:
+            effects += self._decided_calls(self._whole.copied(twin.there.pop(0), now), now)
         return effects
 
     def _take_over(self, entry: m.ServerEntry, now: float) -> list[Effect]:
@@ -501,6 +514,7 @@ class Coordinator:
         assert view is not None, "it says so"
         assert isinstance(self._twin, Standby), "it was one"
         self._twin.rounds.take_over(self._deciding, self._catalog.chunks.values())
+        calls = self._twin.calls
         self._twin, self.serves, self._had_none = None, True, True
         self._catalog.complete_bundles()
         self._resuming.skip(view, entry.index)
@@ -509,12 +523,15 @@ class Coordinator:
             self._rounds.begin(chunk)
         text = f"{self._joiner.name} serves the part of server {entry.index} from now on"
         log = Log("warning", text, "failover", {"server": entry.index, "node": self._joiner.name})
-        return [log, *passed, *self._look_for_standby(entry, now), *self._let_in(now)]
+        effects = [log, *passed, *self._look_for_standby(entry, now)]
+        effects += self._decided_calls(calls.take_over(self._whole, now), now)
+        return effects + self._let_in(now)
 
     @property
     def _is_filling(self) -> bool:
         """Whether workers wait, because the values are not here yet, or another node has them in the newest view."""
-        return self._resuming.is_busy or (self._joiner.view is not None and not self.serves)
+        waits = self._resuming.is_busy or self._whole.is_resuming
+        return waits or (self._joiner.view is not None and not self.serves)
 
     def _standby_link(self, stimulus: Connected | ConnectFailed) -> list[Effect]:
         if not isinstance(self._twin, Copying):
@@ -610,7 +627,11 @@ class Coordinator:
         keys = self._keys_of(message)
         worker = self._roster.entry(rank)
         assert worker is not None, "it is attached"
-        return self._decided_calls(self._whole.push(received, message, keys, worker, now), now)
+        if isinstance(message, m.PushBundle):
+            dtype = self._catalog.bundle(message.bundle).specs[0].dtype
+        else:
+            dtype = message.dtype
+        return self._decided_calls(self._whole.push(received, message, keys, dtype, worker, now), now)
 
     def _keys_of(self, message: m.Push | m.PushBundle | m.PushRows) -> tuple[Key, ...]:
         """Return the keys whose pushes have to stay in their order with this one."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.draining import Draining
 from aiokv.core.effects import (
     Apply,
     ApplyRows,
@@ -40,6 +41,7 @@ from aiokv.core.effects import (
     StoredSlots,
     StoredSum,
 )
+from aiokv.core.followed_calls import called, pushes_of, settled
 from aiokv.core.followed_rounds import all_decided, decided
 from aiokv.core.joiner import retry_delay
 from aiokv.types import SCHEDULER, STANDBY
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from aiokv.core.open_rounds import Dropped
     from aiokv.core.resuming import Resuming
     from aiokv.core.rules import Rules
+    from aiokv.core.whole_calls import CallName, WholeCall, WholeCalls
     from aiokv.optim import Optimizer
     from aiokv.policy import Token
     from aiokv.types import Key, Peer, Rank
@@ -84,6 +87,11 @@ SETTINGS: Subject = ("", -3)
 DECISIONS: Subject = ("", -5)
 """What was decided about workers' steps."""
 
+CALLS: Subject = ("", -6)
+"""Pushes of calls that count as a whole, and what was decided about these."""
+
+News = m.CopyDecisions | m.CopyDropped | m.CopySettled | m.CopyPush
+
 
 class Copying:
     """The part of a `Coordinator` that deals with its standby.
@@ -96,6 +104,7 @@ class Copying:
         resuming: who loads a checkpoint first.
         norms: who adds up totals of keys.
         deciding: who knows which step is in which round.
+        whole: who knows which calls count.
         alone: whether answers may go on while the first standby is being filled: it is not the one with which the
             server has begun.
         on_host: whether values are in the host's memory, from which alone they can be copied.
@@ -110,6 +119,7 @@ class Copying:
         resuming: Resuming,
         norms: Norms,
         deciding: Deciding,
+        whole: WholeCalls,
         *,
         alone: bool,
         on_host: bool,
@@ -121,7 +131,13 @@ class Copying:
         self._resuming = resuming
         self._norms = norms
         self._deciding = deciding
-        self._news: list[tuple[Subject, m.CopyDecisions | m.CopyDropped]] = []
+        self._whole = whole
+        self._calls: dict[CallName, tuple[WholeCall, int | None]] = {}
+        """Those that wait until their pushes are there, by which message; None: it is not sent yet."""
+        self.there: list[WholeCall] = []
+        """Those that wait no longer; the owner takes them out."""
+        self._draining = Draining()
+        self._news: list[tuple[Subject, News, StoredSlots | None]] = []
         """What the standby has to know before anything that follows."""
         self._new_totals: list[tuple[Key, Total]] = []
         """As above."""
@@ -180,8 +196,6 @@ class Copying:
         elif self._told:
             # The scheduler may have been started again before it heard that.
             effects.append(Send(SCHEDULER, 0, m.StandbyReady(self._index, new.name)))
-        if self._joiner.view is not None and self._joiner.view.on_worker_loss == "shrink":
-            return effects + self._refuse("what counts of a lost worker is known to one server only")
         if not self._on_host:
             return effects + self._refuse("its values are on devices")
         if new.port and not self._linked and not self._connecting and self._give_up_at is None:
@@ -195,13 +209,15 @@ class Copying:
         self._sent.clear()
         self._copies = self._attempt = self._filled = 0
         totals = [(key, TOTALS) for key in self._norms.totalled]
-        self._dirty = {SETTINGS: None, DECISIONS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
+        self._dirty = {SETTINGS: None, DECISIONS: None, CALLS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
         self._new_totals, self._news = [], []
         self._acked, self._give_up_at, self._told, self.waits = self._last, None, False, not alone
         self._refused = False
         return effects + self._let_all_go() if alone else effects
 
     def _let_all_go(self) -> list[Effect]:
+        self.there += [call for call, _ in self._calls.values()]
+        self._calls.clear()
         count = sum(count for _, count in self._held)
         self._held.clear()
         return [LetGo(count)] if count else []
@@ -222,7 +238,7 @@ class Copying:
     def decided(self, decisions: Decisions, tokens: list[Token]) -> None:
         """Take note that steps are decided."""
         if self._linked and DECISIONS not in self._dirty:
-            self._news.append((DECISIONS, decided(decisions, tokens)))
+            self._news.append((DECISIONS, decided(decisions, tokens), None))
         else:
             self._dirty[DECISIONS] = None
 
@@ -231,9 +247,27 @@ class Copying:
         subject, part = (chunk.key, chunk.start), dropped.contribution
         if self._linked and subject not in self._dirty:
             head = (0, *subject, part.rank, part.sequence, part.clock)
-            self._news.append((subject, m.CopyDropped(*head, dropped.waiter.dropped)))
+            self._news.append((subject, m.CopyDropped(*head, dropped.waiter.dropped), None))
         else:
             self._dirty[subject] = None
+
+    def copy(self, call: WholeCall) -> bool:
+        """Send the pushes of a call that is here; tell whether that has to be waited for."""
+        if not self.waits:
+            return False
+        self._calls[call.name] = (call, None)
+        if self._linked and CALLS not in self._dirty:
+            self._news += [(CALLS, message, payload) for message, payload in pushes_of(call)]
+        else:
+            self._dirty[CALLS] = None
+        return True
+
+    def settled(self, name: CallName, verdict: str) -> None:
+        """Take note that it was decided whether a call counts."""
+        if self._linked and CALLS not in self._dirty:
+            self._news.append((CALLS, m.CopySettled(0, ((*name, verdict),)), None))
+        else:
+            self._dirty[CALLS] = None
 
     def watch(self, effects: list[Effect]) -> list[Effect]:
         """Add what the standby is to be told of effects, and hold back the answers that have to wait for that."""
@@ -241,7 +275,7 @@ class Copying:
         wanted: list[Effect] = [self._totals(key, [total]) for key, total in self._new_totals]
         self._new_totals = []
         news, self._news = self._news, []
-        wanted += [self._tell(subject, message) for subject, message in news]
+        wanted += [self._tell(*each) for each in news]
         answers = 0
         for effect in effects:
             kind = type(effect)
@@ -317,11 +351,7 @@ class Copying:
 
     def _send_dirty(self) -> list[Effect]:
         """Send what is to be sent as a whole, as far as it can be and may be."""
-        effects: list[Effect] = []
-        if DECISIONS in self._dirty:
-            # Before chunks that may be made of them.
-            del self._dirty[DECISIONS]
-            effects += [self._tell(DECISIONS, message) for message in all_decided(self._deciding)]
+        effects = self._send_decided()
         for subject in list(islice(self._dirty, LOOKED_AT)):
             if self._copies >= MOST_COPIES:
                 break
@@ -346,15 +376,32 @@ class Copying:
             self._held = deque((self._last if need is None else need, count) for need, count in self._held)
             if not self._filled:
                 self._filled, self.waits = self._last, True
+                self._draining = Draining(self._whole.asked_about)
+        return effects
+
+    def _send_decided(self) -> list[Effect]:
+        """Send all that is decided if it is to be sent as a whole: before chunks that may be made of it."""
+        effects: list[Effect] = []
+        if DECISIONS in self._dirty:
+            del self._dirty[DECISIONS]
+            effects += [self._tell(DECISIONS, message) for message in all_decided(self._deciding)]
+        if CALLS in self._dirty:
+            del self._dirty[CALLS]
+            effects += [self._tell(CALLS, message) for message in settled(self._whole.known.items())]
+            for call, _ in list(self._calls.values()):
+                effects += [self._tell(CALLS, *each) for each in pushes_of(call)]
         return effects
 
     def _totals(self, key: Key, totals: list[Total]) -> Effect:
         number = self._next((key, TOTALS))
         return Send(self._peer, number, m.CopyTotals(number, key, tuple(totals)))
 
-    def _tell(self, subject: Subject, message: m.CopyDecisions | m.CopyDropped) -> Effect:
+    def _tell(self, subject: Subject, message: News, payload: StoredSlots | None = None) -> Effect:
         message.number = self._next(subject)
-        return Send(self._peer, message.number, message)
+        if isinstance(message, m.CopyPush):
+            name = called(message)
+            self._calls[name] = (self._calls[name][0], message.number)
+        return Send(self._peer, message.number, message, payload)
 
     def _settings(self) -> Effect:
         number, catalog = self._next(SETTINGS), self._catalog
@@ -386,6 +433,9 @@ class Copying:
     def _tell_ready(self) -> list[Effect]:
         """Tell the scheduler when the standby has all that was there when answers began to wait for it."""
         if not self._filled or self._acked < self._filled or self._entry is None:
+            return []
+        view = self._joiner.view
+        if view is not None and view.on_worker_loss == "shrink" and not self._draining.is_over(self._catalog.chunks):
             return []
         self._told = True
         text = f"{self._joiner.name}: {self._entry.name} has a copy of all parameters of server {self._index}"
@@ -452,6 +502,7 @@ class Copying:
         self._sent.clear()
         self._copies = 0
         self._held = deque((None, count) for _, count in self._held)
+        self._calls = {name: (call, None) for name, (call, _) in self._calls.items()}
         if self._filled > number:
             self._filled = 0
         return effects
@@ -465,7 +516,11 @@ class Copying:
         return self._let_go()
 
     def _let_go(self) -> list[Effect]:
-        """Let those answers go for which all is there."""
+        """Let those answers go for which all is there, and those calls."""
+        for name, (call, need) in list(self._calls.items()):
+            if need is not None and need <= self._acked:
+                del self._calls[name]
+                self.there.append(call)
         free = 0
         while self._held:
             need, count = self._held[0]

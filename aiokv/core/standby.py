@@ -30,6 +30,7 @@ from aiokv.core.effects import (
     Widen,
     freed,
 )
+from aiokv.core.followed_calls import FollowedCalls
 from aiokv.core.followed_rounds import FollowedRounds
 from aiokv.core.open_rounds import step_place
 from aiokv.core.rows import options_of
@@ -54,7 +55,10 @@ if TYPE_CHECKING:
     from aiokv.optim import Optimizer
     from aiokv.types import Incarnation, Key, Peer
 
-COPIED = (m.Replicate, m.Copy, m.CopySettings, m.ForgetKey, m.CopyTotals, m.CopyDecisions, m.CopyDropped)
+COPIED = (
+    *(m.Replicate, m.Copy, m.CopySettings, m.ForgetKey, m.CopyTotals),
+    *(m.CopyDecisions, m.CopyDropped, m.CopyPush, m.CopySettled),
+)
 """What a primary sends to its standby."""
 
 
@@ -96,6 +100,8 @@ class Standby:
         self._stop = stop
         self.rounds = FollowedRounds()
         """Those that are decided for all keys at once."""
+        self.calls = FollowedCalls()
+        """Those that count as a whole."""
         self._primary: tuple[str, Incarnation] | None = None
         """Whose copy it is."""
         self.peer: Peer | None = None
@@ -200,6 +206,10 @@ class Standby:
                 return []
             case m.CopyDropped():
                 return self._drop(message)
+            case m.CopyPush():
+                return self.calls.pushed(received)
+            case m.CopySettled():
+                return self.calls.settled(message)
             case _:
                 assert isinstance(message, m.ForgetKey), "all others are above"
                 return self._forget(message.key)
@@ -231,11 +241,12 @@ class Standby:
         head = (chunk.key, chunk.start, message.version, received.slot, ranks, behind, message.clock, rule)
         norms = [list(phase) for phase in message.norms]
         apply = Apply(*head, message.divisor, norms, None, message.keep)
+        kept = self.calls.made(chunk, ranks)
         if not chunk.is_dense:
-            return self._update_rows(received, message, apply)
+            return kept + self._update_rows(received, message, apply)
         if received.slot is not None and received.nbytes != chunk.nbytes:
-            return [Widen(received.slot, chunk.spec.dtype), apply]
-        return [apply]
+            return [*kept, Widen(received.slot, chunk.spec.dtype), apply]
+        return [*kept, apply]
 
     def _drop(self, message: m.CopyDropped) -> list[Effect]:
         """Count a push that is in no update."""
@@ -244,7 +255,7 @@ class Standby:
             raise ProtocolError(f"key {message.key!r}: a push of rank {message.rank} is dropped, but it is not here")
         self.rounds.dropped(chunk, message)
         self._tallies.dropped(message.rank, message.reason)
-        return []
+        return self.calls.made(chunk, [message.rank])
 
     def _update_rows(self, received: Received, message: m.Replicate, apply: Apply) -> list[Effect]:
         """Cut the contributions out of the payload, and sum them as the primary does."""
@@ -272,6 +283,7 @@ class Standby:
             assert entry is not None, "it is entered"
             entry.policy = message.policy
         self._follow(chunk, message, now)
+        effects += self.calls.made(chunk, list(chunk.reflected))
         self._restoring = True
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
         assert received.slot is not None, "a copy has a payload"
@@ -339,6 +351,11 @@ class Standby:
 
     def _forget(self, key: Key) -> list[Effect]:
         self.rounds.forget(key)
+        effects = self.calls.deleted(key)
         if key not in self._catalog:
-            return []
-        return self._divide(key) + self._exchanges.forget(key, KeyDeletedError(f"key {key!r} was deleted", key=key))
+            return effects
+        return (
+            effects
+            + self._divide(key)
+            + self._exchanges.forget(key, KeyDeletedError(f"key {key!r} was deleted", key=key))
+        )

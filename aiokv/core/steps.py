@@ -192,7 +192,8 @@ class Steps:
         effects: list[Effect] = []
         while not chunk.applying:
             # Before the next one is begun: then the value is no more that they get.
-            effects += self._answer_dropped(chunk, rounds, now)
+            if rounds.dropped:
+                effects += self._answer_dropped(chunk, rounds, now)
             if chunk.awaiting:
                 effects += self._answers.reached(chunk, now)
             if rounds.first > rounds.decisions.newest:
@@ -213,7 +214,7 @@ class Steps:
 
     def _answer_dropped(self, chunk: Chunk, rounds: OpenRounds, now: float) -> list[Effect]:
         """Let those go on whose contributions were dropped, if the rounds are made that were closed by then."""
-        ready = rounds.take_dropped(chunk, in_order=self.on_drop is not None) if rounds.dropped else []
+        ready = rounds.take_dropped(chunk, in_order=self.on_drop is not None)
         effects: list[Effect] = []
         for one in ready:
             if self.on_drop is not None:

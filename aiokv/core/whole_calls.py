@@ -24,7 +24,7 @@ from aiokv.errors import AiokvError, CallTimeoutError, ProtocolError, StaleEpoch
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from aiokv.core.answers import AnyPush
     from aiokv.core.chunk import Chunk
@@ -52,12 +52,14 @@ class Aside(Record, eq=False):
     """A push that waits for the rest of its call.
 
     `due` is when it has waited too long; None: nobody is there to be told, or is told already. `is_late` is set from
-    then on: it waits only until is decided that its call does not count.
+    then on: it waits only until is decided that its call does not count. It is for `keys`, of elements of a `dtype`.
     """
 
     received: Received
     message: AnyPush
     due: float | None
+    keys: tuple[Key, ...] = ()
+    dtype: str = ""
     is_late: bool = False
 
     @property
@@ -70,7 +72,8 @@ class WholeCall(Record, eq=False):
     """What is here of a call of which is not known yet whether it counts.
 
     `asked` is set once the deciding server was told that all of it is here, or with `gives_up`, that it will not be.
-    `after` are the calls of which it said that they have to be decided first.
+    `after` are the calls of which it said that they have to be decided first. With `copying` that waits until a standby
+    has the pushes.
     """
 
     name: CallName
@@ -79,8 +82,10 @@ class WholeCall(Record, eq=False):
     keys: dict[Key, None] = field(default_factory=dict)
     pushes: dict[Hashable, Aside] = field(default_factory=dict)
     after: dict[int, None] = field(default_factory=dict)
+    copying: bool = False
     asked: bool = False
     gives_up: bool = False
+    ended: bool = False
     verdict: Verdict | None = None
 
     @property
@@ -110,7 +115,8 @@ class Gathering(Record, eq=False):
     askers: list[RequestName] = field(default_factory=list)
 
 
-def _identity(message: AnyPush) -> Hashable:
+def identity(message: AnyPush) -> Hashable:
+    """Tell a push from others of its call."""
     if isinstance(message, m.PushBundle):
         return message.bundle, message.sequence
     first = message.first if isinstance(message, m.PushRows) else 0
@@ -157,8 +163,14 @@ class WholeCalls:
         """
         self._behind: dict[RequestName, Behind] = {}
         self._gatherings: dict[CallName, Gathering] = {}
-        self._known: OrderedDict[CallName, Verdict] = OrderedDict()
+        self.known: OrderedDict[CallName, Verdict] = OrderedDict()
         """What was decided."""
+        self.is_resuming = False
+        """Whether what counts of workers that are gone is not known yet, since this server has another one's place."""
+        self.copy: Callable[[WholeCall], bool] | None = None
+        """Has a standby get a call that is here; tells whether that has to be waited for, until `copied`."""
+        self.on_settled: Callable[[CallName, Verdict], None] | None = None
+        """Is told what is decided about a call, before anything is done with it."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -190,7 +202,13 @@ class WholeCalls:
     # --- what workers send ---
 
     def push(
-        self, received: Received, message: AnyPush, keys: tuple[Key, ...], worker: m.WorkerEntry, now: float
+        self,
+        received: Received,
+        message: AnyPush,
+        keys: tuple[Key, ...],
+        dtype: str,
+        worker: m.WorkerEntry,
+        now: float,
     ) -> list[Effect]:
         """Keep a push aside until all of its call is here.
 
@@ -202,16 +220,16 @@ class WholeCalls:
         whole = message.whole
         assert whole is not None, "it belongs to a call"
         name = (worker.rank, worker.incarnation, whole.call)
-        verdict = GONE if self._is_gone(name) else self._known.get(name)
+        verdict = GONE if self._is_gone(name) else self.known.get(name)
         if verdict:
             raise _refusal(name, verdict)
         if verdict is not None:
             return self._enter(received, worker.rank, now)
         call = self._call(name, whole)
-        aside = Aside(received, message, now + message.timeout)
-        before = call.pushes.get(_identity(message))
+        aside = Aside(received, message, now + message.timeout, keys, dtype)
+        before = call.pushes.get(identity(message))
         effects = [] if before is None else self._drop(before)
-        call.pushes[_identity(message)] = aside
+        call.pushes[identity(message)] = aside
         call.keys.update(dict.fromkeys(keys))
         self._deadlines.add(aside.name, now + message.timeout)
         return effects + self._look(worker.rank, now)
@@ -240,9 +258,13 @@ class WholeCalls:
     def _look(self, rank: Rank, now: float) -> list[Effect]:
         """Ask about the calls of a rank that are here, and let those count of which is known that they do."""
         effects: list[Effect] = []
+        if self.is_resuming and not any(self._is_gone(call.name) for call in self._open.get(rank, ())):
+            return effects
         for call in tuple(self._open.get(rank, ())):
-            if call.is_here and not call.asked:
-                effects += self._ask(call, now)
+            if call.is_here and not call.asked and not call.copying:
+                call.after.update((other.name[2], None) for other in self._before(call))
+                call.copying = self.copy is not None and self.copy(call)
+                effects += [] if call.copying else self._ask(call, now)
         for call in tuple(self._open.get(rank, ())):
             if call.verdict is not None and not self._before(call):
                 effects += self._end(call, now)
@@ -256,7 +278,7 @@ class WholeCalls:
 
     def _end(self, call: WholeCall, now: float) -> list[Effect]:
         """Let the pushes of a call count, or refuse them."""
-        rank = call.name[0]
+        rank, call.ended = call.name[0], True
         left = [other for other in self._open[rank] if other is not call]
         if left:
             self._open[rank] = left
@@ -293,6 +315,13 @@ class WholeCalls:
         return effects
 
     # --- asking the server that decides ---
+
+    def copied(self, call: WholeCall, now: float) -> list[Effect]:
+        """Take note that a standby has the pushes of a call, or is none any longer."""
+        call.copying = False
+        if call.asked or not any(other is call for other in self._open.get(call.name[0], ())):
+            return []
+        return self._ask(call, now) + self._look(call.name[0], now)
 
     def _ask(self, call: WholeCall, now: float) -> list[Effect]:
         call.asked = True
@@ -350,8 +379,8 @@ class WholeCalls:
 
     def _gather(self, message: m.Gathered, index: int, asker: RequestName | None, now: float) -> list[Effect]:
         name = (message.rank, message.incarnation, message.call)
-        if name in self._known:
-            return [] if asker is None else [Send(*asker, m.Settled(self._known[name]))]
+        if name in self.known:
+            return [] if asker is None else [Send(*asker, m.Settled(self.known[name]))]
         gathering = self._gatherings.setdefault(name, Gathering())
         gathering.after.update(dict.fromkeys(message.after))
         if asker is not None:
@@ -365,7 +394,7 @@ class WholeCalls:
     def _decide(self, name: CallName, now: float) -> list[Effect]:
         """Decide a call if all is known that has to be."""
         gathering = self._gatherings[name]
-        before = [self._known.get((*name[:2], number)) for number in gathering.after]
+        before = [self.known.get((*name[:2], number)) for number in gathering.after]
         failed = next((verdict for verdict in before if verdict), "")
         if not failed and (None in before or len(gathering.here) != gathering.servers):
             return []
@@ -373,9 +402,11 @@ class WholeCalls:
 
     def _settle(self, name: CallName, verdict: Verdict, now: float) -> list[Effect]:
         """Remember what was decided about a call, tell who has asked, and go on with what waited for it."""
-        self._known[name] = verdict
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+        self.known[name] = verdict
+        if len(self.known) > REMEMBERED:
+            self.known.popitem(last=False)
+        if self.on_settled is not None:
+            self.on_settled(name, verdict)
         gathering = self._gatherings.pop(name, None)
         effects: list[Effect] = []
         if gathering is not None:
@@ -405,9 +436,36 @@ class WholeCalls:
         names = [call.name for calls in self._open.values() for call in calls if not call.asked]
         effects: list[Effect] = []
         for name in [*names, *self._gatherings]:
-            if self._is_gone(name) and name not in self._known:
+            if self._is_gone(name) and name not in self.known:
                 effects += self._settle(name, GONE, now)
         return effects
+
+    def resume(self, known: OrderedDict[CallName, Verdict], calls: Iterable[WholeCall], now: float) -> list[Effect]:
+        """Go on from what the server knew in whose place this one is.
+
+        What counts of workers that are gone comes first: rounds wait for them no longer.
+
+        Args:
+            known: what it had decided or heard.
+            calls: what it may have said to be there, or had begun to let count.
+            now: the time in seconds.
+        """
+        self.known, self.is_resuming = known, True
+        for call in calls:
+            bisect.insort(self._open.setdefault(call.name[0], []), call, key=lambda other: other.name)
+        return [effect for rank in list(self._open) for effect in self._look(rank, now)]
+
+    def resumed(self, now: float) -> list[Effect]:
+        """Let the others count, too, as soon as nothing is to be decided of those that are gone."""
+        if not self.is_resuming or self.is_open:
+            return []
+        self.is_resuming = False
+        return [effect for rank in list(self._open) for effect in self._look(rank, now)]
+
+    @property
+    def asked_about(self) -> list[WholeCall]:
+        """The calls of which was said that they are here, and which are not ended."""
+        return [call for calls in self._open.values() for call in calls if call.asked]
 
     @property
     def is_open(self) -> bool:
@@ -476,7 +534,7 @@ class WholeCalls:
             for call in calls:
                 assert call.name[0] == rank
                 assert call.is_here or not call.asked or call.gives_up
-                assert call.verdict is None or self._before(call), "what is decided is ended"
+                assert call.verdict is None or self.is_resuming or self._before(call), "what is decided is ended"
         for behind in self._behind.values():
             assert self._open.get(behind.rank)
-        assert not self._gatherings.keys() & self._known.keys()
+        assert not self._gatherings.keys() & self.known.keys()

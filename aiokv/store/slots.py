@@ -137,8 +137,10 @@ class Slots:
         return content
 
     def joined(self, slots: list[Slot]) -> memoryview:
-        """Return what lies in slots, one after the other."""
-        return np.concatenate([self._slots[slot].buffer for slot in slots]).data
+        """Return what lies in slots, in the precision that it has, one after the other."""
+        landed = [self._slots[slot] for slot in slots]
+        parts = [each.buffer if each.wide is None else each.wide.view(np.uint8) for each in landed]
+        return np.concatenate(parts).data
 
     def fold(self, target: Slot, source: Slot, dtype: str) -> None:
         """Add one slot to another and free it; low precisions are added in float32.

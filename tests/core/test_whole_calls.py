@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiokv.core import effects as ef
@@ -244,7 +246,7 @@ def test_what_was_decided_long_ago_is_forgotten(server: Server, monkeypatch: pyt
     monkeypatch.setattr(whole_calls, "REMEMBERED", 2)
     for number in (1, 2, 3):
         push(server, 0, "a", number)
-    assert list(server.machine._whole._known) == [(0, 1, 2), (0, 1, 3)]
+    assert list(server.machine._whole.known) == [(0, 1, 2), (0, 1, 3)]
 
 
 def test_a_push_of_a_call_that_counts_is_not_kept_aside_again(server: Server) -> None:
@@ -627,3 +629,75 @@ def test_a_worker_binds_the_pushes_of_a_call_together(make_worker: Any) -> None:
     assert [whole.call for whole in wholes[0].values()] == [1, 1]
     reads = worker.transfer("pull", "a", shape=(20_000,)).sends
     assert not any(hasattr(send.message, "whole") for send in reads)
+
+
+# --- a server that goes on where another one was ---
+
+
+def kept(server: Server, rank: int, key: str, verdict: str | None = None) -> whole_calls.WholeCall:
+    """Return what a standby had of the first call of a worker, which was for two servers."""
+    head = (key, (2,), "float32", 1, 2, 1, 0, True, 5.0, 0, 1)
+    message = m.Push(*head, whole=m.Whole(1, 1, 2))
+    call = whole_calls.WholeCall((rank, 1, 1), 1, 2, verdict=verdict, asked=verdict is not None)
+    call.keys[key] = None
+    slot = 900 + rank
+    server.slots[slot] = np.float32(rank + 1)
+    received = st.Received(99, rank + 2, message, slot, 4)
+    call.pushes[whole_calls.identity(message)] = whole_calls.Aside(received, message, None, (key,))
+    return call
+
+
+def successor() -> Server:
+    """Return server 1 in the place of another one, with a key of two elements, of two workers of which one is gone."""
+    server = Server(2, index=1, servers=2)
+    server.init("c", shape=(2,), start=1, stop=2)
+    server.evict(1)
+    return server
+
+
+def resume(server: Server, known: dict[whole_calls.CallName, str], *calls: whole_calls.WholeCall) -> None:
+    """Let a server go on from what a standby had."""
+    effects = server.machine._whole.resume(OrderedDict(known), calls, server.now)
+    server.effects += effects
+    for effect in effects:
+        server._perform(effect)
+
+
+@pytest.mark.parametrize(("verdict", "total"), [("", 3.0), ("gone", 1.0)])
+def test_first_it_is_decided_what_counts_of_those_who_are_gone(verdict: str, total: float) -> None:
+    """The others have brought all that the round waits for."""
+    server = successor()
+    resume(server, {(0, 1, 1): ""}, kept(server, 0, "c", ""), kept(server, 1, "c"))
+    assert server.machine._whole.is_resuming
+    early = server.attach(0)
+    link(server)
+    assert [send.message for send in questions(server)] == [m.Gathered(1, 1, 1, 2)]
+    assert server.value("c", 1) == 0.0
+    answer(server, m.Settled(verdict))
+    assert server.value("c", 1) == total
+    assert early.answer == m.Done()
+
+
+def test_nothing_waits_where_nobody_is_gone() -> None:
+    server = Server(2, index=1, servers=2)
+    server.init("c", shape=(2,), start=1, stop=2)
+    resume(server, {}, kept(server, 0, "c"))
+    assert not questions(server)
+    server.handle(st.Tick())
+    assert server.machine._whole.resumed(server.now) != []
+    assert server.machine._whole.resumed(server.now) == []
+
+
+def test_call_that_is_over_when_a_standby_has_it_is_not_asked_about(server: Server) -> None:
+    copied: list[whole_calls.WholeCall] = []
+
+    def copy(call: whole_calls.WholeCall) -> bool:
+        copied.append(call)
+        return True
+
+    server.machine._whole.copy = copy
+    push(server, 1, "a", 1)
+    assert len(copied) == 1
+    server.evict(1)
+    assert server.machine._whole.copied(copied[0], server.now) == []
+    assert server.value("a") == 0.0

@@ -52,17 +52,25 @@ MakeCluster = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 @contextlib.asynccontextmanager
 async def running_cluster(
-    *, workers: int = 2, servers: int = 1, policy: str = "bsp", start_workers: bool = True, **settings: Any
+    *,
+    workers: int = 2,
+    servers: int = 1,
+    places: int = 0,
+    policy: str = "bsp",
+    start_workers: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Cluster]:
-    """Run a cluster; at the end all workers leave, then everything is closed."""
+    """Run a cluster; at the end all workers leave, then everything is closed. With `places` that is how many servers it
+    has, and the first ones come from elsewhere.
+    """
     shared = {**SETTINGS, **settings}
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(
-            aiokv.Scheduler(num_workers=workers, num_servers=servers, bind_port=0, **shared)
+            aiokv.Scheduler(num_workers=workers, num_servers=places or servers, bind_port=0, **shared)
         )
         nodes = [
             await stack.enter_async_context(aiokv.Server(scheduler=scheduler.address, name=f"server-{i}", **shared))
-            for i in range(servers)
+            for i in range(max(0, places - servers), max(servers, places))
         ]
         cluster = Cluster(scheduler, nodes, shared)
         if start_workers:

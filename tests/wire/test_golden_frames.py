@@ -40,7 +40,9 @@ from aiokv.wire.messages import (
     Copy,
     CopyDecisions,
     CopyDropped,
+    CopyPush,
     CopySettings,
+    CopySettled,
     CopyTotals,
     Delete,
     Done,
@@ -784,6 +786,20 @@ GOLDEN = [
         0,
         "41494f4b 01 7a 0000  0900000000000000  0000000000000000 0d000000  00000000",
         "97  09  a1 77  00  01  05  06  a4 6c617465",
+    ),
+    Golden(
+        CopyPush(10, 1, 2, 3, (2,), 0, b"\x90", ("w",), "float32", 12, (4, 5)),
+        10,
+        12,
+        "41494f4b 01 7b 0000  0a00000000000000  0c00000000000000 1a000000  00000000",
+        "9b  0a  01  02  03  91 02  00  c4 01 90  91 a1 77  a7 666c6f61743332  0c  92 04 05",
+    ),
+    Golden(
+        CopySettled(11, ((1, 2, 3, "gone"),)),
+        11,
+        0,
+        "41494f4b 01 7c 0000  0b00000000000000  0000000000000000 0c000000  00000000",
+        "92  0b  91 94 01 02 03 a4 676f6e65",
     ),
 ]
 

@@ -16,7 +16,9 @@ from aiokv.wire.messages.copies import (
     Copy,
     CopyDecisions,
     CopyDropped,
+    CopyPush,
     CopySettings,
+    CopySettled,
     CopyTotals,
     ForgetKey,
     RankCount,
@@ -147,7 +149,9 @@ __all__ = [
     "Copy",
     "CopyDecisions",
     "CopyDropped",
+    "CopyPush",
     "CopySettings",
+    "CopySettled",
     "CopyTotals",
     "Delete",
     "Done",
@@ -311,12 +315,14 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     120: CopyTotals,
     121: CopyDecisions,
     122: CopyDropped,
+    123: CopyPush,
+    124: CopySettled,
 }
 """Frame type number -> the class of its control message."""
 
 TYPE_OF: Final[dict[type[Message], int]] = {cls: number for number, cls in FRAME_TYPES.items()}
 
 WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset(
-    {Init, InitBundle, InitRows, Push, PushBundle, PushRows, Value, State, PutState, Copy, Replicate}
+    {Init, InitBundle, InitRows, Push, PushBundle, PushRows, Value, State, PutState, Copy, CopyPush, Replicate}
 )
 """The only messages that array bytes may follow."""

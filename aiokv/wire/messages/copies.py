@@ -143,6 +143,34 @@ class CopyDropped(Message):
     reason: str
 
 
+class CopyPush(Message):
+    """A push of a `call` that counts as a whole, of a worker's process; see `core.whole_calls`. Payload: as it had.
+
+    `after` are calls that have to be decided before, as in `Gathered`. `kind` says what `push` is in MessagePack: 0 for
+    a `Push`, 1 for a `PushBundle`, 2 for a `PushRows`. It is for `keys`, whose elements are of `dtype`, and has so many
+    bytes, unless it was decoded to a higher precision. `span` are the lowest and the highest of its row ids.
+    """
+
+    number: int
+    rank: int
+    incarnation: int
+    call: int
+    after: tuple[int, ...]
+    kind: int
+    push: bytes
+    keys: tuple[str | int, ...]
+    dtype: str
+    nbytes: int
+    span: tuple[int, int] | None = None
+
+
+class CopySettled(Message):
+    """What was decided about calls, each by rank, incarnation and number: why it does not count, or nothing."""
+
+    number: int
+    calls: tuple[tuple[int, int, int, str], ...]
+
+
 class Replicated(Message):
     """All is here up to this number."""
 

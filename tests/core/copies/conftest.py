@@ -76,6 +76,7 @@ class Worker:
         self.world = world
         self.rank = rank
         self.name = f"worker-{rank}"
+        self.state = "alive"
         self.links: dict[Peer, tuple[Any, Peer]] = {}
         self.alive = True
         self.numbers = itertools.count(2)
@@ -132,11 +133,13 @@ class Worker:
         head = (key, shape, "float32", 0, shape[0], 0, count, count, policy)
         return self.ask(m.InitRows(*head, 60.0, (), b"d", True, {}), payload)
 
-    def push_rows(self, key: Key, shape: tuple[int, int], rows: dict[int, float], read: int = 0) -> Asked:
+    def push_rows(
+        self, key: Key, shape: tuple[int, int], rows: dict[int, float], read: int = 0, **changes: Any
+    ) -> Asked:
         """Push some rows."""
         number, count = self.count(key), len(rows)
         head = (key, shape, "float32", 0, shape[0], 0, count, count, number, read, 60.0, 0, self.clock)
-        return self.ask(m.PushRows(*head), rows_of(rows, shape[1]))
+        return self.ask(m.PushRows(*head, **changes), rows_of(rows, shape[1]))
 
     def pull_rows(self, key: Key, shape: tuple[int, int], rows: list[int]) -> Asked:
         """Pull some rows, with all that this worker has pushed."""
@@ -264,7 +267,7 @@ class World:
     def publish(self) -> None:
         """Let the scheduler tell everybody the next view."""
         self.epoch += 1
-        workers = tuple(m.WorkerEntry(worker.rank, worker.name, 1) for worker in self.workers)
+        workers = tuple(m.WorkerEntry(each.rank, each.name, 1, each.state) for each in self.workers)
         view = m.View(self.epoch, workers, (self.entry(),), 1.0, 2**19, 2**19, 5.0, **self.settings)
         for node in self.nodes.values():
             if node.alive:
@@ -281,6 +284,12 @@ class World:
             assert self.state == "ready", "nobody can take its place"
             self.promote()
 
+    def evict(self, worker: Worker) -> None:
+        """Let a worker die, and the others go on without it."""
+        self.close(worker, 0)
+        worker.alive, worker.script, worker.waiting, worker.state = False, None, [], "evicted"
+        self.publish()
+
     def promote(self) -> None:
         """Let the standby take the place of the primary, and another one that of the standby."""
         assert self.standby is not None, "there is one"
@@ -289,7 +298,8 @@ class World:
             self.hire()
         self.publish()
         for worker in self.workers:
-            self.later(partial(worker.connect, self.primary))
+            if worker.alive:
+                self.later(partial(worker.connect, self.primary))
 
     def told(self, node: Node, message: m.Message) -> None:
         """Take in what a node tells the scheduler."""

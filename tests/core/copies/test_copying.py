@@ -329,7 +329,7 @@ def test_policies_that_answer_pushes_before_they_are_in_a_value_are_refused(make
 
 @pytest.mark.parametrize(
     ("settings", "policy"),
-    [({"on_worker_loss": "shrink"}, "bsp"), ({"replication": 1}, "k_batch_async:1"), ({"on_host": False}, "bsp")],
+    [({"replication": 1}, "k_batch_async:1"), ({"on_host": False}, "bsp")],
 )
 def test_server_that_can_have_no_standby_says_so(
     make_world: Callable[..., World], settings: dict[str, Any], policy: str

@@ -9,7 +9,13 @@ import pytest
 
 from aiokv.core import followed_rounds
 from aiokv.core import stimuli as st
-from aiokv.types import STANDBY
+from aiokv.core.chunk import Chunk, Contribution, Waiter
+from aiokv.core.copying import Copying
+from aiokv.core.decisions import Decisions
+from aiokv.core.followed_rounds import FollowedRounds
+from aiokv.core.open_rounds import Dropped, OpenRounds
+from aiokv.policy import Token, get_policy
+from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -124,7 +130,7 @@ def test_key_that_has_left_a_policy_of_decided_rounds(make_world: Callable[..., 
         return [worker.ask(m.SetPolicy("asp", ("w",), "ringmaster:1", (), 60.0))]
 
     def switched(worker: Worker) -> list[Asked]:
-        return [worker.ask(m.Switched("ringmaster:1", ("w",), (), 60.0))]
+        return [worker.ask(m.Switched(("w",), "ringmaster:1", (), 60.0))]
 
     world.run(steps(change))
     fail_over(world)
@@ -165,3 +171,64 @@ def test_standby_that_misses_a_push_ends(make_world: Callable[..., World], wrong
     (stop,) = node.stops
     assert stop.failed
     assert reason in stop.reason
+
+
+# --- the parts, alone ---
+
+
+def test_decision_that_comes_twice_is_one() -> None:
+    rounds = FollowedRounds()
+    message = m.CopyDecisions(1, "k_async:1", (), ((0, 1, 1, ""), (1, 1, 0, "late")), (), ())
+    rounds.decided(message)
+    rounds.decided(message)
+    decisions = rounds._of(("k_async:1", ()))
+    assert decisions.rounds == {1: [Token(0, 1)]}
+    assert decisions.counts == {0: 1, 1: 1}
+
+
+def late(rounds: OpenRounds, chunk: Chunk, sequence: int) -> Dropped:
+    """Let a push of rank 0 come and be dropped."""
+    rounds.enter(0, sequence, sequence)
+    chunk.pushed[0] = sequence
+    waiter = Waiter(9, sequence, 0, 1.0, [chunk], 1)
+    dropped = Dropped(0, Contribution(0, sequence, 0, sequence, None, 0), waiter)
+    rounds.dropped.append(dropped)
+    return dropped
+
+
+@pytest.mark.parametrize(("in_order", "first"), [(True, []), (False, [2])])
+def test_worker_hears_of_its_pushes_in_their_order_where_there_is_a_standby(in_order: bool, first: list[int]) -> None:
+    chunk = Chunk("w", 0, 3, TensorSpec((3,), "float32"), get_policy("k_sync:2"), "key 'w'")
+    rounds = OpenRounds(Decisions(("k_sync:2", ()), None), 1)
+    rounds.enter(0, 1, 1)
+    late(rounds, chunk, 2)
+    taken = rounds.take_dropped(chunk, in_order=in_order)
+    assert [one.contribution.sequence for one in taken] == first
+    assert rounds.is_in_order(chunk) == in_order
+    rounds.settle(chunk, Contribution(0, 1, 0, 1, None, 0))
+    taken += rounds.take_dropped(chunk, in_order=in_order)
+    assert [one.contribution.sequence for one in taken] == [2]
+    assert chunk.reflected[0] == 2
+
+
+def test_chunk_is_copied_when_all_who_were_told_of_a_drop_count() -> None:
+    chunk = Chunk("w", 0, 3, TensorSpec((3,), "float32"), get_policy("k_sync:2"), "key 'w'")
+    rounds = OpenRounds(Decisions(("k_sync:2", ()), None), 1)
+    late(rounds, chunk, 1).told = True
+    assert not rounds.is_in_order(chunk)
+    rounds.take_dropped(chunk, in_order=False)
+    assert rounds.is_in_order(chunk)
+
+
+def test_drop_while_the_link_is_down_is_copied_with_its_chunk(make_world: Callable[..., World]) -> None:
+    world = make_world(0)
+    world.run(steps(init("ringmaster:1")))
+    world.run(steps(push(0)), steps(nothing))
+    world.settle()
+    twin = world.primary.machine._twin
+    assert isinstance(twin, Copying)
+    twin._linked = False
+    chunk = world.primary.machine._catalog.chunks["w", 0]
+    assert chunk.rounds is not None
+    twin.dropped(chunk, Dropped(1, Contribution(1, 1, 0, 1, None, 1), Waiter(9, 1, 1, 1.0, [chunk], 1)))
+    assert ("w", 0) in twin._dirty
