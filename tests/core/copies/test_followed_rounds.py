@@ -10,13 +10,14 @@ import pytest
 from aiokv.core import followed_rounds
 from aiokv.core import stimuli as st
 from aiokv.core.chunk import Chunk, Contribution, Waiter
-from aiokv.core.copying import Copying
+from aiokv.core.copying import DECISIONS, Copying
 from aiokv.core.decisions import Decisions
 from aiokv.core.followed_rounds import FollowedRounds
 from aiokv.core.open_rounds import Dropped, OpenRounds
 from aiokv.policy import Token, get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m
+from tests.core.conftest import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,7 +221,7 @@ def test_chunk_is_copied_when_all_who_were_told_of_a_drop_count() -> None:
     assert rounds.is_in_order(chunk)
 
 
-def test_drop_while_the_link_is_down_is_copied_with_its_chunk(make_world: Callable[..., World]) -> None:
+def test_what_is_decided_while_the_link_is_down_is_copied_as_a_whole(make_world: Callable[..., World]) -> None:
     world = make_world(0)
     world.run(steps(init("ringmaster:1")))
     world.run(steps(push(0)), steps(nothing))
@@ -232,3 +233,27 @@ def test_drop_while_the_link_is_down_is_copied_with_its_chunk(make_world: Callab
     assert chunk.rounds is not None
     twin.dropped(chunk, Dropped(1, Contribution(1, 1, 0, 1, None, 1), Waiter(9, 1, 1, 1.0, [chunk], 1)))
     assert ("w", 0) in twin._dirty
+    twin.decided(chunk.rounds.decisions, [Token(1, 1)])
+    assert DECISIONS in twin._dirty
+
+
+def test_reader_waits_for_what_may_have_come_to_the_server_before(make_world: Callable[..., World]) -> None:
+    world = make_world(0)
+    world.settle()
+    roster = world.primary.machine._roster
+    decisions = Decisions(("k_async:1", ()), None, 2, {1: [Token(1, 1)], 2: [Token(1, 2)]})
+    decisions.resumed = 2
+    rounds = OpenRounds(decisions, 2)
+    assert rounds.stage(0, roster, applying=False) == 2, "the other worker has never pushed this key"
+    rounds.clocks[1] = 1
+    assert rounds.stage(0, roster, applying=False) == 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_only_the_first_server_decides_on(index: int) -> None:
+    server = Server(2, "k_sync:2", index=index, servers=2)
+    decisions = Decisions(("k_sync:2", ()), None, 4)
+    server.machine._deciding.resume(decisions, {})
+    assert decisions.resumed == 4
+    assert (decisions.decider is None) == (index == 1)
+    assert server.machine._deciding.of(("k_sync:2", ())) is decisions
