@@ -112,9 +112,9 @@ class Scenario(Section, frozen=True, kw_only=True):
         """The tensors of the model, or those that the file lists."""
         if self.job.model:
             return [TensorSection(key=name, shape=shape) for name, shape in MODELS[self.job.model]()]
-        everybody = tuple(range(self.cluster.workers))
         if not self.comers:
             return list(self.tensor)
+        everybody = tuple(range(self.cluster.workers))
         # A group of all who are there from the beginning is everybody, also those who join.
         return [
             msgspec.structs.replace(tensor, group=()) if tensor.group == everybody else tensor for tensor in self.tensor

@@ -154,6 +154,8 @@ class Roster:
         Raises:
             MembershipError: a rank does not exist.
         """
+        if not group:
+            return ()
         for rank in group:
             if rank not in self._workers:
                 last = len(self._workers) - 1
