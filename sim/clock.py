@@ -45,6 +45,8 @@ class Clock(Environment):
     def __init__(self) -> None:
         super().__init__()
         self._at_once: deque[Action] = deque()
+        self.soon: Callable[[Action], None] = self._at_once.append
+        """Calls something at this time, after all that is to happen at once."""
         self._later: list[Entry] = []
         """A heap."""
         self._sorted: list[Entry] = []

@@ -16,10 +16,10 @@ class Ledger:
         self._slots: dict[Slot, list[Token]] = {}
         self._next: Slot = 0
 
-    def land(self, *tokens: Token) -> Slot:
+    def land(self, tokens: list[Token]) -> Slot:
         """Return a new slot with these gradients in it, or with what others have sent."""
         self._next += 1
-        self._slots[self._next] = list(tokens)
+        self._slots[self._next] = tokens
         return self._next
 
     def fold(self, target: Slot, source: Slot) -> None:

@@ -130,10 +130,13 @@ class Pipe:
         if self._fabric is None:
             if self._fixed is None:
                 self._leave(packet)
-            else:
-                # As `_leave`, which would be a call for each message.
-                self._items.append(packet)
+                return
+            # As `_leave`, which would be a call for each message.
+            self._items.append(packet)
+            if self._fixed:
                 self._env.after(self._fixed, self._deliver)
+            else:
+                self._env.soon((self._deliver, ()))
             return
         self._queue.add(packet, priority)
         if self._moving is None:

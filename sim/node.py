@@ -106,9 +106,8 @@ class World:
         self.on_update(update)
 
 
-_PUSHES: Final = (m.Push, m.PushBundle)
 _COPIES: Final = (m.Replicate, m.Copy)
-_LANDING: Final = frozenset((*_PUSHES, *_COPIES, m.CopyPush, m.Init, m.InitBundle))
+_LANDING: Final = frozenset((m.Push, m.PushBundle, *_COPIES, m.CopyPush, m.Init, m.InitBundle))
 """Messages whose payload gets a slot."""
 
 
@@ -319,24 +318,27 @@ class Node:
 
     def _land(self, sender: str, message: m.Message, nbytes: int) -> Slot | None:
         """Give a payload a place, unless there is none."""
-        if isinstance(message, _COPIES):
+        if type(message) is m.Push or type(message) is m.PushBundle:
+            tokens = [(sender, message.sequence)]
+        elif isinstance(message, _COPIES):
             place = (message.key if isinstance(message, m.Replicate) else message.keys[0], message.start)
             self._world.standing.arrived(place, message.version, self._env.now)
+            # What a primary sends is in its own ledger.
+            tokens = []
+        elif isinstance(message, m.CopyPush):
+            [worker] = [worker.name for worker in self._world.run.workers if worker.rank == message.rank]
+            tokens = [(worker, push_in(message).sequence)]
+        else:
+            tokens = [(sender, 0)]
         if not nbytes:
             return None
         if self._works:
             self._work(self._world.service.receive(nbytes))
-        if isinstance(message, _PUSHES):
-            return self.ledger.land((sender, message.sequence))
-        if isinstance(message, m.CopyPush):
-            [worker] = [worker.name for worker in self._world.run.workers if worker.rank == message.rank]
-            return self.ledger.land((worker, push_in(message).sequence))
-        # What a primary sends is in its own ledger.
-        return self.ledger.land(*[] if isinstance(message, _COPIES) else [(sender, 0)])
+        return self.ledger.land(tokens)
 
     # --- the state machine's side ---
 
-    def deliver(self, stimulus: Stimulus) -> None:
+    def deliver(self, stimulus: Stimulus) -> None:  # noqa: C901, PLR0912 - for every event, so that it calls little else
         """Hand a stimulus to the state machine and perform what it decides."""
         if not self.alive:
             return
@@ -352,9 +354,12 @@ class Node:
             if effects:
                 self._trace.add(now, self.name, effects)
                 for effect in effects:
-                    # Half of them are.
+                    # Most are of these.
                     if type(effect) is fx.Send:
                         self._send(effect)
+                    elif type(effect) is fx.Complete:
+                        self.result = effect.result
+                        self._returned(effect.call, None)
                     else:
                         self._perform(effect)
             if self._validated:
@@ -394,13 +399,13 @@ class Node:
                 self.ledger.fold(effect.target, effect.source)
                 if self._works:
                     self._work(self._world.service.fold())
-            case fx.Complete():
-                self.result = effect.result
-                self._returned(effect.call, None)
             case fx.Apply():
                 self._apply(effect)
             case fx.Send():
                 self._send(effect)
+            case fx.Complete():
+                self.result = effect.result
+                self._returned(effect.call, None)
             case fx.Refuse(peer, request, error):
                 self._send(fx.Send(peer, request, m.Error(error.code, error.message, error.details)))
             case fx.Combine(target, sources):
@@ -502,7 +507,12 @@ class Node:
                 self._checks.dialogue.unheard(self.name, send.peer, to, send.request, message, now)
             else:
                 self._checks.dialogue.sent(self.name, send.peer, to, send.request, message, payload, now)
-        nbytes = 0 if payload is None else _nbytes(payload, self._world.states)
+        if payload is None:
+            nbytes = 0
+        elif type(payload) is fx.StoredChunk:
+            nbytes = payload.nbytes
+        else:
+            nbytes = _nbytes(payload, self._world.states)
         pipe.send(Packet(send.request, message, nbytes), send.priority)
 
     def _is_deaf(self) -> bool:

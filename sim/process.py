@@ -35,7 +35,7 @@ class Future:
         """Let who waits for it go on with a value, after all that is to happen at once."""
         self.is_done, self.value = True, value
         if self.process is not None:
-            self._env.after(0.0, self._tell)
+            self._env.soon((self._tell, ()))
 
     def _tell(self) -> None:
         if self.process is not None:
@@ -72,7 +72,7 @@ class Process(Event):
         _urgently(self.env, lambda _: self._interrupt(cause))
 
     def _begin(self, _: Event) -> None:
-        self._go_on(self._send, None)
+        self.go_on(None)
 
     def _interrupt(self, cause: object) -> None:
         if self.triggered:
@@ -82,27 +82,28 @@ class Process(Event):
         elif self._target is not None and self._target.callbacks is not None:
             self._target.callbacks.remove(self._happened)
         self._waits += 1
-        self._go_on(self._generator.throw, Interrupt(cause))
+        self.go_on(Interrupt(cause), self._generator.throw)
 
     def _wake(self, number: int) -> None:
         if number == self._waits:
-            self._go_on(self._send, None)
-
-    def go_on(self, value: Any) -> None:
-        """Let it go on with the value of the future that it waits for."""
-        self._go_on(self._send, value)
+            self.go_on(None)
 
     def _happened(self, event: Event) -> None:
         if event._ok:
-            self._go_on(self._send, event._value)
+            self.go_on(event._value)
         else:
             event.defused = True
-            self._go_on(self._generator.throw, event._value)
+            self.go_on(event._value, self._generator.throw)
 
-    def _go_on(self, step: Callable[[Any], Event | Future | float], value: Any) -> None:
-        """Let it do what it does until it waits again."""
+    def go_on(self, value: Any, step: Callable[[Any], Event | Future | float] | None = None) -> None:
+        """Let it do what it does until it waits again.
+
+        Args:
+            value: that of what it waits for.
+            step: hands it over, unless by sending it.
+        """
         try:
-            target = step(value)
+            target = self._send(value) if step is None else step(value)
             while True:
                 if type(target) is float:
                     self._target = None

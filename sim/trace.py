@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from aiokv.core.effects import Complete, Send
+from aiokv.core.effects import Complete, Fold, Send
 from aiokv.errors import AiokvError
 from aiokv.wire.messages import View
 
@@ -97,9 +97,12 @@ class Trace:
         lines: list[tuple[Any, ...]] = []
         for time, node, effects in self._decided:
             for effect in effects:
-                if type(effect) is Send and type(effect.message) is not View:
-                    # Most are; it is what `_entry` returns.
-                    lines.append((time, node, _SENDS[type(effect.message)], effect))
+                kind = type(effect)
+                # Most are of these; it is what `_entry` returns.
+                if kind is Send and type(effect.message) is not View:  # type: ignore[union-attr]
+                    lines.append((time, node, _SENDS[type(effect.message)], effect))  # type: ignore[union-attr]
+                elif kind is Fold or (kind is Complete and effect.result is None):  # type: ignore[union-attr]
+                    lines.append((time, node, kind.__name__, effect))
                 else:
                     lines.append(_entry(time, node, effect, self._digest_of))
                 if len(lines) == BATCH:

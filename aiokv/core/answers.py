@@ -146,7 +146,7 @@ class Answers:
             for pull in list(chunk.pulls.get(rank, ())):
                 if chunk.reflected[rank] >= pull.at_least:
                     chunk.forget_read(pull)
-                    effects += self.advance(pull, now)
+                    effects += self.advance([pull], now)
         return effects
 
     # --- reads that wait for a round ---
@@ -176,7 +176,7 @@ class Answers:
         for waiter in list(chunk.awaiting):
             if not self._is_early(waiter):
                 del chunk.awaiting[waiter]
-                effects += self.advance(waiter, now)
+                effects += self.advance([waiter], now)
         return effects
 
     def awaited(self) -> list[Chunk]:
@@ -261,12 +261,14 @@ class Answers:
         self._forget(waiter)
         return Refuse(waiter.peer, waiter.request, error)
 
-    def advance(self, waiter: Waiter, now: float) -> list[Effect]:
-        """Take note that one of the chunks is done for which a request waits; answer it after the last."""
-        waiter.left -= 1
-        if waiter.left:
-            return []
-        return self.finish(waiter, now)
+    def advance(self, waiters: Iterable[Waiter], now: float) -> list[Effect]:
+        """Take note that one of the chunks is done for which requests wait; answer each after its last."""
+        effects: list[Effect] = []
+        for waiter in waiters:
+            waiter.left -= 1
+            if not waiter.left:
+                effects += self.finish(waiter, now)
+        return effects
 
     def finish(self, waiter: Waiter, now: float) -> list[Effect]:
         """Answer a request that waits for no update any longer, as soon as it may read."""
@@ -282,7 +284,9 @@ class Answers:
         return [self._answer(waiter, now)] if held is None else held
 
     def _answer(self, waiter: Waiter, now: float) -> Effect:
-        self._unpark(waiter)
+        # As `_unpark`; it is for every push.
+        self._waiters.pop(waiter.name, None)
+        self._deadlines.pop(waiter.name, None)
         if waiter.held_since is not None:
             self._tallies.waited(waiter.rank, now - waiter.held_since)
         if waiter.want_value:
@@ -299,9 +303,10 @@ class Answers:
             if versions != [chunk.version for chunk in chunks]:
                 return _earlier(asker, chunks, versions)
         payload: Payload = chunks[0].stored(asker.rows, chunks[0].version)
+        named = chunks[0].version
         if len(chunks) > 1:
             payload = StoredChunks([StoredChunk(each.key, each.start, each.version, each.nbytes) for each in chunks])
-        named = _common_version(chunks)
+            named = _common_version(chunks)
         for chunk in chunks:
             if chunk.reads is not None:
                 chunk.reads.answered(asker.rank, named, chunk.version)

@@ -648,7 +648,7 @@ class Calls:
         if call.change is not None and (effects := self._go_on(call, call.change)):
             return effects
         del self._calls[call.number]
-        self.deadlines.discard(call.number)
+        self.deadlines.pop(call.number, None)
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
             self._directory.initialized(call.tensors, len(call.transfer.rows), call.transfer.options)
         complete: list[Effect] = [Complete(call.number, call.result)]

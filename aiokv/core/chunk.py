@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 NONE = -1
 """In the place of a version that is not there."""
 
+FEW = 16
+"""So many places, at most, are taken out of a heap one by one."""
+
 REMEMBERED_ERRORS = 256
 """Of how many pushes to a chunk is known why their update was not made."""
 
@@ -125,6 +128,25 @@ class Update(Record, eq=False):
                 return rank
             self.reached += 1
         return None
+
+    def take(self, end: int | None) -> list[int]:
+        """Take out and return the places below one that are not folded, ascending; None: all of them."""
+        unfolded = self.unfolded
+        if end is None:
+            self.unfolded = []
+            unfolded.sort()
+            return unfolded
+        ready: list[int] = []
+        while unfolded and unfolded[0] < end:
+            ready.append(heappop(unfolded))
+            if len(ready) == FEW:
+                # Thousands are in order sooner than they are taken out one by one, and in order they are a heap.
+                unfolded.sort()
+                rest = bisect_left(unfolded, end)
+                ready += unfolded[:rest]
+                del unfolded[:rest]
+                break
+        return ready
 
     def missing(self) -> list[Rank]:
         """Return the ranks for which it waits, ascending."""
@@ -303,7 +325,8 @@ class Chunk(Record, eq=False):
         """Return the version that a rank's push helps to make."""
         # As `count`; it is for every push.
         number = sequence - self.before.get(rank, 0) if self.before else sequence
-        return self.since + self.own_rounds.version_of(sequence=number, newest=self.newest - self.since)
+        policy: ChunkPolicy = self.policy  # type: ignore[assignment]
+        return self.since + policy.version_of(sequence=number, newest=self.newest - self.since)
 
     def expect(self, update: Update, roster: Roster) -> None:
         """Let an update wait for the ranks of this view, if it does not yet."""
@@ -364,8 +387,11 @@ class Chunk(Record, eq=False):
 
     def is_closed(self, version: Version, rank: Rank) -> bool:
         """Return True when the version is made, or being made, without the rank."""
+        if version <= self.version + self.applying:
+            return True
         update = self.updates.get(version)
-        return version <= self.version + self.applying or (update is not None and update.is_past(rank))
+        # As `is_past`; it is for every push.
+        return update is not None and bool(update.folded) and rank <= update.folded[-1]
 
     def read_later(self, waiter: Waiter) -> None:
         """Let a pull wait for its rank's pushes."""
@@ -436,9 +462,7 @@ class Chunk(Record, eq=False):
         The first contribution becomes the accumulator as it is. Each is multiplied by the rate of its staleness first.
         """
         effects: list[Effect] = []
-        unfolded = update.unfolded
-        while unfolded and (first_missing is None or unfolded[0] < first_missing):
-            rank = heappop(unfolded)
+        for rank in update.take(first_missing):
             update.folded.append(rank)
             contribution = update.contributions[rank]
             slot, contribution.slot = contribution.slot, None

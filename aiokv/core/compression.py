@@ -151,17 +151,18 @@ class Decoding:
 
     def __init__(self) -> None:
         self._pushes: dict[Slot, Received] = {}
-        self._behind: dict[Peer, deque[Received | PeerLost]] = {}
+        self.behind: dict[Peer, deque[Received | PeerLost]] = {}
+        """What came, by the connections that wait."""
 
     def begin(self, plain: Received) -> None:
         """Let a connection wait until its push is decoded; it is given as it will be then, but for `codec`."""
         assert plain.slot is not None, "it is decoded into a slot"
         self._pushes[plain.slot] = plain
-        self._behind[plain.peer] = deque()
+        self.behind[plain.peer] = deque()
 
     def hold(self, stimulus: Received | PeerLost) -> bool:
         """Keep what came over a connection that waits; False if it does not."""
-        behind = self._behind.get(stimulus.peer)
+        behind = self.behind.get(stimulus.peer)
         if behind is None:
             return False
         behind.append(stimulus)
@@ -170,7 +171,7 @@ class Decoding:
     def end(self, target: Slot) -> tuple[Received, deque[Received | PeerLost]]:
         """Return the push that was decoded, and what came after it: its connection waits no longer."""
         push = self._pushes.pop(target)
-        return push, self._behind.pop(push.peer)
+        return push, self.behind.pop(push.peer)
 
 
 class Replicas:

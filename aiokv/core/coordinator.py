@@ -14,7 +14,7 @@ from aiokv.core.compression import Codecs, Decoding, check_length
 from aiokv.core.control import Asked, Control
 from aiokv.core.copying import Copying
 from aiokv.core.creation import Creation
-from aiokv.core.deadlines import Deadlines, check_timeout
+from aiokv.core.deadlines import Deadlines, check_timeout, earliest
 from aiokv.core.decisions import Deciding, Question
 from aiokv.core.effects import (
     Decode,
@@ -196,10 +196,10 @@ class Coordinator:
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
-            case Received():
-                return [] if self._decoding.hold(stimulus) else self._received(stimulus, now)
-            case PeerLost() if self._decoding.hold(stimulus):
+            case Received() | PeerLost() if self._decoding.behind and self._decoding.hold(stimulus):
                 return []
+            case Received():
+                return self._received(stimulus, now)
             case Applied() | Normed() | Restored() | PartWritten() | CheckpointRead() | SnapshotsLoaded():
                 return self._stored(stimulus, now)
             case Decoded():
@@ -263,15 +263,16 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        due = self._deadlines.next()
-        # After every stimulus, so not by `earliest`.
-        for time in (
-            *(self._joiner.due, self._neighbours.deadline(), self._deciding.deadline(), self._alone_until),
-            *(self._leaving.deadline(), self._twin.deadline() if isinstance(self._twin, Copying) else None),
-        ):
-            if time is not None and (due is None or time < due):
-                due = time
-        return due
+        deadlines, due = self._deadlines, self._joiner.due
+        # After every stimulus, so not by `earliest`, and nobody is asked who waits for nothing.
+        first = due if not deadlines or (due is not None and due < deadlines.bound) else deadlines.bound
+        decides = self._deciding.deadline()
+        if decides is not None or self._neighbours.links:
+            first = earliest(first, self._neighbours.deadline(), decides)
+        if self._twin is not None or self._alone_since is not None or self._leaving.until is not None:
+            copying = self._twin.deadline() if isinstance(self._twin, Copying) else None
+            first = earliest(first, self._alone_until, self._leaving.until, copying)
+        return first
 
     # --- messages ---
 
@@ -332,7 +333,7 @@ class Coordinator:
             case m.Push() | m.PushBundle() | m.PushRows() if message.whole is not None:
                 return self._keep_aside(received, message, now)
             case m.Push() | m.PushBundle() | m.PushRows():
-                return self._exchanges.requested(received, self._rank_of(peer), self._roster, now)
+                return self._exchanges.requested(received, self._workers.rank_of(peer, self._roster), self._roster, now)
             case _ if self._whole and isinstance(message, READS):
                 return self._from_worker(received, now)
             case _ if isinstance(message, Requested):

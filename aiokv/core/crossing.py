@@ -37,18 +37,14 @@ class Crossing:
         """The newest clock of which it was said who counts in it."""
         self._agreed: m.Boundary | None = None
         """The boundary behind which nothing is known, until there is a view."""
-        self._watched = 0
-        """The clock that is to be passed; 0: none."""
+        self.watched = 0
+        """The clock that is to be passed; 0: none. If there is one, `look` has to be called after every stimulus."""
         self._outside: dict[Rank, None] = {}
         """Has this worker's rank in it when it leaves without a boundary."""
         self._asking: dict[int, AskMembers] = {}
         """Calls of users who want to know who counts in a step."""
-        self._deadlines: Deadlines[int] = Deadlines()
-
-    @property
-    def is_active(self) -> bool:
-        """Whether `look` has to be called after every stimulus."""
-        return self._watched > 0
+        self.deadlines: Deadlines[int] = Deadlines()
+        """When these have waited too long."""
 
     def last_of(self, rank: Rank) -> int | None:
         """Return the boundary behind which nothing may be pushed until it is known whether a rank leaves there."""
@@ -59,7 +55,7 @@ class Crossing:
         newest = max(clock, self._told)
         # Once it is in a view, it is only to be passed.
         is_known = not boundary.clock or roster.newcomers.get(boundary.rank) == boundary.clock
-        self._watched = boundary.clock
+        self.watched = boundary.clock
         self._agreed = boundary if newest <= boundary.clock and not is_known else None
         effects = self._answer(roster)
         if boundary.clock:
@@ -78,28 +74,24 @@ class Crossing:
 
     def look(self, clock: int) -> list[Effect]:
         """Tell the scheduler when the boundary is passed."""
-        passed = self._watched
+        passed = self.watched
         if clock <= passed or self._open_pushes(passed):
             return []
-        self._watched = 0
+        self.watched = 0
         return [Send(SCHEDULER, 0, m.Passed(passed))]
 
     # --- who counts ---
 
-    def deadline(self) -> float | None:
-        """Return the time at which a call has waited too long."""
-        return self._deadlines.next()
-
     def ask(self, asking: AskMembers, roster: Roster, now: float) -> list[Effect]:
         """Complete a call with the ranks that count in a step, as soon as they are known."""
         self._asking[asking.call] = asking
-        self._deadlines.add(asking.call, now + asking.timeout)
+        self.deadlines.add(asking.call, now + asking.timeout)
         return self._answer(roster)
 
     def forget(self, call: int) -> None:
         """Take out a call whose caller does not wait any longer."""
         self._asking.pop(call, None)
-        self._deadlines.discard(call)
+        self.deadlines.discard(call)
 
     def fail_all(self, error_of: Callable[[str], AiokvError]) -> list[Effect]:
         """End all calls with errors."""
@@ -111,7 +103,7 @@ class Crossing:
     def expire(self, now: float) -> list[Effect]:
         """End the calls that have waited too long."""
         effects: list[Effect] = []
-        for call in self._deadlines.due(now):
+        for call in self.deadlines.due(now):
             seconds, agreed = self._asking.pop(call).timeout, self._agreed
             assert agreed is not None, "it waits for that"
             what = f"whether rank {agreed.rank} joins or leaves"

@@ -238,24 +238,30 @@ class Directory:
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
             bundle.pushed += pushes
-            push = self._begin_push(bundle.keys[0]) if pushes else None
+            push = None
+            leaves = priority
             if pushes:
+                push, leaves = self._begin_push(bundle.keys[0], priority, 1)
                 message: m.Message = m.PushBundle(
                     bundle.number, bundle.pushed, bundle.version, receives, wait, priority, self.clock
                 )
             else:
                 before = self._before(bundle.keys[0], bundle.pushed)
                 message = m.PullBundle(bundle.number, bundle.pushed, wait, priority, 0, before)
-            part = Part(bundle.server, message, None, None, bundle.keys[0], 0, bundle, push)
-            parts.append(self._fill(part, memory, priority, receives=receives))
+            ends = memory if pushes else None, memory if receives else None
+            parts.append(Part(bundle.server, message, *ends, bundle.keys[0], 0, bundle, push, leaves))
         for single in plan.singles:
             key = single.key
             known = self._known.get(key)
             if known is None:
                 known = self._known[key] = Known()
             known.pushed += pushes
-            push = self._begin_push(key) if pushes else None
-            before = 0 if pushes else self._before(key, known.pushed)
+            push = None
+            leaves, before = priority, 0
+            if pushes:
+                push, leaves = self._begin_push(key, priority, len(single.cuts))
+            else:
+                before = self._before(key, known.pushed)
             for cut in single.cuts:
                 start = cut.head[3]
                 if pushes:
@@ -263,9 +269,9 @@ class Directory:
                     message = m.Push(*cut.head, known.pushed, read, receives, wait, priority, self.clock)
                 else:
                     message = m.Pull(*cut.head, known.pushed, wait, priority, 0, 0, before)
-                part = Part(cut.server, message, None, None, key, start, None, push)
                 of_chunk = CallMemory(call, single.tensor, cut.begin, cut.end)
-                parts.append(self._fill(part, of_chunk, priority, receives=receives))
+                sends, lands = of_chunk if pushes else None, of_chunk if receives else None
+                parts.append(Part(cut.server, message, sends, lands, key, start, None, push, leaves))
         for tensor, some in enumerate(rows, dense):
             key, spec = tensors[tensor]
             exchange = self._push_rows if pushes else self._pull_rows
@@ -277,17 +283,15 @@ class Directory:
     ) -> list[Part]:
         known = self._known.setdefault(key, Known())
         known.pushed += 1
-        push = self._begin_push(key)
         rest = (wait, priority, self.clock)
         messages = push_rows(key, spec, self.place_rows(key, spec), rows, memory, known.pushed, known.versions, rest)
-        parts: list[Part] = []
-        for chunk, message, sends in messages:
-            part = Part(chunk.server, message, None, None, key, chunk.start, None, push)
-            parts.append(self._fill(part, sends, priority, receives=False))
-            if message.first + message.count < message.total:
-                # The last message of a chunk makes the push.
-                part.push, push.left = None, push.left - 1
-        return parts
+        # The last message of a chunk makes the push.
+        last = [message.first + message.count == message.total for _, message, _ in messages]
+        push, leaves = self._begin_push(key, priority, sum(last))
+        return [
+            Part(chunk.server, message, sends, None, key, chunk.start, None, push if is_last else None, leaves)
+            for (chunk, message, sends), is_last in zip(messages, last, strict=True)
+        ]
 
     def _pull_rows(
         self, key: Key, spec: TensorSpec, rows: Rows, memory: tuple[int, int], wait: float, priority: int
@@ -306,7 +310,8 @@ class Directory:
         if self._earlier:
             keys = keys + [key for bundle, _ in plan.bundles for key in bundle.keys[1:]]
         for key in keys:
-            count = self.counted(key)
+            # Not by `counted`, which would be a call more for each key.
+            count = self.pushed(key) + self._earlier.get(key, 0) if self._earlier else self.pushed(key)
             if count >= self.clock:
                 self.clock = count + 1
         if not self.has_steps:
@@ -402,25 +407,16 @@ class Directory:
         self._earlier = dict.fromkeys(numbers, clock - step) if clock != step else {}
         return step
 
-    def _begin_push(self, key: Key) -> Pushed:
+    def _begin_push(self, key: Key, priority: int, messages: int) -> tuple[Pushed, int]:
+        """Begin a push of so many messages, and say when they may leave: none overtakes an earlier one of its key."""
         if self._going_on:
             self._known[key].goes_on = False
         self._open[key] = self._open.get(key, 0) + 1
-        return Pushed()
-
-    def _fill(self, part: Part, memory: CallMemory | CallTensors, priority: int, *, receives: bool) -> Part:
-        """Say what a part sends and receives into, and when it may leave: no push overtakes one of the same key."""
-        part.receives = memory if receives else None
-        if part.push is not None:
-            part.sends = memory
-            part.push.left += 1
-            floor = self._floors.get(part.key)
-            if floor is None or priority < floor:
-                self._floors[part.key] = priority
-            else:
-                priority = floor
-        part.priority = priority
-        return part
+        floor = self._floors.get(key)
+        if floor is None or priority < floor:
+            self._floors[key] = priority
+            return Pushed(messages), priority
+        return Pushed(messages), floor
 
     def full(self, tensors: Tensors, most: int, sparse: int = 0) -> Key | None:
         """Return a key of which as many pushes are under way as may be, if there is one."""

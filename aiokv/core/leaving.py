@@ -28,37 +28,34 @@ class Leaving:
     def __init__(self, joiner: Joiner, stop: Callable[[str, bool], list[Effect]]) -> None:
         self._joiner = joiner
         self._stop = stop
-        self._until: float | None = None
-
-    def deadline(self) -> float | None:
-        """Return when `tick` wants to be called."""
-        return self._until
+        self.until: float | None = None
+        """When `tick` wants to be called."""
 
     def begin(self, timeout: float, now: float) -> list[Effect]:
         """Ask whether this process may go."""
         if not self._joiner.is_registered:
             return self._stop("there is no scheduler that could give its place to another one", True)
-        self._until = now + timeout
+        self.until = now + timeout
         text = f"{self._joiner.name} is to end, and stays until others serve what it has"
         return [Log("info", text), Send(SCHEDULER, LEAVE_REQUEST, m.LeaveServer())]
 
     def answered(self, message: m.Done | m.Error) -> list[Effect]:
         """Take in what the scheduler says."""
-        self._until = None
+        self.until = None
         if isinstance(message, m.Error):
             return self._stop(message.message, True)
         return self._stop("others serve what it had", False)
 
     def scheduler_gone(self) -> list[Effect]:
         """Give up: nobody says any more who is to go on."""
-        if self._until is None:
+        if self.until is None:
             return []
-        self._until = None
+        self.until = None
         return self._stop("the scheduler is gone", True)
 
     def tick(self, now: float) -> list[Effect]:
         """Give up when it takes too long."""
-        if self._until is None or now < self._until:
+        if self.until is None or now < self.until:
             return []
-        self._until = None
+        self.until = None
         return self._stop("nobody has taken over in time what it serves", True)

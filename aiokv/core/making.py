@@ -36,10 +36,12 @@ class Making:
 
     def sum_up(self, chunk: Chunk, update: Update, first_missing: Rank | None) -> list[Effect]:
         """Add up what may be added; the highest place below which all is there is that of the first missing one."""
-        rate = self._rate(chunk)
+        policy = chunk.policy
+        # As `_rate`; it is for every push.
+        rate = None if policy.keeps_sum or policy.in_step else self._rules.merging.rate
         # Also where the reduction was set while the round was open: a sum that is begun stays one.
         robust = None if update.folded else self._rules.merging.robust
-        if robust and not chunk.policy.keeps_sum:
+        if robust and not policy.keeps_sum:
             return chunk.combine(update, first_missing, robust, rate)
         return chunk.fold(update, first_missing, rate)
 

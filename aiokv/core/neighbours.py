@@ -96,13 +96,14 @@ class Neighbours(Generic[T]):
 
     def __init__(self, joiner: Joiner) -> None:
         self._joiner = joiner
-        self._links: dict[Peer, Neighbour[T]] = {}
+        self.links: dict[Peer, Neighbour[T]] = {}
+        """Those that this server has made, or is to make."""
         self._next_request = ATTACH_REQUEST + 1
         self._callers: dict[Peer, m.AttachServer] = {}
         """Who is at the other end of connections that other servers have made."""
 
     def __contains__(self, peer: Peer) -> bool:
-        return peer in self._links
+        return peer in self.links
 
     @property
     def index(self) -> int:
@@ -164,9 +165,9 @@ class Neighbours(Generic[T]):
         """Send a question to a server that the view does not call lost, over a new link if there is none."""
         peer = peer_of_server(index)
         effects: list[Effect] = []
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is None:
-            link = self._links[peer] = Neighbour(self._servers[index])
+            link = self.links[peer] = Neighbour(self._servers[index])
             effects = [link.connect()]
         request, self._next_request = self._next_request, self._next_request + 1
         link.asked[request] = Asked(about, message, now)
@@ -174,7 +175,7 @@ class Neighbours(Generic[T]):
 
     def withdraw(self, about: T) -> None:
         """Take note that the answer to a question is not needed any longer; it is not asked again."""
-        for link in self._links.values():
+        for link in self.links.values():
             for asked in link.asked.values():
                 if asked.about is about:
                     asked.message = None
@@ -185,7 +186,7 @@ class Neighbours(Generic[T]):
         Raises:
             ProtocolError: it was not asked.
         """
-        link = self._links[peer]
+        link = self.links[peer]
         if not link.is_up:
             return None, self._attached(link, request, message, now)
         # A question that has to wait is answered twice.
@@ -210,7 +211,7 @@ class Neighbours(Generic[T]):
 
     def connected(self, peer: Peer, now: float) -> list[Effect]:
         """Say who this server is, over a link that is open now."""
-        link, view = self._links.get(peer), self._joiner.view
+        link, view = self.links.get(peer), self._joiner.view
         if link is None or view is None:
             return [Disconnect(peer, "nobody waits for this connection any longer")]
         link.connected, link.reason = True, "it does not say that it knows this server"
@@ -220,16 +221,16 @@ class Neighbours(Generic[T]):
 
     def connect_failed(self, peer: Peer, reason: str) -> list[Effect]:
         """Try again, later and later, while something is to be asked."""
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         return [] if link is None else [link.again(reason)]
 
     def ended(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """Make a link that is over again if something is not answered; else the next question makes another one."""
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is None:
             return []
         if not link.asked:
-            del self._links[peer]
+            del self.links[peer]
             return []
         if link.up_since is None:
             return [link.again(reason)]
@@ -242,10 +243,10 @@ class Neighbours(Generic[T]):
         """Take over the servers of a newer view; return what can't be answered because one is lost."""
         effects: list[Effect] = []
         failed: Failed[T] = []
-        for link in list(self._links.values()):
+        for link in list(self.links.values()):
             entry = self._servers[link.entry.index]
             if entry.state == "lost":
-                del self._links[link.peer]
+                del self.links[link.peer]
                 effects.append(Disconnect(link.peer, entry.reason))
                 failed += [(asked.about, self.lost(entry.index, entry.reason)) for asked in link.asked.values()]
             elif not is_same_node(entry, link.entry):
@@ -257,13 +258,13 @@ class Neighbours(Generic[T]):
     def deadline(self) -> float | None:
         """Return the time at which `due` wants to be called."""
         view = self._joiner.view
-        if view is None or not self._links:
+        if view is None or not self.links:
             return None
         first = earliest(*[asked.since for link in self._down() for asked in link.asked.values()])
         return None if first is None else first + view.death_timeout
 
     def _down(self) -> list[Neighbour[T]]:
-        return [link for link in self._links.values() if not link.is_up]
+        return [link for link in self.links.values() if not link.is_up]
 
     def due(self, now: float) -> tuple[list[Effect], Failed[T]]:
         """Give up the questions that have waited too long for a link, and a link over which nothing is to be asked."""
@@ -276,6 +277,6 @@ class Neighbours(Generic[T]):
             late = [number for number, asked in link.asked.items() if asked.since + view.death_timeout <= now]
             failed += [(link.asked.pop(number).about, error) for number in late]
             if not link.asked:
-                del self._links[link.peer]
+                del self.links[link.peer]
                 effects.append(Disconnect(link.peer, link.reason))
         return effects, failed

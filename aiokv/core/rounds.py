@@ -254,8 +254,10 @@ class Rounds:
             effects += self._making.keep(chunk, self._roster, made=error is None)
         done = list(update.waiters)
         update.waiters.clear()
-        for waiter in done:
-            effects += self._answers.advance(waiter, now) if error is None else [self._answers.refuse(waiter, error)]
+        if error is None:
+            effects += self._answers.advance(done, now)
+        else:
+            effects += [self._answers.refuse(waiter, error) for waiter in done]
         if chunk.pulls:
             ranks = dict.fromkeys(contribution.rank for contribution in update.contributions.values())
             effects += self._answers.read_on(chunk, ranks, now)
@@ -272,7 +274,8 @@ class Rounds:
     def _settle(self, chunk: Chunk, update: Update) -> list[Effect]:
         """Fold what may be folded; apply the update if it is complete, and refuse its waiters if it never will be."""
         roster = self._answers.roster
-        chunk.expect(update, roster)
+        if update.roster is not roster:
+            chunk.expect(update, roster)
         missing = update.first_missing()
         effects = self._making.sum_up(chunk, update, missing)
         if missing is not None:

@@ -265,11 +265,10 @@ class Session:
         deadlines, due = self._calls.deadlines, self._joiner.due
         # After every stimulus, so not by `earliest`.
         first = due if not deadlines or (due is not None and due < deadlines.bound) else deadlines.bound
-        asking = self._crossing.deadline()
-        if asking is None and self._draining is None and self._farewell is None:
+        if not self._crossing.deadlines and self._draining is None and self._farewell is None:
             return first
         leaving = self._draining or self._farewell
-        return earliest(first, asking, None if leaving is None else leaving[1])
+        return earliest(first, self._crossing.deadlines.next(), None if leaving is None else leaving[1])
 
     # --- the door ---
 
@@ -278,7 +277,7 @@ class Session:
         effects = self._handle(stimulus, now)
         if self._passing.is_active:
             effects = self._pass_clocks(effects)
-        if self._crossing.is_active:
+        if self._crossing.watched:
             effects += self._crossing.look(self._directory.clock)
         if self._draining is not None and (now >= self._draining[1] or not self._calls.is_pushing):
             effects += self._drained(self._draining[0], now)
@@ -443,7 +442,8 @@ class Session:
         self._check_open(call)
         if self._expulsion is not None:
             raise self._expulsion
-        for peer, reason in self._links.lost.items():
+        if self._links.lost:
+            peer, reason = next(iter(self._links.lost.items()))
             raise self._server_error(peer, reason, call.what)
 
     def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
@@ -781,7 +781,8 @@ class Session:
                 return self._attach_answered(peer, message, now)
             if request == self._planning and peer == SCHEDULER:
                 return self._planned(peer, request)
-            if isinstance(message, m.Entered):
+            # Not by `isinstance`, which takes five times as long to say no.
+            if type(message) is m.Entered:
                 # What was pushed by now is all up to the boundary, after which this worker counts.
                 return self._calls.go_on(peer, request, self._directory.push_counts, now)
             effects = self._calls.answered(peer, request, message, nbytes)

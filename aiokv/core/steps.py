@@ -89,7 +89,7 @@ class Steps:
                 decided = chunk.former
             verdict = None if decided is None else decided.verdicts.get(Token(waiter.rank, clock))
             waiter.dropped = verdict if isinstance(verdict, str) else ""
-            return self._answers.advance(waiter, now)
+            return self._answers.advance([waiter], now)
         if isinstance(before, Update):
             before.waiters[waiter] = None
             waiter.updates.append(before)
@@ -101,7 +101,7 @@ class Steps:
         if isinstance(before, Dropped):
             return self._tell_dropped(before, now)
         if not chunk.policy.waits and Token(waiter.rank, clock) in rounds.decisions.accepted:
-            return self._answers.advance(waiter, now)
+            return self._answers.advance([waiter], now)
         error = self._deciding.stuck(rounds.decisions, self._answers.roster)
         return [] if error is None else [self._answers.refuse(waiter, error)]
 
@@ -156,7 +156,7 @@ class Steps:
             return [self._answers.refuse(one, error) for one in waiting if self._answers.is_parked(one)]
         if chunk.policy.waits or not self._answers.is_parked(waiter):
             return []
-        return self._answers.advance(waiter, now)
+        return self._answers.advance([waiter], now)
 
     def _judge(
         self, chunk: Chunk, contribution: Contribution, waiter: Waiter, verdict: Verdict, now: float
@@ -184,7 +184,7 @@ class Steps:
         if dropped.waiter.want_value or self.on_drop is not None:
             return []
         dropped.told = True
-        return self._answers.advance(dropped.waiter, now)
+        return self._answers.advance([dropped.waiter], now)
 
     def advance(self, chunk: Chunk, now: float) -> list[Effect]:
         """Make the next round of a chunk, if all that comes for it is there."""
@@ -220,7 +220,7 @@ class Steps:
             if self.on_drop is not None:
                 self.on_drop(chunk, one)
             if self._answers.is_parked(one.waiter):
-                effects += self._answers.advance(one.waiter, now)
+                effects += self._answers.advance([one.waiter], now)
         return effects + self._answers.read_on(chunk, [one.contribution.rank for one in ready], now)
 
     # --- waits that can't end ---

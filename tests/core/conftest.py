@@ -447,7 +447,7 @@ class Server:
             held += [] if chunk.rounds is None else chunk.rounds.slots
             held += [received.slot for received in chunk.held]
         held += self.machine._whole.slots
-        for behind in self.machine._decoding._behind.values():
+        for behind in self.machine._decoding.behind.values():
             held += [one.slot for one in behind if isinstance(one, st.Received)]
         assert set(self.slots) == {slot for slot in held if slot is not None}
 

@@ -496,7 +496,7 @@ class Together:
         """Let a link to the first server end; what is sent before it is noticed is lost."""
         self.breaks -= 1
         other = self.random.randrange(1, len(self.rigs))
-        link = self.rigs[other].machine._neighbours._links.get(LEADER)
+        link = self.rigs[other].machine._neighbours.links.get(LEADER)
         ways = (((other, 0), THERE + other), ((0, other), LEADER))
         under_way = [each for way, _ in ways for each in self.links.get(way, ())]
         if link is None or not link.connected or any(isinstance(each, st.PeerLost) for each in under_way):

@@ -192,7 +192,7 @@ def drop_what_is_in_time(original: Any) -> Any:
         if unlucky():
             # It is answered as usual.
             waits = self._answers.is_parked(waiter)
-            return [*freed(contribution.slot), *(self._answers.advance(waiter, now) if waits else [])]
+            return [*freed(contribution.slot), *(self._answers.advance([waiter], now) if waits else [])]
         return original(self, chunk, contribution, waiter, verdict, now)
 
     return judge
