@@ -94,7 +94,13 @@ class Clock(Environment):
             *arguments: what it is called with.
         """
         if delay and (time := self.now + delay) != self.now:
-            self._enter((time, NORMAL, next(self._eid), action, arguments))
+            # As `_enter`, which would be a call for each event.
+            later = self._later
+            heappush(later, (time, NORMAL, next(self._eid), action, arguments))
+            if time < self._next:  # noqa: PLR1730 - for every event
+                self._next = time
+            if len(later) > self._most:
+                self._order()
         else:
             self._at_once.append((action, arguments))
 
@@ -104,10 +110,14 @@ class Clock(Environment):
         if entry[0] < self._next:  # noqa: PLR1730 - for every entry, and `min` takes twice as long
             self._next = entry[0]
         if len(later) > self._most:
-            self._sorted += later
-            self._sorted.sort(reverse=True)
-            later.clear()
-            self._most = max(FEW, len(self._sorted) // 2)
+            self._order()
+
+    def _order(self) -> None:
+        """Empty the heap."""
+        self._sorted += self._later
+        self._sorted.sort(reverse=True)
+        self._later.clear()
+        self._most = max(FEW, len(self._sorted) // 2)
 
     def _take(self) -> Entry:
         """Take out what is next of all that is later."""
@@ -157,8 +167,12 @@ class Clock(Environment):
             while True:
                 if at_once and self._next > self.now:
                     action, arguments = at_once.popleft()
-                elif later or ordered:
+                elif ordered:
                     self.now, _, _, action, arguments = self._take()
+                elif later:
+                    # As `_take`.
+                    self.now, _, _, action, arguments = heappop(later)
+                    self._next = later[0][0] if later else math.inf
                 else:
                     break
                 action(*arguments)

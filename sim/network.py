@@ -197,10 +197,12 @@ class Pipe:
         """Put what has left the sender on its way."""
         env, delay = self._env, self._fixed
         if delay is None:
-            nbytes = HEAD_BYTES + item.nbytes if isinstance(item, Packet) else 0
+            now, nbytes = env.now, HEAD_BYTES + item.nbytes if type(item) is Packet else 0
+            arrives = now + self.way.delay(now, nbytes)
             # A stream keeps its order: what would overtake waits.
-            self._last = max(self._last, env.now + self.way.delay(env.now, nbytes))
-            delay = self._last - env.now
+            if arrives > self._last:  # noqa: PLR1730 - for every message
+                self._last = arrives
+            delay = self._last - now
         self._items.append(item)
         if delay < math.inf:
             # What arrives is always the oldest item, so that rounding of times can't change the order.

@@ -16,6 +16,7 @@ from sim.network import Closing, Packet, Pipe
 from sim.process import Future
 from sim.record import DivideRecord, LogRecord, UpdateRecord
 from sim.standing import Standing
+from sim.trace import BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,6 +174,7 @@ class Node:
         self._timer: float | None = None
         self._store_free_at = 0.0
         self._trace = world.trace
+        self._decided = world.trace.decided
         self._checks = world.checks
         self._validated = world.validated
         self._unvalidated = 0
@@ -309,11 +311,13 @@ class Node:
         if self._checks is not None:
             self._checks.dialogue.arrived(self.name, peer, pipe.target.name, request, message, self._env.now)
         slot = None
-        if type(message) is m.Value:
-            # A worker asks again for parts that are older than others.
-            self.read = message.version if self.read is None else max(self.read, message.version)
-        elif type(message) in _LANDING:
+        kind = type(message)
+        if kind in _LANDING:
             slot = self._land(pipe.target.name, message, nbytes)
+        elif kind is m.Value:
+            # A worker asks again for parts that are older than others.
+            version = message.version  # type: ignore[attr-defined]
+            self.read = version if self.read is None else max(self.read, version)
         self.deliver(st.Received(peer, request, message, slot, nbytes))
 
     def _land(self, sender: str, message: m.Message, nbytes: int) -> Slot | None:
@@ -352,7 +356,9 @@ class Node:
             if self.server is not None:
                 self._look_at_copies(self.server, now)
             if effects:
-                self._trace.add(now, self.name, effects)
+                self._decided.append((now, self.name, effects))
+                if len(self._decided) >= BATCH:
+                    self._trace.take_in()
                 for effect in effects:
                     # Most are of these.
                     if type(effect) is fx.Send:

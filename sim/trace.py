@@ -63,6 +63,8 @@ class _Sends(dict[type, str]):
 
 _SENDS: Final = _Sends()
 
+_VIEW: Final = _SENDS[View]
+
 
 def digest_of(view: View) -> str:
     """Return the SHA-256 of a view, in hexadecimal."""
@@ -83,33 +85,35 @@ class Trace:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._decided: list[tuple[float, str, list[Effect]]] = []
+        self.decided: list[tuple[float, str, list[Effect]]] = []
+        """What nodes have decided, and when, since the last `take_in`."""
         self._view: View | None = None
         self._view_digest = ""
 
-    def add(self, time: float, node: str, effects: list[Effect]) -> None:
-        """Count in what a node decided at a time."""
-        self._decided.append((time, node, effects))
-        if len(self._decided) == BATCH:
-            self._take_in()
-
-    def _take_in(self) -> None:
+    def take_in(self) -> None:
+        """Count in what was decided; to be called as soon as there are `BATCH` decisions."""
         lines: list[tuple[Any, ...]] = []
-        for time, node, effects in self._decided:
+        append = lines.append
+        for time, node, effects in self.decided:
             for effect in effects:
-                kind = type(effect)
                 # Most are of these; it is what `_entry` returns.
-                if kind is Send and type(effect.message) is not View:  # type: ignore[union-attr]
-                    lines.append((time, node, _SENDS[type(effect.message)], effect))  # type: ignore[union-attr]
-                elif kind is Fold or (kind is Complete and effect.result is None):  # type: ignore[union-attr]
-                    lines.append((time, node, kind.__name__, effect))
+                if type(effect) is Send and (text := _SENDS[type(effect.message)]) != _VIEW:
+                    append((time, node, text, effect))
+                elif type(effect) is Fold:
+                    append((time, node, "Fold", effect))
+                elif type(effect) is Complete and effect.result is None:
+                    append((time, node, "Complete", effect))
                 else:
-                    lines.append(_entry(time, node, effect, self._digest_of))
-                if len(lines) == BATCH:
-                    self._hash.update(_ENCODER.encode_lines(lines))
-                    lines.clear()
-        self._hash.update(_ENCODER.encode_lines(lines))
-        self._decided.clear()
+                    append(_entry(time, node, effect, self._digest_of))
+            if len(lines) >= BATCH:
+                self._hash_lines(lines)
+        self._hash_lines(lines)
+        self.decided.clear()
+
+    def _hash_lines(self, lines: list[tuple[Any, ...]]) -> None:
+        for begin in range(0, len(lines), BATCH):
+            self._hash.update(_ENCODER.encode_lines(lines[begin : begin + BATCH]))
+        lines.clear()
 
     def _digest_of(self, view: View) -> str:
         if view is not self._view:
@@ -119,5 +123,5 @@ class Trace:
     @property
     def digest(self) -> str:
         """SHA-256 of all lines so far, in hexadecimal."""
-        self._take_in()
+        self.take_in()
         return self._hash.hexdigest()

@@ -72,7 +72,7 @@ def test_the_digest_depends_on_the_order() -> None:
     def digest(*times: float) -> str:
         trace = Trace()
         for time in times:
-            trace.add(time, "server-0", [Send(0, 2, Done())])
+            trace.decided.append((time, "server-0", [Send(0, 2, Done())]))
         return trace.digest
 
     assert digest(1.0, 2.0) != digest(2.0, 1.0)
