@@ -288,11 +288,12 @@ class _Cluster:
         rank = len(self._run.workers)
         self._run.workers.append(record)
         factor = scenario.slow.get(name, 1.0)
+        done = self._origin.done.get(name, 0)
         times = step_times(scenario.compute, factor=factor, seed=self._seed, worker=name, rank=rank)
         return Worker(
             scenario=scenario,
             record=record,
-            times=itertools.islice(times, self._origin.done.get(name, 0), None),
+            times=itertools.islice(times, done, None) if done else times,
             on_step=self._on_step,
             on_failure=self._end_if_restarted,
             pace=self._timeline.paces.get(name),

@@ -191,7 +191,7 @@ AHEAD: Final = 16
 
 
 def step_times(law: Law, *, factor: float, seed: int, worker: str, rank: int = 0) -> Iterator[float]:
-    """Yield the seconds that a worker's steps take, one after the other.
+    """Return the seconds that a worker's steps take, one after the other.
 
     The numbers depend on the arguments only: under every policy, step i of a worker takes the same time.
 
@@ -202,7 +202,10 @@ def step_times(law: Law, *, factor: float, seed: int, worker: str, rank: int = 0
         worker: the worker's name, which selects its stream.
         rank: its number, which selects its rows in a trace.
     """
-    times = law.times(seed, worker, rank)
+    return itertools.chain.from_iterable(_ahead(law.times(seed, worker, rank), factor))
+
+
+def _ahead(times: Iterator[float], factor: float) -> Iterator[list[float]]:
     # With thousands of workers, what draws a worker's times is in no cache by its next step.
     while ahead := [factor * time for time in itertools.islice(times, AHEAD)]:
-        yield from ahead
+        yield ahead

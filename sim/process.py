@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from simpy.events import URGENT, Event
 from simpy.exceptions import Interrupt
@@ -42,6 +42,9 @@ class Future:
             self.process.go_on(self.value)
 
 
+_FIRST: Final = (0,)
+
+
 class Process(Event):
     """Something that goes on by itself; it is an event too, which happens when it is over, with what it returns.
 
@@ -58,8 +61,8 @@ class Process(Event):
         self._send = generator.send
         self._target: Event | Future | None = None
         """What is waited for, unless it is a time."""
-        self._waits = 0
-        """How often it has waited for a time."""
+        self._lives: tuple[int] = _FIRST
+        """How often it was interrupted; what it waits for is called with that, to no effect once it was."""
         _urgently(env, self._begin)
 
     @property
@@ -81,11 +84,11 @@ class Process(Event):
             self._target.process = None
         elif self._target is not None and self._target.callbacks is not None:
             self._target.callbacks.remove(self._happened)
-        self._waits += 1
+        self._lives = (self._lives[0] + 1,)
         self.go_on(Interrupt(cause), self._generator.throw)
 
-    def _wake(self, number: int) -> None:
-        if number == self._waits:
+    def _wake(self, lives: int) -> None:
+        if lives == self._lives[0]:
             self.go_on(None)
 
     def _happened(self, event: Event) -> None:
@@ -107,8 +110,7 @@ class Process(Event):
             while True:
                 if type(target) is float:
                     self._target = None
-                    self._waits = number = self._waits + 1
-                    self._after(target, self._wake, number)
+                    self._after(target, self._wake, *self._lives)
                     return
                 if type(target) is Future:
                     if not target.is_done:

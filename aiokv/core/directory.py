@@ -460,7 +460,10 @@ class Directory:
         keys = tuple([key for key, _ in tensors])
         plan = self._plans.get(keys)
         if plan is None or plan.tensors != tensors:
-            plan = self._make_plan(keys, tensors)
+            if any(key in self._known and self._known[key].bundle for key in keys):
+                plan = self._make_plan(keys, tensors)
+            else:
+                plan = _plan_of_singles(tuple(tensors), self._servers, self._chunk_bytes, self._split_bytes)
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[keys] = plan
@@ -718,3 +721,12 @@ def _single(tensor: int, key: Key, spec: TensorSpec, servers: int, chunk_bytes: 
         for part in chunks
     ]
     return Single(tensor, key, cuts)
+
+
+@functools.lru_cache(maxsize=MAX_PLANS)
+def _plan_of_singles(
+    tensors: tuple[tuple[Key, TensorSpec], ...], servers: int, chunk_bytes: int, split_bytes: int
+) -> Plan:
+    """Return the plan of tensors that are in no bundle, which all workers of a process share, too."""
+    singles = [_single(number, *tensor, servers, chunk_bytes, split_bytes) for number, tensor in enumerate(tensors)]
+    return Plan(list(tensors), [], singles, [key for key, _ in tensors])
