@@ -18,6 +18,8 @@ class Deadlines(dict[K, float]):
     is only a lower bound until `due` recomputes it, so a `Tick` may find nothing to do.
     """
 
+    __slots__ = ("bound",)
+
     def __init__(self) -> None:
         super().__init__()
         self.bound = math.inf
