@@ -80,3 +80,19 @@ def test_members_of_a_group_are_in_order() -> None:
     roster = view(["alive", "left", "lost", "alive"])
     assert roster.members_of((1, 2, 3)) == [2, 3]
     assert roster.members_of(()) == [0, 2, 3]
+
+
+@given(st.permutations(range(60)), st.lists(st.integers(0, 60), max_size=5))
+def test_places_are_taken_in_order_however_many_there_are(arrivals: list[int], ends: list[int]) -> None:
+    update, waiting = Update(1), set(arrivals[:50])
+    for place in arrivals[:50]:
+        update.add(Contribution(place, 1, 0, 1, None, place))
+    for end in sorted(ends):
+        ready = sorted(place for place in waiting if place < end)
+        assert update.take(end) == ready
+        waiting -= set(ready)
+    # What comes later still finds its place among the rest.
+    for place in arrivals[50:]:
+        update.add(Contribution(place, 1, 0, 1, None, place))
+    assert update.take(None) == sorted(waiting | set(arrivals[50:]))
+    assert update.take(None) == []
