@@ -110,7 +110,8 @@ class Tally:
 
     Attributes:
         applied: how many are in an update. In rounds of all workers nothing is counted.
-        dropped: how many are in none, by reason: "late" (the round was closed without it), "stale" (too old).
+        dropped: how many are in none, by reason: "late" (the round was closed without it), "stale" (too old),
+            "evicted" (late too often: rounds do not wait for the worker).
         staleness: how many were applied after so many versions since the one that was read; from 1,024 on they are put
             together under powers of 2.
         waited: seconds for which the policy held reads back.

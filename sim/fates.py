@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from sim.record import Run
 
 CANCELLED: Final = "cancelled"
+
+REASONS: Final = ("late", "stale", "evicted", CANCELLED)
+"""Why gradients are in no update, as far as the policies that are here can say."""
 """Stands among the reasons for steps that were abandoned."""
 
 

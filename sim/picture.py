@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sim.fates import fates
+from sim.fates import REASONS, fates
 from sim.learning import curve_of
 from sim.report import window
 from sim.split import counted, shares
@@ -145,6 +145,7 @@ FATES: Final = {
     "applied": BUSY,
     "late": MARK,
     "stale": "#e69f00",
+    "evicted": "#000000",
     "cancelled": "#777777",
     "other": "#cc79a7",
     "open": "#56b4e9",
@@ -233,7 +234,7 @@ def gradients(runs: Sequence[Run]) -> Figure:
     seen: dict[str, Patch] = {}
     for axes, run in zip(panels, runs, strict=True):
         for row, fate in enumerate(fates(run).values()):
-            known = {name: fate.dropped[name] for name in ("late", "stale", "cancelled")}
+            known = {name: fate.dropped[name] for name in REASONS}
             other = fate.dropped.total() - sum(known.values())
             counts = {"applied": fate.applied, **known, "other": other, "open": fate.open}
             left = 0

@@ -89,7 +89,8 @@ def rule_of(policy: str) -> Rule | None:  # noqa: C901, PLR0911, PLR0912 - one c
         case KBatchSync():
             return Rule(size=_batch(rule.k), stalest=_none, distinct=False, drops=("late",))
         case Quorum():
-            return Rule(size=lambda n, _: (min(rule.k, n), n), stalest=_none, drops=("late",))
+            drops = ("late", "evicted") if rule.strikes else ("late",)
+            return Rule(size=lambda n, _: (min(rule.k, n), n), stalest=_none, drops=drops)
         case KAsync():
             return Rule(size=_exactly(lambda n: min(rule.k, n)))
         case KBatchAsync():

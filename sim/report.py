@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sim.disk import describe as describe_checkpoints
 from sim.disk import steps_since_checkpoint
-from sim.fates import CANCELLED, fates
+from sim.fates import REASONS, fates
 from sim.intervals import batch_half_width, student
 from sim.job_results import JobSummary, summarise_job
 from sim.job_results import describe as describe_job
@@ -61,6 +61,8 @@ class Dropped(msgspec.Struct, frozen=True):
     """Its round was closed without it."""
     stale: float
     """It was computed at too old a version."""
+    evicted: float
+    """It was late, as its worker was so often that no round waited for it."""
     cancelled: float
     """Its worker abandoned it before it was done."""
     other: float
@@ -69,7 +71,7 @@ class Dropped(msgspec.Struct, frozen=True):
     @property
     def total(self) -> float:
         """All of it."""
-        return self.late + self.stale + self.cancelled + self.other
+        return self.late + self.stale + self.evicted + self.cancelled + self.other
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +162,7 @@ def summarise(run: Run) -> Summary:
 def _dropped(run: Run) -> Dropped:
     found = fates(run).values()
     steps = sum(fate.steps for fate in found)
-    shares = {name: _ratio(sum(fate.dropped[name] for fate in found), steps) for name in ("late", "stale", CANCELLED)}
+    shares = {name: _ratio(sum(fate.dropped[name] for fate in found), steps) for name in REASONS}
     every = _ratio(sum(fate.dropped.total() for fate in found), steps)
     return Dropped(**shares, other=every - sum(shares.values()))
 
@@ -175,7 +177,7 @@ def _work_within(step: Step, begin: float, end: float) -> float:
 def worker_rows(run: Run) -> list[dict[str, Any]]:
     """Return one entry for each worker: steps, where its time went in seconds, and what became of its gradients."""
     found = fates(run)
-    reasons = dict.fromkeys(["late", "stale", CANCELLED, *run.dropped.values()])
+    reasons = dict.fromkeys([*REASONS, *run.dropped.values()])
     return [
         {
             "worker": worker.name,
@@ -340,6 +342,7 @@ ROWS: Final[list[tuple[str, Callable[[Summary], float]]]] = [
     ("held back by the policy (%)", lambda s: 100.0 * s.held),
     ("steps dropped as late (%)", lambda s: 100.0 * s.dropped.late),
     ("steps dropped as stale (%)", lambda s: 100.0 * s.dropped.stale),
+    ("steps dropped as evicted (%)", lambda s: 100.0 * s.dropped.evicted),
     ("steps abandoned (%)", lambda s: 100.0 * s.dropped.cancelled),
     ("utilisation (%)", lambda s: 100.0 * s.utilisation),
     ("updates per second", lambda s: s.updates_per_s),

@@ -79,7 +79,7 @@ class BaseOperations(ABC):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many contributions of this worker to a key count nowhere, by reason: "late" or "stale"."""
+        """How many contributions of this worker to a key count nowhere, by reason: "late", "stale" or "evicted"."""
         return self._session.dropped
 
     @property

@@ -183,8 +183,8 @@ class ValueOperations(MemberOperations):
             timeout: seconds.
 
         Returns:
-            The keys to which the contribution does not count, and why: "late" or "stale". Only policies that drop some
-            have them; see also `dropped`.
+            The keys to which the contribution does not count, and why: "late", "stale" or "evicted". Only policies that
+            drop some have them; see also `dropped`.
 
         Raises:
             UnknownKeyError: the key is not initialised.

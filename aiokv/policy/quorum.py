@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 
     from aiokv.types import Rank, Round
 
+EVICTED = "evicted"
+
 
 class TimedRounds(Decider):
-    """Closes a round when all have come for whom it waits, or after some time if enough have come."""
+    """Closes a round when all have come for whom it waits, or after some time if enough have come.
+
+    Rounds fence off who is evicted: whatever it computed before is late, and that is how it hears of it. A step from
+    the values of the last round, which it can only have read afterwards, is its return.
+    """
 
     def __init__(self, policy: Quorum) -> None:
         super().__init__()
@@ -30,8 +36,10 @@ class TimedRounds(Decider):
 
     def arrived(self, token: Token, read: Round, members: Sequence[Rank], now: float) -> list[Decision]:
         """Take in a step."""
-        if read < self.round or token.rank in self._open:
+        if token.rank in self._open:
             return [Dropped(token, LATE)]
+        if read < self.round:
+            return [Dropped(token, EVICTED if self._is_evicted(token.rank) else LATE)]
         if not self._open:
             self._close_at = now + self._policy.deadline
         self._open[token.rank] = token
@@ -67,13 +75,14 @@ class TimedRounds(Decider):
         super().resume(number, known)
         self._strikes = dict(known)
 
+    def _is_evicted(self, rank: Rank) -> bool:
+        return 0 < self._policy.strikes <= self._strikes.get(rank, 0)
+
     def _waited(self, members: Sequence[Rank]) -> list[Rank]:
-        most = self._policy.strikes
-        waited = [rank for rank in members if not most or self._strikes.get(rank, 0) < most]
-        return [rank for rank in waited if rank not in self._open]
+        return [rank for rank in members if rank not in self._open and not self._is_evicted(rank)]
 
     def missing(self, members: Sequence[Rank]) -> list[Rank]:
-        """Return for whom the round waits; while fewer than k can come otherwise, for those who are always late too."""
+        """Return for whom the round waits; while fewer than k can come otherwise, for the evicted too."""
         waited = self._waited(members)
         return waited if len(waited) >= self.needed(members) else [one for one in members if one not in self._open]
 
@@ -87,11 +96,13 @@ class Quorum(RoundPolicy):
     """A round closes when all workers have come, or `deadline` after the first one if at least k have; later ones are
     dropped.
 
+    A worker that was late too often is evicted: rounds wait for it no longer, and its late steps are dropped as
+    "evicted", until a step of it from the values of the last round is in time. It stays a member of the cluster.
+
     Args:
         k: fewer workers never make a round; all of them if there are fewer.
         deadline: seconds after the first contribution.
-        strikes: a worker that was late in so many rounds, one after the other, is not waited for any longer until it
-            is in time again; 0: every worker is waited for.
+        strikes: a worker that was late in so many rounds, one after the other, is evicted; 0: nobody is.
     """
 
     name: ClassVar[str] = "quorum"

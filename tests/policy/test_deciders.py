@@ -197,6 +197,34 @@ def test_worker_that_is_late_too_often_is_not_waited_for_until_it_is_in_time() -
     assert rounds.open == ([2], 0)
 
 
+def test_evicted_worker_hears_so_and_comes_back_with_what_it_computes_from_the_last_round() -> None:
+    rounds = Rounds("quorum:2:5:2")
+    for number, reason in [(1, "late"), (2, "evicted")]:
+        rounds.push(0)
+        rounds.push(1)
+        rounds.decider.due(THREE, 5.0)
+        assert rounds.push(2, read=number - 1) == [(2, number, reason)]
+    rounds.push(0)
+    assert rounds.push(1) == [(3, [(0, 3), (1, 3)])], "before its deadline"
+    assert rounds.push(2, read=2) == [(2, 3, "evicted")]
+    assert rounds.push(2) == []
+    rounds.push(0)
+    assert rounds.push(1) == [(4, [(0, 4), (1, 4), (2, 4)])]
+    rounds.push(0)
+    rounds.push(1)
+    assert shown(rounds.decider.due(THREE, 5.0)) == [(5, [(0, 5), (1, 5)])]
+    assert rounds.push(2, read=4) == [(2, 5, "late")], "its strikes are counted anew"
+
+
+def test_without_strikes_nobody_is_evicted() -> None:
+    rounds = Rounds("quorum:2:5")
+    for number in range(1, 10):
+        rounds.push(0)
+        rounds.push(1)
+        rounds.decider.due(THREE, 5.0)
+        assert rounds.push(2, read=0) == [(2, number, "late")]
+
+
 def test_fewer_than_k_make_no_round_even_if_nobody_else_is_waited_for() -> None:
     rounds = Rounds("quorum:2:5:1", [0, 1, 2, 3])
     rounds.push(0)

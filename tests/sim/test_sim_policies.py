@@ -87,6 +87,16 @@ def test_slow_worker_is_late_until_the_others_have_left(make_scenario: Callable[
     assert summarise(run).dropped.late == pytest.approx(2 / 24)
 
 
+def test_rounds_wait_for_a_slow_worker_until_it_is_evicted(make_scenario: Callable[..., Scenario]) -> None:
+    run = simulate(three(make_scenario, 8, 4.5), "quorum:2:1:2", 1)
+    # Two rounds last 1 s and the deadline. What the slow one brings at 4.5, 9 and 13.5 s was computed from the first
+    # values, the second round and the seventh at most; then it is alone.
+    assert [update.time for update in run.updates] == [2, 4, 5, 6, 7, 8, 9, 10, 18, 22.5, 27, 31.5, 36]
+    assert [drop.reason for drop in run.drops] == ["evicted"] * 3
+    assert [row["evicted"] for row in worker_rows(run)] == [0, 0, 3]
+    assert summarise(run).dropped.evicted == summarise(run).dropped.total == pytest.approx(3 / 24)
+
+
 def test_slow_worker_begins_anew_with_each_round_when_it_is_to_cancel(make_scenario: Callable[..., Scenario]) -> None:
     run = simulate(three(make_scenario, 8, 4.5, cancel=True), "k_sync:2", 1)
     assert rows(run)["worker-2"] == (0, 0, 0, 8)
