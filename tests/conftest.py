@@ -31,6 +31,7 @@ LONG_COMPUTATIONS = (
     "core/test_standbys_properties.py",
     "core/together/test_bundles_together.py",
     "core/together/test_checkpoints_together.py",
+    "core/together/test_failover_together.py",
     "core/together/test_going_on_together.py",
     "core/together/test_joining_together.py",
     "core/together/test_policy_changes_together.py",

@@ -391,6 +391,7 @@ def test_step_that_is_sent_twice_at_the_same_time_is_a_mistake(make_server: type
 # --- whatever comes again ---
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("policy", ["bsp", "asp", "ssp:1", "k_sync:2", "k_async:2", "ringmaster:2", "sum"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=hs.data())

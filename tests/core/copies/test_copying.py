@@ -123,6 +123,25 @@ def test_standby_that_cannot_be_reached_is_dropped(make_world: Callable[..., Wor
     assert world.value("w").tolist() == [1, 1, 1]
 
 
+def test_standby_is_filled_although_its_link_ends_again_and_again(make_world: Callable[..., World]) -> None:
+    """With more keys than are sent at a time."""
+    world = make_world(0, workers=1)
+    keys = [f"k{number}" for number in range(20)]
+    world.settle()
+    world.crash(there(world.standby))
+    world.registers = False
+    world.run(once(*(lambda worker, key=key: worker.init(key, ONES) for key in keys)))
+    world.registers = True
+    world.register(there(world.standby))
+    for pause in range(14):
+        for _ in range(pause):
+            world.step()
+        for peer in [peer for peer in world.primary.links if peer < STANDBY]:
+            world.cut(world.primary, peer)
+    fail_over(world)
+    assert [world.value(key).tolist() for key in keys] == [[1, 1, 1]] * len(keys)
+
+
 def test_standby_that_says_something_else_is_connected_to_again(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1)
     world.run(once(init))
@@ -258,6 +277,42 @@ def test_rules_that_see_more_than_the_sum(make_world: Callable[..., World], name
     undisturbed.run(once(rule(name), begin, push, push))
     fail_over(world)
     assert world.value("w").tobytes() == undisturbed.value("w").tobytes()
+
+
+HALF = 2**17
+"""Elements of a chunk, as long as chunks may be here."""
+
+
+def train_halves(worker: Worker) -> Script:
+    """Push a tensor of two chunks, whose norm each of them needs."""
+    whole: dict[str, Any] = {"shape": (2 * HALF,)}
+    places = [whole | {"start": start, "stop": start + HALF} for start in (0, HALF)]
+    values = [np.full(HALF, start + 1, np.float32) for start in (0, HALF)]
+    yield [rule("lamb")(worker)]
+    yield [worker.init("w", value, **place) for value, place in zip(values, places, strict=True)]
+    yield [worker.push("w", value, **place, sequence=1) for value, place in zip(values, places, strict=True)]
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["standby is there", "standby comes later"])
+def test_standby_knows_the_norms_of_whole_tensors(make_world: Callable[..., World], linked: bool) -> None:
+    """Another server may ask for them again when this one has made its update."""
+    world = make_world(0, workers=1)
+    if not linked:
+        world.settle()
+        world.crash(there(world.standby))
+        world.registers = False
+    world.run(train_halves)
+    if not linked:
+        world.registers = True
+        world.register(there(world.standby))
+    first = world.primary
+    fail_over(world)
+    assert world.primary is not first
+    totals = world.primary.machine._norms.remembered("w")
+    assert totals == first.machine._norms.remembered("w")
+    assert [version for version, _, _ in totals] == [1]
+    for start in (0, HALF):
+        assert world.value("w", start).tobytes() == world.value("w", start, node=first).tobytes()
 
 
 def test_process_that_takes_the_place_of_a_worker_reads_what_its_step_begins_with(

@@ -129,6 +129,18 @@ RULES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("policy", ["bsp", "ssp:1"])
+def test_one_loss_after_the_other(make_world: Callable[..., World], policy: str) -> None:
+    """Whatever is lost, and in whatever state, no push is lost with it and none counts twice."""
+    trainer = Trainer("sgd", {"learning_rate": 1.0}, policy, alone=2, again=3)
+    undisturbed, world = make_world(0), make_world(1)
+    undisturbed.run(trainer)
+    world.begin(trainer)
+    disturb(world, [(50, "link"), (60, "primary"), (70, "link"), (40, "standby"), (60, "primary"), (90, "link")])
+    assert trainer.results(world) == trainer.results(undisturbed)
+
+
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @settings(max_examples=40)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS), hs.integers(0, STEPS))
@@ -166,6 +178,7 @@ def disturb(world: World, disasters: list[tuple[int, str]]) -> None:
         assert world.value(*named, standby).tobytes() == world.value(*named).tobytes()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("policy", ["asp", "ssp:1", "dssp:1:2", "sync_switch:0.5:5", "k_async:2", "round_robin"])
 @settings(max_examples=40)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS))
