@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class AdaSync(RoundPolicy):
     """`KAsync` whose k grows as the loss falls: k_t = ceil(k sqrt(F_0 / F_t)), at most all workers.
 
-    No server sees the loss F; it is taken to fall like F_t = F_0 / (1 + t / halving) with the rounds t.
+    No server sees the loss F; it is taken to fall like F_t = F_0 / (1 + t / halving) with the rounds t. Workers that go
+    by the loss that they measure set `KAsync` with another k from time to time; see `docs/policies.md`.
 
     Args:
         k: how many workers make the first rounds.

@@ -76,7 +76,7 @@ class DynamicLead(Lead):
             arrives = last + more * own
             return -(arrives - slow_last) % other
 
-        # The published rule asks again when that is used up; here the upper bound stays one.
+        # When that is used up the published rule chooses again as if nothing had been; here the upper bound stays one.
         most = self._upper + 1 - (self.counts[rank] - self.counts[slow])
         return min(range(max(0, most) + 1), key=lambda more: (wait(more), more))
 
