@@ -18,10 +18,9 @@ MODULES = sorted(Path(__file__).with_name("simulated").glob("test_*.py"))
 
 def run_tests(module: Path, *, simulated: bool) -> None:
     """Run a module in another process; fail with all its output."""
-    untraced = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout", "120", module],
-        env=untraced | {"DEVICE_TESTS": "1", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
+        env=os.environ | {"DEVICE_TESTS": "1", "NUMBA_ENABLE_CUDASIM": str(int(simulated))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

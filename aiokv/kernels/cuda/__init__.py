@@ -25,16 +25,8 @@ backends' modules do. Every bit is as in `reference`, except in the payload of a
 
 from __future__ import annotations
 
-import sys
-
 from aiokv.kernels.cuda.devices import all_devices
 from aiokv.kernels.cuda.host import accumulate, add_integers, norms, update
 from aiokv.kernels.cuda.launch import missing, missing_toolkit
-from aiokv.kernels.cuda.memory import SIMULATED
-
-if SIMULATED:
-    # Where simulated threads wait for each other, Numba asks in a loop whether they do; each time, Python would let it
-    # ask for 5 ms before one of them runs on.
-    sys.setswitchinterval(5e-4)
 
 __all__ = ["accumulate", "add_integers", "all_devices", "missing", "missing_toolkit", "norms", "update"]
