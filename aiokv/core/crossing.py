@@ -39,8 +39,8 @@ class Crossing:
         """The boundary behind which nothing is known, until there is a view."""
         self.watched = 0
         """The clock that is to be passed; 0: none. If there is one, `look` has to be called after every stimulus."""
-        self._outside: dict[Rank, None] = {}
-        """Has this worker's rank in it when it leaves without a boundary."""
+        self._outside: Rank | None = None
+        """This worker's rank, when it leaves without a boundary."""
         self._asking: dict[int, AskMembers] = {}
         """Calls of users who want to know who counts in a step."""
         self.deadlines: Deadlines[int] = Deadlines()
@@ -69,7 +69,7 @@ class Crossing:
 
     def leave(self, rank: Rank, roster: Roster) -> list[Effect]:
         """Take note that this worker is in none of the next steps."""
-        self._outside[rank] = None
+        self._outside = rank
         return self._answer(roster)
 
     def look(self, clock: int) -> list[Effect]:
@@ -118,5 +118,5 @@ class Crossing:
             if self._agreed is None or clock <= self._agreed.clock:
                 self.forget(call)
                 self._told = max(self._told, clock)
-                effects.append(Complete(call, [rank for rank in roster.pushing(clock) if rank not in self._outside]))
+                effects.append(Complete(call, [rank for rank in roster.pushing(clock) if rank != self._outside]))
         return effects
