@@ -18,7 +18,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
-from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError
+from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError, SchedulerLostError
 from aiokv.guard import Guard
 from aiokv.kernels import backend_for, devices_for
 from aiokv.list_sums import Merger
@@ -227,6 +227,7 @@ class Client(Driver, Operations):
 
         Raises:
             ClusterFullError: other workers have not left this one within `Config.join_timeout`.
+            SchedulerLostError: there is a scheduler again and again, which ends before it has let this worker in.
             JoinTimeoutError: the other is not complete within `Config.join_timeout` after that.
         """
         await self.close()
@@ -236,8 +237,8 @@ class Client(Driver, Operations):
             client = Client(config, policy=self._policy, device=self._device)
             try:
                 await client.start()
-            except ClusterFullError:
-                # The scheduler of before still waits for the others to leave.
+            except (ClusterFullError, SchedulerLostError):
+                # The scheduler of before still waits for the others to leave, or has just ended.
                 if self._loop.time() >= until:
                     raise
                 await asyncio.sleep(REJOIN_PAUSE)

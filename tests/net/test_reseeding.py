@@ -99,6 +99,31 @@ async def test_who_comes_to_the_next_cluster_waits_until_the_others_have_left_th
             await running.workers[0].rejoin()
 
 
+async def test_a_scheduler_that_ends_before_it_has_let_a_worker_in_is_not_the_next_one(
+    cluster: MakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the one of before does, when the last worker leaves that while another one is there again already."""
+    async with cluster(workers=1) as running:
+        host, _, port = running.scheduler.address.rpartition(":")
+        there: dict[str, Any] = {"num_workers": 1, "num_servers": 1, "bind_host": host, "bind_port": int(port)}
+        rejoined = asyncio.create_task(running.workers[0].rejoin())
+        await running.scheduler.wait_stopped()
+        await running.scheduler.close()
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="aiokv"):
+            async with aiokv.Scheduler(**there, **running.settings):
+                while "worker worker-0 is here" not in caplog.text:
+                    assert not rejoined.done()
+                    await asyncio.sleep(0.01)
+        async with (
+            aiokv.Scheduler(**there, **running.settings) as scheduler,
+            aiokv.Server(scheduler=scheduler.address, name="server-0", **running.settings),
+        ):
+            running.workers = [await rejoined]
+            await running.workers[0].init("w", np.ones(3, np.float32))
+            await running.workers[0].close()
+
+
 async def test_weights_of_another_shape_than_a_key_that_is_there_are_refused_on_all_workers(
     cluster: MakeCluster,
 ) -> None:
