@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sim.record import Run
 
 
-def run_ideal(policy: str, workers: int, steps: int, law: Law, seed: int = 1, **fields: Any) -> Run:
+def run_ideal(policy: str, workers: int, steps: int, law: Law, seed: int = 1, servers: int = 1, **fields: Any) -> Run:
     """Run a cluster whose network and servers take no time, unless other sections are given.
 
     Args:
@@ -22,10 +22,13 @@ def run_ideal(policy: str, workers: int, steps: int, law: Law, seed: int = 1, **
         steps: of each worker.
         law: of the step times.
         seed: of the run.
+        servers: how many.
         fields: further sections of the scenario.
     """
     # With hours between heartbeats, they do not take part.
-    cluster = ClusterSection(workers=workers, heartbeat=1e5, death_timeout=5e5, call_timeout=1e6, join_timeout=1e6)
+    cluster = ClusterSection(
+        workers=workers, servers=servers, heartbeat=1e5, death_timeout=5e5, call_timeout=1e6, join_timeout=1e6
+    )
     fields.setdefault("stop", StopSection(departures=False))
     scenario = Scenario(steps=steps, compute=law, cluster=cluster, **fields)
     return simulate(scenario, policy, seed, check=False)
