@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 
     from aiokv.config import Config
     from aiokv.core.effects import WriteManifest
+    from aiokv.telemetry import Note
     from aiokv.wire.messages import CheckpointFile
-
-logger = logging.getLogger("aiokv")
 
 LATEST = "latest"
 """Stands for the newest complete checkpoint of the own folder, if there is one."""
@@ -110,10 +108,10 @@ def verified(found: Found) -> Found:
     return found
 
 
-def newest_complete(folder: str) -> Found | None:
+def newest_complete(folder: str, note: Note) -> Found | None:
     """Return the newest whole checkpoint in a folder, with all of its files read; None: there is none.
 
-    Damaged ones are passed over, and the log says so.
+    Damaged ones are passed over, and noted.
 
     Raises:
         DataError: there are some, and all are damaged; or the folder can't be read.
@@ -125,16 +123,15 @@ def newest_complete(folder: str) -> Found | None:
             return found
         if found.problem:
             damaged.append(found)
-            text = "the checkpoint %s can't be used, an earlier one is looked for: %s"
-            facts = {"place": found.place, "reason": found.problem}
-            logger.error(text, found.place, found.problem, extra={"event": "checkpoint_damaged", "facts": facts})
+            text = f"the checkpoint {found.place} can't be used, an earlier one is looked for: {found.problem}"
+            note("error", "checkpoint_damaged", text, {"place": found.place, "reason": found.problem})
     if damaged:
         text = f"no checkpoint in {folder} can be used; the newest one: {damaged[0].problem}"
         raise DataError(text, path=damaged[0].place)
     return None
 
 
-def make_plan(config: Config) -> CheckpointPlan:
+def make_plan(config: Config, note: Note) -> CheckpointPlan:
     """Return what the scheduler does about checkpoints: look what there is, and from which one to go on.
 
     Raises:
@@ -146,7 +143,7 @@ def make_plan(config: Config) -> CheckpointPlan:
     if not (wants or config.resume):
         return CheckpointPlan()
     found = find_checkpoints(folder) if folder else []
-    resumed = _find_resumed(config.resume, folder)
+    resumed = _find_resumed(config.resume, folder, note)
     return CheckpointPlan(
         folder=folder if wants else "",
         run=1 + max((each.run for each in found), default=0),
@@ -160,18 +157,19 @@ def make_plan(config: Config) -> CheckpointPlan:
     )
 
 
-def _find_resumed(resume: str, folder: str) -> Found | None:
+def _find_resumed(resume: str, folder: str, note: Note) -> Found | None:
     if not resume:
         return None
     place = folder if resume == LATEST else absolute(resume)
     if folder:
         # The servers would find out later.
         files.find(f"{place}/{MANIFEST}", folder)
-    found = newest_complete(place)
+    found = newest_complete(place, note)
     if found is not None:
-        logger.info("going on from the checkpoint %s of round %d", found.place, found.clock)
+        note("info", "", f"going on from the checkpoint {found.place} of round {found.clock}", {})
     elif resume == LATEST:
-        logger.warning("there is no complete checkpoint in %s: the job begins anew", place)
+        text = f"there is no complete checkpoint in {place}: the job begins anew"
+        note("warning", "no_checkpoint", text, {"place": place})
     else:
         raise ConfigError(f"resume: there is no complete checkpoint in {place}", key="resume", got=resume)
     return found
@@ -208,8 +206,8 @@ def _file(file: CheckpointFile) -> ManifestFile:
     return ManifestFile(file.name, file.nbytes, file.checksum, file.head_nbytes, file.head_checksum)
 
 
-def remove(places: Iterable[str], folder: str) -> None:
-    """Delete checkpoints, first what makes them complete. What can't be deleted stays, and the log says so."""
+def remove(places: Iterable[str], folder: str, note: Note) -> None:
+    """Delete checkpoints, first what makes them complete. What can't be deleted stays, and is noted."""
     for place in places:
         try:
             system, path = files.find(f"{place}/{MANIFEST}", folder)
@@ -219,6 +217,5 @@ def remove(places: Iterable[str], folder: str) -> None:
             if NAME.fullmatch(home.rpartition("/")[2]) and system.exists(home):
                 system.rm(home, recursive=True)
         except (OSError, ValueError, ImportError, DataError) as error:
-            facts = {"place": place, "reason": str(error)}
-            extra = {"event": "checkpoint_not_deleted", "facts": facts}
-            logger.warning("the old checkpoint %s can't be deleted: %s", place, error, extra=extra)
+            text = f"the old checkpoint {place} can't be deleted: {error}"
+            note("warning", "checkpoint_not_deleted", text, {"place": place, "reason": str(error)})

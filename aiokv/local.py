@@ -31,7 +31,7 @@ from aiokv.local_devices import LocalDevices
 from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span, state_bytes
-from aiokv.telemetry import Counters, Profile
+from aiokv.telemetry import Counters, Profile, take_note
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
 
@@ -247,6 +247,10 @@ class _LocalWorker(Operations):
                     done = device_storing.perform(self._devices.store, effect, self._end)
                 if done is not None:
                     self._end(done)
+
+    def note(self, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
+        """Write a line for the operator, and count it. See `aiokv.telemetry.take_note`."""
+        take_note(self._counters, level, event, text, facts)
 
     def _end(self, done: st.Stimulus) -> None:
         """Take note of what came of an effect."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
     from aiokv.operations import Operations
     from aiokv.types import Rank
-
-logger = logging.getLogger("aiokv")
 
 
 class Reseeded(msgspec.Struct, frozen=True):
@@ -50,8 +47,10 @@ async def reseed(operations: Operations, values: Mapping[Any, Any], step: int, s
     await checkpoints.together(operations, f"aiokv: put {loading.place}", seconds, put)
     await loading.go_on()
     await operations.pull(dict(values), timeout=seconds)
-    text = "the servers go on with the weights of rank %d after step %d; the state of the update rule begins anew"
-    logger.warning(text, root, step)
+    text = (
+        f"the servers go on with the weights of rank {root} after step {step}; the state of the update rule begins anew"
+    )
+    operations.note("warning", "reseeded", text, {"rank": root, "step": step})
     return Reseeded(step, root)
 
 

@@ -8,7 +8,6 @@ files for each key, which outlive the process, in a folder of its machine.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aiokv.compressing import Job
+    from aiokv.telemetry import Note
     from aiokv.types import Key, Rank
-
-logger = logging.getLogger("aiokv")
 
 
 class ResidualJournal:
@@ -33,11 +31,13 @@ class ResidualJournal:
         folder: where they are; it is made if need be.
         cluster: of which the worker is.
         name: of the worker.
+        note: what takes note of what is lost; threads call it too.
     """
 
-    def __init__(self, folder: str, cluster: str, name: str) -> None:
+    def __init__(self, folder: str, cluster: str, name: str, note: Note) -> None:
         self._folder = Path(folder)
         self._stem = f"aiokv-residuals-{_digest(f'{cluster}/{name}')}"
+        self._note = note
         self._before = 0
         self._counts: dict[Key, int] = {}
         self._fails = False
@@ -63,7 +63,8 @@ class ResidualJournal:
             try:
                 found |= state_of(path.read_bytes(), str(path), rank, str(step))
             except DataError as error:
-                logger.warning("what compression has left of key %r before step %d is lost: %s", key, step, error)
+                text = f"what compression has left of key {key!r} before step {step} is lost: {error}"
+                self._note("warning", "residuals_lost", text, {"key": key, "step": step})
         return found
 
     def write(self, job: Job, rank: Rank) -> None:
@@ -76,7 +77,8 @@ class ResidualJournal:
         except OSError as error:
             # Training goes on; who takes this worker's place finds nothing, and says so.
             self._fails = True
-            logger.warning("what compression leaves of gradients is not kept any longer: %s", error)
+            text = f"what compression leaves of gradients is not kept any longer: {error}"
+            self._note("warning", "residuals_not_kept", text, {"folder": str(self._folder), "reason": str(error)})
 
     def _write(self, key: Key, state: dict[str, Any], rank: Rank) -> None:
         count = self._counts[key] = self._counts.get(key, self._before) + 1

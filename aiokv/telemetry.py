@@ -1,8 +1,10 @@
-"""What a node records of itself: counters, the event log and a profile. No I/O and no clock."""
+"""What a node records of itself: counters, what an operator should know, the event log and a profile. No clock."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +13,18 @@ E = TypeVar("E")
 
 Counters = Counter[str]
 """Name of an event -> how often it happened."""
+
+Note = Callable[[str, str, str, dict[str, Any]], None]
+"""Takes note of what an operator should know: level, name of the event or "", text, and facts for programs."""
+
+logger = logging.getLogger("aiokv")
+
+
+def take_note(counters: Counters, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
+    """Write a line for the operator; what has the name of an event is counted by it, and is one for programs."""
+    if event:
+        counters[event] += 1
+    logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", text, extra={"event": event, "facts": facts})
 
 
 @dataclass(slots=True)

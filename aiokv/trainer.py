@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +22,7 @@ from aiokv.kvstore import KVStore, create
 from aiokv.optim import LearningRule, rule_to_params
 from aiokv.parameters import Parameters, bare
 from aiokv.residuals import inherited, merged, rank_url, residual_file
+from aiokv.telemetry import Counters, take_note
 from aiokv.trainer_checks import (
     check_compression,
     check_more_than_0,
@@ -46,8 +46,6 @@ DIVISOR = "aiokv.trainer.divisor"
 """The key by which all workers learn what rank 0 divides its first gradients by."""
 OVERFLOW = "aiokv.trainer.overflow"
 """The key by which workers agree whether a step is made: how many of them have gradients that are not finite."""
-
-logger = logging.getLogger("aiokv")
 
 
 class Trainer:
@@ -117,6 +115,8 @@ class Trainer:
         self._updater = Updater(compute)
         self._sums = GradientSum(compute)
         self._collected = self._steps = 0
+        self.counters = Counters()
+        """Name of an event, such as `step_left_out`, -> how often it happened."""
         self._samples = 0.0
         self._divisor: float | None = None
         """What the servers divide by, or this worker: it is known from the first step on."""
@@ -335,7 +335,8 @@ class Trainer:
             self._steps += overflow
         if overflow:
             whose = "this worker has" if here else "another worker has"
-            logger.warning("a step is left out: %s gradients with inf or NaN, loss scale %g", whose, self.loss_scale)
+            text = f"a step is left out: {whose} gradients with inf or NaN, loss scale {self.loss_scale:g}"
+            take_note(self.counters, "warning", "step_left_out", text, {"here": here, "loss_scale": self.loss_scale})
             self._loss_scale.stepped(overflow=True)
         return overflow
 
@@ -470,7 +471,8 @@ class Trainer:
 
     def _load_residuals(self, url: str, save_id: str, workers: int) -> None:
         if self._store is None:
-            logger.warning("%s: what compression had left of gradients is not used: nothing is sent here", url)
+            text = f"{url}: what compression had left of gradients is not used: nothing is sent here"
+            take_note(self.counters, "warning", "residuals_not_used", text, {"url": url})
             return
         ranks = inherited(range(workers), self._store.rank, self._store.num_workers)
         read = {rank: files.read(rank_url(url, rank)) for rank in ranks}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -28,6 +30,7 @@ from aiokv.core.saved_chunks import ChunkState
 from aiokv.errors import ConfigError, DataError
 from aiokv.optim import Assign
 from aiokv.saving import SavedRule
+from aiokv.telemetry import take_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 RULE = SavedRule("sgd", {"learning_rate": 0.5}, "sum", ((3, {"learning_rate": 0.25}),), 4)
 NAME = "run-000001-clock-0000000004"
+NOTE = functools.partial(take_note, Counter())
 
 
 def state(key: Any, start: int, stop: int, size: int, **changes: Any) -> ChunkState:
@@ -167,10 +171,10 @@ def test_any_place_that_fsspec_knows(tmp_path: Path) -> None:
         write_file(place, "part-0.safetensors", part_pieces(4, RULE, [(state("w", 0, 10, 10), 4, {"value": VALUE})]))
     ]
     complete(WriteManifest(4, place, 2, files, []), "memory://checkpoints")
-    found = newest_complete("memory://checkpoints")
+    found = newest_complete("memory://checkpoints", NOTE)
     assert found is not None
     assert found.place == place
-    remove([place], "memory://checkpoints")
+    remove([place], "memory://checkpoints", NOTE)
     assert find_checkpoints("memory://checkpoints") == []
 
 
@@ -319,10 +323,10 @@ def test_files_that_only_their_node_can_see_are_no_checkpoint(tmp_path: Path) ->
     (place / file.name).write_bytes(hidden.read_bytes()[:-1])
     with pytest.raises(DataError, match=f"expected {file.nbytes} bytes, got {file.nbytes - 1}"):
         complete(order, str(tmp_path))
-    assert newest_complete(str(tmp_path)) is None
+    assert newest_complete(str(tmp_path), NOTE) is None
     hidden.rename(place / file.name)
     complete(order, str(tmp_path))
-    assert newest_complete(str(tmp_path)) is not None
+    assert newest_complete(str(tmp_path), NOTE) is not None
 
 
 def test_checkpoints_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
@@ -348,31 +352,33 @@ def test_newest_whole_one_is_taken_and_the_log_says_what_was_passed_over(
     (torn / "part-1.safetensors").write_bytes(b"")
     (changed / "manifest.json").write_text("{}")
     (unfinished / "manifest.json").unlink()
-    found = newest_complete(str(tmp_path))
+    counters: Counter[str] = Counter()
+    found = newest_complete(str(tmp_path), functools.partial(take_note, counters))
     assert found is not None
     assert found.place == str(good)
+    assert counters == {"checkpoint_damaged": 2}
     passed = [record.getMessage() for record in caplog.records]
     assert [str(torn) in passed[1], str(changed) in passed[0], len(passed)] == [True, True, 2]
     assert all("can't be used" in text for text in passed)
 
 
 def test_no_checkpoint_is_no_error_but_only_damaged_ones_are(tmp_path: Path) -> None:
-    assert newest_complete(str(tmp_path)) is None
+    assert newest_complete(str(tmp_path), NOTE) is None
     place = make_checkpoint(tmp_path)
     (place / "part-1.safetensors").write_bytes(b"")
     with pytest.raises(DataError, match=r"no checkpoint in .* can be used"):
-        newest_complete(str(tmp_path))
+        newest_complete(str(tmp_path), NOTE)
 
 
 def test_what_is_deleted_is_no_checkpoint_before_it_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = make_checkpoint(tmp_path, 4), make_checkpoint(tmp_path, 6)
-    remove([str(first)], str(tmp_path))
+    remove([str(first)], str(tmp_path), NOTE)
     assert not first.exists()
-    remove([str(tmp_path / "run-000001-clock-0000000099")], str(tmp_path))
-    remove([str(tmp_path)], "")
+    remove([str(tmp_path / "run-000001-clock-0000000099")], str(tmp_path), NOTE)
+    remove([str(tmp_path)], "", NOTE)
     assert second.exists()
     assert not caplog.records
-    remove([str(second)], str(tmp_path / "elsewhere"))
+    remove([str(second)], str(tmp_path / "elsewhere"), NOTE)
     assert second.exists()
     assert "can't be deleted" in caplog.text
 
@@ -385,11 +391,11 @@ def config(folder: Path, **settings: Any) -> Config:
 
 def test_plan_without_checkpoints_looks_at_nothing(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
-    assert make_plan(config(tmp_path)) == CheckpointPlan()
+    assert make_plan(config(tmp_path), NOTE) == CheckpointPlan()
 
 
 def test_plan_counts_runs_and_knows_what_is_there(tmp_path: Path) -> None:
-    assert make_plan(config(tmp_path, checkpoint_every=5)) == CheckpointPlan(str(tmp_path), 1, 5, 0.0, 3)
+    assert make_plan(config(tmp_path, checkpoint_every=5), NOTE) == CheckpointPlan(str(tmp_path), 1, 5, 0.0, 3)
     whole, unfinished, damaged = (
         make_checkpoint(tmp_path, 4),
         make_checkpoint(tmp_path, 6),
@@ -397,7 +403,7 @@ def test_plan_counts_runs_and_knows_what_is_there(tmp_path: Path) -> None:
     )
     (unfinished / "manifest.json").unlink()
     (damaged / "manifest.json").write_text("{}")
-    plan = make_plan(config(tmp_path, checkpoint_seconds=5.0, checkpoint_keep=7))
+    plan = make_plan(config(tmp_path, checkpoint_seconds=5.0, checkpoint_keep=7), NOTE)
     # What is damaged stays: somebody may want to look at it.
     assert (plan.run, plan.names, plan.torn) == (2, (whole.name,), (unfinished.name,))
     assert (plan.seconds, plan.keep, plan.resume, plan.clock) == (5.0, 7, "", 0)
@@ -406,42 +412,42 @@ def test_plan_counts_runs_and_knows_what_is_there(tmp_path: Path) -> None:
 def test_plan_goes_on_from_the_latest_one(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 4)
     last = make_checkpoint(tmp_path, 2, run=2)
-    plan = make_plan(config(tmp_path, resume="latest"))
+    plan = make_plan(config(tmp_path, resume="latest"), NOTE)
     assert (plan.resume, plan.clock, plan.run, plan.every) == (str(last), 2, 3, 0)
 
 
 def test_latest_of_none_begins_anew_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert make_plan(config(tmp_path, resume="latest")).resume == ""
+    assert make_plan(config(tmp_path, resume="latest"), NOTE).resume == ""
     assert "the job begins anew" in caplog.text
 
 
 def test_plan_goes_on_from_what_is_named(tmp_path: Path) -> None:
     first, _ = make_checkpoint(tmp_path / "old", 4), make_checkpoint(tmp_path / "old", 6)
     for named, clock in ((first, 4), (tmp_path / "old", 6)):
-        assert make_plan(Config(num_workers=2, resume=str(named))).clock == clock
+        assert make_plan(Config(num_workers=2, resume=str(named)), NOTE).clock == clock
 
 
 def test_what_is_named_has_to_be_in_the_folder_if_there_is_one(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "old")
     with pytest.raises(DataError, match="is not in the folder"):
-        make_plan(config(tmp_path / "new", resume=str(tmp_path / "old")))
+        make_plan(config(tmp_path / "new", resume=str(tmp_path / "old")), NOTE)
 
 
 def test_what_is_named_has_to_be_there_and_whole(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no complete checkpoint in"):
-        make_plan(config(tmp_path, resume=str(tmp_path)))
+        make_plan(config(tmp_path, resume=str(tmp_path)), NOTE)
     place = make_checkpoint(tmp_path)
     (place / "part-1.safetensors").write_bytes(b"")
     with pytest.raises(DataError, match="is torn"):
-        make_plan(config(tmp_path, resume=str(place)))
+        make_plan(config(tmp_path, resume=str(place)), NOTE)
     (place / "manifest.json").unlink()
     with pytest.raises(ConfigError, match="there is no complete checkpoint in"):
-        make_plan(config(tmp_path, resume=str(place)))
+        make_plan(config(tmp_path, resume=str(place)), NOTE)
 
 
 def test_other_number_of_workers_can_go_on(tmp_path: Path) -> None:
     place = make_checkpoint(tmp_path, workers=3)
-    assert make_plan(config(tmp_path, resume="latest")).resume == str(place)
+    assert make_plan(config(tmp_path, resume="latest"), NOTE).resume == str(place)
 
 
 def test_what_is_incomplete_or_damaged_is_not_verified_again(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +12,13 @@ import numpy as np
 import pytest
 
 from aiokv.residual_journal import ResidualJournal
+from aiokv.telemetry import take_note
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+COUNTERS: Counter[str] = Counter()
+NOTE = functools.partial(take_note, COUNTERS)
 
 
 class Left:
@@ -33,14 +39,14 @@ def write(journal: ResidualJournal, **keys: float) -> None:
 
 def left(folder: Path, step: int, name: str = "worker-1") -> dict[Any, float]:
     """Return what another process finds."""
-    found = ResidualJournal(str(folder), "c", name).begin(["a", "b"], 1, step)
+    found = ResidualJournal(str(folder), "c", name, NOTE).begin(["a", "b"], 1, step)
     return {key: float(state["residual"][0]) for key, state in found.items()}
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> ResidualJournal:
     """That of a worker which has made two steps, and the first half of a third one."""
-    journal = ResidualJournal(str(tmp_path / "new"), "c", "worker-1")
+    journal = ResidualJournal(str(tmp_path / "new"), "c", "worker-1", NOTE)
     assert journal.begin(["a", "b"], 1, 0) == {}
     write(journal, a=1, b=10)
     write(journal, a=2, b=20)
@@ -50,7 +56,7 @@ def journal(tmp_path: Path) -> ResidualJournal:
 
 def test_what_was_left_after_the_last_whole_step_is_found(journal: ResidualJournal, tmp_path: Path) -> None:
     assert left(tmp_path / "new", 2) == {"a": 2, "b": 20}
-    again = ResidualJournal(str(tmp_path / "new"), "c", "worker-1")
+    again = ResidualJournal(str(tmp_path / "new"), "c", "worker-1", NOTE)
     again.begin(["a", "b"], 1, 2)
     write(again, a=3, b=30)
     assert left(tmp_path / "new", 3) == {"a": 3, "b": 30}
@@ -68,12 +74,14 @@ def test_a_new_job_begins_with_nothing(journal: ResidualJournal, tmp_path: Path)
 def test_what_is_torn_or_of_another_step_is_lost_and_said(
     journal: ResidualJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    COUNTERS.clear()
     with caplog.at_level(logging.WARNING, logger="aiokv"):
         assert left(tmp_path / "new", 4) == {}
         for path in (tmp_path / "new").iterdir():
             path.write_bytes(path.read_bytes()[:-3])
         assert left(tmp_path / "new", 2) == {}
     assert len(caplog.records) == 4
+    assert COUNTERS == {"residuals_lost": 4}
     assert "key 'a' before step 4 is lost" in caplog.text
 
 

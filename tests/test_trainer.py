@@ -164,9 +164,9 @@ def test_async_worker_with_an_overflow_leaves_only_its_own_step_out() -> None:
         trainer = aiokv.Trainer(params, "sgd", RATE_1, kvstore=kv, loss_scale=4.0)
         made = trainer.step(1, {"w": full(np.inf if kv.rank else 4, 2)})
         kv.barrier()
-        return made, kv.pull("w").tolist()
+        return made, trainer.counters["step_left_out"], kv.pull("w").tolist()
 
-    assert on_cluster(work, 2, policy="asp") == [(True, [-1.0, -1.0]), (False, [-1.0, -1.0])]
+    assert on_cluster(work, 2, policy="asp") == [(True, 0, [-1.0, -1.0]), (False, 1, [-1.0, -1.0])]
 
 
 def test_servers_reduce_to_the_median() -> None:

@@ -116,12 +116,18 @@ def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
     import contextlib
     import logging
 
+    from aiokv.launch import descriptors
     from aiokv.launch.events import writing_events
     from aiokv.launch.serve import serve
     from aiokv.net import runner
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with writing_events(sys.stdout) if as_json else contextlib.nullcontext():
+        missing = descriptors.make_room(config.max_connections)
+        if missing:
+            text = f"{missing} file descriptors are missing for max_connections = {config.max_connections}"
+            hint = "raise the hard limit (ulimit -Hn), or set fewer connections"
+            node.note("warning", "few_descriptors", f"{text}: {hint}", {"missing": missing})
         outcome = runner.run(serve(node, lambda: _announce(node, config, task, as_json=as_json)), loop=config.loop)
     if outcome.exit_code == 0:
         click.echo(f"{config.role} is done: {outcome.reason}", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiokv.launch.signals import handle_signals
 from aiokv.launch.supervisor import EXIT_SIGNAL_BASE, Outcome
@@ -32,6 +32,9 @@ class Node(Protocol):
 
     async def wait_stopped(self) -> Stop:
         """Wait until the node's work is over."""
+
+    def note(self, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
+        """Write a line for the operator, and count it."""
 
     def leave(self) -> bool:
         """Begin to leave in good order; return False if that is not possible."""

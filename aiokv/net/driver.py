@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import socket
 import ssl
@@ -24,7 +23,7 @@ from aiokv.net.checksums import load_checksum
 from aiokv.net.memory import MemoryLink
 from aiokv.net.shared import Segments
 from aiokv.net.tcp import Link
-from aiokv.telemetry import Counters, EventLog, Profile
+from aiokv.telemetry import Counters, EventLog, Profile, take_note
 from aiokv.wire.messages import Error, Waiting
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from aiokv.net.link import AnyLink
     from aiokv.types import Peer
     from aiokv.wire.receiver import Frame, Head, Landing
-
-logger = logging.getLogger("aiokv")
 
 CLOSE_SECONDS = 1.0
 """How long a closing node lets its last frames flow before it cuts the connections."""
@@ -174,10 +171,12 @@ class Driver:
         self._arm_timer()
 
     def note(self, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
-        """Write a line for the operator; what has the name of an event is counted by it, and is one for programs."""
-        if event:
-            self.counters[event] += 1
-        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", text, extra={"event": event, "facts": facts})
+        """Write a line for the operator, and count it. See `aiokv.telemetry.take_note`."""
+        take_note(self.counters, level, event, text, facts)
+
+    def note_from_thread(self, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
+        """Do the same for what goes on in another thread."""
+        self._loop.call_soon_threadsafe(self.note, level, event, text, facts)
 
     def _note_refusals(self) -> None:
         """Count what was refused; one line says what has the same reason, such as all calls that need a lost worker."""

@@ -43,7 +43,8 @@ class Scheduler(Node):
         """Listen. See `Node.start`."""
         config = self.config
         config.check_token()
-        checkpoints = await asyncio.to_thread(make_plan, config)
+        self._loop = asyncio.get_running_loop()
+        checkpoints = await asyncio.to_thread(make_plan, config, self.note_from_thread)
         await self._listen(config.bind_host, config.bind_port)
         plan = ClusterPlan(
             num_workers=config.num_workers,
@@ -82,7 +83,7 @@ class Scheduler(Node):
         folder = self.config.checkpoint_folder
         async with self._files:
             if isinstance(effect, ef.RemoveCheckpoints):
-                await asyncio.to_thread(remove, effect.places, folder)
+                await asyncio.to_thread(remove, effect.places, folder, self.note_from_thread)
                 return
             reason = ""
             try:

@@ -25,7 +25,7 @@ from aiokv.kernels import Backend, engine_for, get_backend
 from aiokv.kernels.work import has_kernel
 from aiokv.net.arrivals import Arrivals
 from aiokv.net.checkpointing import CheckpointFiles, OnCheckpoint
-from aiokv.net.driver import Log, logger, make_incarnation, make_name
+from aiokv.net.driver import Log, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.node import Node, local_host_towards
@@ -256,8 +256,8 @@ class Server(Node):
         All backends give the same bits, so it does not matter in the middle of which round the faster one is there.
         """
         if isinstance(self._store, DeviceStore) and not isinstance(optimizer, Assign) and not has_kernel(optimizer):
-            text = "%s: there is no device kernel for optimizer %r; each update is copied to the host and back"
-            logger.warning(text, self.name, optimizer.name)
+            text = f"no device kernel for optimizer {optimizer.name!r}: its updates are copied to the host and back"
+            self.note("warning", "no_device_kernel", text, {"optimizer": optimizer.name})
         if self.config.backend == "auto" and not isinstance(optimizer, Assign) and self._warming is None:
             self._warming = self._loop.create_task(self._use_compiled(optimizer))
 
@@ -265,7 +265,7 @@ class Server(Node):
         try:
             backend = await asyncio.to_thread(_compiled, optimizer, self._store.dtypes() or ["float32"])
         except AiokvError as error:
-            logger.info("%s updates with NumPy: %s", self.name, error)
+            self.note("info", "", f"{self.name} updates with NumPy: {error}", {})
             return
         self._store.use(backend)
 
@@ -280,7 +280,7 @@ class Server(Node):
         try:
             await asyncio.to_thread(warm_up, codec, "float32", "cpu")
         except AiokvError as error:
-            logger.info("%s decodes with NumPy: %s", self.name, error)
+            self.note("info", "", f"{self.name} decodes with NumPy: {error}", {})
             return
         self._store.prepare(codec, "cpu")
 
@@ -335,7 +335,7 @@ class Server(Node):
             case ef.Stop():
                 self._stop(effect)
             case ef.Complete():
-                logger.info("%s is a member of the cluster, at %s", self.name, self.address)
+                self.note("info", "", f"{self.name} is a member of the cluster, at {self.address}", {})
             case ef.Fail(_, error):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:

@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from aiokv.errors import AiokvError
-from aiokv.net.driver import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +47,8 @@ class Siblings:
         try:
             await node.start()
             stop = await node.wait_stopped()
-            logger.info("%s, in the process of %s, ends: %s", name, self._owner.name, stop.reason)
+            text = f"{name}, in the process of {self._owner.name}, ends: {stop.reason}"
+            self._owner.note("info", "", text, {})
         except AiokvError as error:
             text = f"{self._owner.name} could not start {name}: {error}"
             self._owner.note("warning", "standby_not_started", text, error.details)

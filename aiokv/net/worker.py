@@ -92,7 +92,7 @@ class Client(Driver, Operations):
         self._most_bytes = DEFAULT_LIMITS.max_payload_bytes
         self._checkpoint_folder = config.checkpoint_folder
         if config.residual_folder:
-            self._journal = ResidualJournal(config.residual_folder, config.cluster, self._name)
+            self._journal = ResidualJournal(config.residual_folder, config.cluster, self._name, self.note_from_thread)
 
     # --- life ---
 

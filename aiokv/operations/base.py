@@ -47,6 +47,10 @@ class BaseOperations(ABC):
     def _seconds(self, timeout: float | None) -> float:
         """Return how long a call may take."""
 
+    @abstractmethod
+    def note(self, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
+        """Write a line for the operator, and count it. See `aiokv.telemetry.take_note`."""
+
     async def _compute(self, function: Callable[[], T], nbytes: int) -> T:
         """Return what a function over so many bytes returns; carriers with an event loop do not let it wait."""
         del nbytes

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -38,6 +38,9 @@ class FakeNode:
     ) -> None:
         """Remember it."""
         self.is_closed = True
+
+    def note(self, level: str, event: str, text: str, facts: dict[str, Any]) -> None:
+        """Say nothing."""
 
     def leave(self) -> bool:
         """End as it is said, if it is."""

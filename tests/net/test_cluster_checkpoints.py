@@ -346,6 +346,7 @@ async def test_torn_one_is_passed_over(cluster: MakeCluster, tmp_path: Path, cap
     await tear(tmp_path, newest)
     async with cluster(**settings, resume="latest") as second:
         assert_same(await begin(second, RULES[0]), after[before])
+        assert second.scheduler.counters["checkpoint_damaged"] == 1
     assert "is torn" in caplog.text
 
 
