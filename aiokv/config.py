@@ -8,14 +8,14 @@ comes in, so that a mistake is reported with the place it came from. Times are s
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from aiokv.errors import ConfigError, MissingExtraError
+from aiokv.addresses import MAX_PORT, interface_address, is_loopback, is_wildcard, parse_address
+from aiokv.errors import ConfigError
 from aiokv.layers import (
     FILE,
     TRAINING,
@@ -32,12 +32,9 @@ from aiokv.layers import (
 from aiokv.types import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Config", "format_address", "is_loopback", "is_wildcard", "load_config", "parse_address"]
+    from collections.abc import Mapping, Sequence
 
 DEFAULT_SCHEDULER_PORT: Final = 9091
-MAX_PORT: Final = 65535
 
 _ROLES: Final = ", ".join(role.value for role in Role)
 
@@ -287,37 +284,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         """Check what no value can say alone."""
-        if not 0 < self.heartbeat < self.death_timeout < self.call_timeout <= self.join_timeout:
-            got = ", ".join(f"{name} = {getattr(self, name):g}" for name in _TIMEOUTS)
-            raise ConfigError(
-                f"time-outs contradict each other: {_TIMEOUT_RULE} must hold, got {got}",
-                expected=_TIMEOUT_RULE,
-                got=got,
-            )
-        if self.role is Role.SCHEDULER and self.min_workers > self.num_workers:
-            text = f"min_workers = {self.min_workers} is more than num_workers = {self.num_workers}"
-            raise ConfigError(text, expected=self.num_workers, got=self.min_workers)
+        self._check_timeouts()
         if self.role is Role.SCHEDULER:
-            self.check_replication()
+            self._check_members()
         if self.replication > 1 and self.device != "cpu":
             text = f"replication = {self.replication} needs values in the host's memory, but device = {self.device!r}"
             raise ConfigError(text, key="device", expected="cpu", got=self.device)
-        if self.role is Role.SCHEDULER and 0 < self.max_workers < self.num_workers:
-            text = f"max_workers = {self.max_workers} is less than num_workers = {self.num_workers}"
-            raise ConfigError(text, expected=self.num_workers, got=self.max_workers)
-        keeps_places = self.on_worker_loss == "shrink" or self.max_workers > 0
-        waits = self.on_worker_loss == "respawn" or (keeps_places and self.min_workers > 1)
-        if waits and self.death_timeout + self.respawn_timeout > self.call_timeout:
-            rule = "death_timeout + respawn_timeout <= call_timeout"
-            got = ", ".join(f"{name} = {getattr(self, name):g}" for name in _RESPAWN_TIMEOUTS)
-            raise ConfigError(
-                f"time-outs contradict each other: with on_worker_loss = {self.on_worker_loss!r}, {rule} must hold, or "
-                f"calls would give up before the worker that they wait for can be back; got {got}",
-                expected=rule,
-                got=got,
-            )
-        if self.uses_tls and not self.tls_ca:
-            raise ConfigError("tls_cert and tls_key need tls_ca, or this node could not tell who the others are")
+        self._check_tls()
         checkpoints = self.checkpoint_every or self.checkpoint_seconds or self.resume == "latest"
         if checkpoints and not self.checkpoint_folder:
             raise ConfigError(
@@ -325,6 +298,42 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "checkpoints",
                 key="checkpoint_folder",
             )
+
+    def _check_timeouts(self) -> None:
+        if not 0 < self.heartbeat < self.death_timeout < self.call_timeout <= self.join_timeout:
+            got = self._shown(_TIMEOUTS)
+            raise ConfigError(
+                f"time-outs contradict each other: {_TIMEOUT_RULE} must hold, got {got}",
+                expected=_TIMEOUT_RULE,
+                got=got,
+            )
+        keeps_places = self.on_worker_loss == "shrink" or self.max_workers > 0
+        waits = self.on_worker_loss == "respawn" or (keeps_places and self.min_workers > 1)
+        if waits and self.death_timeout + self.respawn_timeout > self.call_timeout:
+            rule = "death_timeout + respawn_timeout <= call_timeout"
+            got = self._shown(_RESPAWN_TIMEOUTS)
+            raise ConfigError(
+                f"time-outs contradict each other: with on_worker_loss = {self.on_worker_loss!r}, {rule} must hold, or "
+                f"calls would give up before the worker that they wait for can be back; got {got}",
+                expected=rule,
+                got=got,
+            )
+
+    def _shown(self, names: Sequence[str]) -> str:
+        return ", ".join(f"{name} = {getattr(self, name):g}" for name in names)
+
+    def _check_members(self) -> None:
+        if self.min_workers > self.num_workers:
+            text = f"min_workers = {self.min_workers} is more than num_workers = {self.num_workers}"
+            raise ConfigError(text, expected=self.num_workers, got=self.min_workers)
+        if 0 < self.max_workers < self.num_workers:
+            text = f"max_workers = {self.max_workers} is less than num_workers = {self.num_workers}"
+            raise ConfigError(text, expected=self.num_workers, got=self.max_workers)
+        self.check_replication()
+
+    def _check_tls(self) -> None:
+        if self.uses_tls and not self.tls_ca:
+            raise ConfigError("tls_cert and tls_key need tls_ca, or this node could not tell who the others are")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key belong together: give both, or none of them")
 
@@ -480,7 +489,7 @@ def _merge(merged: Layer, layer: Layer) -> None:
 def _build(merged: Layer) -> Config:
     values = {name: value for name, (value, _) in merged.items()}
     if values.get("interface"):
-        values["bind_host"] = _interface_address(values["interface"], merged["interface"][1])
+        values["bind_host"] = interface_address(values["interface"], merged["interface"][1])
     if values.get("role") is Role.SCHEDULER:
         # Everybody looks for the scheduler there, so listening anywhere else has to be asked for.
         for name in ("host", "port"):
@@ -494,70 +503,3 @@ def _build(merged: Layer) -> Config:
             f"{name} from {merged[name][1]}" for name in (*_TIMEOUTS, "respawn_timeout") if name in merged
         )
         raise ConfigError(f"{error.message} ({origins}; the others are defaults)", **error.details) from None
-
-
-def _interface_address(name: str, origin: str) -> str:
-    try:
-        import psutil  # noqa: PLC0415 - only who names an interface needs it
-    except ImportError:
-        raise MissingExtraError(
-            f"finding the address of interface {name!r} needs the package 'psutil': pip install psutil, "
-            f"or give the address as bind_host"
-        ) from None
-    interfaces = psutil.net_if_addrs()
-    families = ("AF_INET", "AF_INET6")
-    found = {
-        family: entry.address
-        for entry in reversed(interfaces.get(name, []))
-        if (family := entry.family.name) in families
-    }
-    for family in families:
-        if family in found:
-            return found[family]
-    known = ", ".join(sorted(interfaces))
-    problem = "has no IP address" if name in interfaces else "does not exist"
-    raise ConfigError(
-        f"interface {name!r} (from {origin}) {problem}; there are: {known}",
-        key="interface",
-        source=origin,
-        expected=known,
-        got=name,
-    )
-
-
-def parse_address(text: Any) -> tuple[str, int]:
-    """Split "host:port"; an IPv6 address stands in brackets, "[::1]:9091".
-
-    Raises:
-        ConfigError: it is not of that form.
-    """
-    expected = "host:port, with an IPv6 address in brackets"
-    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    host_ok = bool(colon and host) and (bracketed or ":" not in host)
-    port_ok = port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT)) and int(port) <= MAX_PORT
-    if not host_ok or not port_ok:
-        raise ConfigError(f"expected {expected}, got {text!r}", expected=expected, got=repr(text))
-    return host, int(port)
-
-
-def format_address(host: str, port: int) -> str:
-    """Write an address as "host:port", the form that `parse_address` reads."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach an address: 127.0.0.0/8, ::1 or localhost."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def is_wildcard(host: str) -> bool:
-    """Say whether an address means all of this machine's addresses: 0.0.0.0 or ::."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False

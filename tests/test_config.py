@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from aiokv.config import Config, format_address, is_loopback, load_config, parse_address
+from aiokv.addresses import format_address, is_loopback, parse_address
+from aiokv.config import Config, load_config
 from aiokv.errors import ConfigError, MissingExtraError
 from aiokv.types import Role
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from aiokv.addresses import format_address
 from aiokv.bench.plan import MAX_LINE, Done, Message, Progress, Ready, decode
-from aiokv.config import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable

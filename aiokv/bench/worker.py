@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from aiokv.addresses import parse_address
 from aiokv.bench.checks import OPTIMIZERS, make_check
 from aiokv.bench.pattern import Floats, Gradient
 from aiokv.bench.plan import Done, Message, Plan, Progress, Ready, encode
 from aiokv.bench.workloads import Workload, parse_workload
-from aiokv.config import load_config, parse_address
+from aiokv.config import load_config
 from aiokv.kvstore import DIST_POLICIES
 from aiokv.net import runner
 from aiokv.net.worker import Client, connect

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
+from aiokv.addresses import format_address
 from aiokv.chaos.copies import wait_for_copies
 from aiokv.chaos.job import JobPlan
 from aiokv.chaos.plan import Fault, FaultPlan, Kind
 from aiokv.chaos.proxy import Proxy
 from aiokv.chaos.report import Report, count_contributions
-from aiokv.config import format_address, load_config
+from aiokv.config import load_config
 from aiokv.errors import AiokvError
 from aiokv.launch import Job, LocalLauncher
 from aiokv.launch.base import node_command

@@ -99,7 +99,8 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
 
     It holds a part of the parameters, and ends when the scheduler says that the job is over.
     """
-    from aiokv.config import format_address, load_config
+    from aiokv.addresses import format_address
+    from aiokv.config import load_config
     from aiokv.net.server import Server
     from aiokv.types import Role
 
@@ -137,7 +138,7 @@ def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
 def _announce(node: Node, config: Config, task: str, *, as_json: bool) -> None:
     import json
 
-    from aiokv.config import format_address
+    from aiokv.addresses import format_address
 
     if as_json:
         facts = {"role": config.role, "name": config.name, "cluster": config.cluster}

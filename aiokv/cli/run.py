@@ -141,7 +141,8 @@ def run(
     import asyncio
     import secrets
 
-    from aiokv.config import load_config, parse_address
+    from aiokv.addresses import parse_address
+    from aiokv.config import load_config
     from aiokv.launch import Job, LocalLauncher
     from aiokv.launch.base import resolve_command, unique_cluster
     from aiokv.launch.supervisor import Recovery
@@ -199,7 +200,7 @@ def _restarts(config: Config, *, reseeds: bool) -> int:
 
 def _placed(config: Config, hosts: str | None, remote: str | None) -> dict[str, Any]:
     """Return where the nodes of a job run and listen."""
-    from aiokv.config import is_loopback
+    from aiokv.addresses import is_loopback
     from aiokv.launch.base import SSH
 
     if hosts is None:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aiokv.config import format_address
+from aiokv.addresses import format_address
 from aiokv.errors import ConfigError
 from aiokv.launch.supervisor import Recovery
 from aiokv.types import Role

@@ -9,7 +9,7 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from aiokv.config import format_address, is_wildcard
+from aiokv.addresses import format_address, is_wildcard
 from aiokv.launch import scratch
 from aiokv.launch.base import Launcher, count
 from aiokv.launch.process import NodeProcess

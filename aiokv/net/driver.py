@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
-from aiokv.config import format_address
+from aiokv.addresses import format_address
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ProtocolError

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Self
 
-from aiokv.config import Config, format_address
+from aiokv.addresses import format_address
 from aiokv.core import effects as ef
 from aiokv.errors import BindError, ClosedError
 from aiokv.net import tls
@@ -19,6 +19,7 @@ from aiokv.wire.admission import Admission
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from aiokv.config import Config
     from aiokv.errors import AiokvError
     from aiokv.net.link import AnyLink
     from aiokv.net.tcp import Link

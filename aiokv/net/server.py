@@ -12,10 +12,11 @@ import numpy as np
 from msgspec import structs
 
 from aiokv import device_storing, plugins
+from aiokv.addresses import is_wildcard
 from aiokv.arrays import bytes_of
 from aiokv.codec.formats import warm_up
 from aiokv.commands import ServerInfo, run
-from aiokv.config import Config, is_wildcard, load_config
+from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.coordinator import Coordinator

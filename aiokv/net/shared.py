@@ -15,7 +15,7 @@ import secrets
 import stat
 from typing import TYPE_CHECKING, Final
 
-from aiokv.config import is_loopback
+from aiokv.addresses import is_loopback
 from aiokv.wire.messages import Share
 from aiokv.wire.shared import MIN_SHARED_BYTES, NONCE_BYTES, Mapping
 

@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from aiokv.config import format_address
+from aiokv.addresses import format_address
 from aiokv.errors import AiokvError, ChecksumError, HandshakeError
 from aiokv.net import tls
 from aiokv.net.link import Outgoing, detach

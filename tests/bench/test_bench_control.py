@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
+from aiokv.addresses import parse_address
 from aiokv.bench.control import Control
 from aiokv.bench.plan import Done, Message, Progress, Ready, encode
-from aiokv.config import parse_address
 
 DONE = Done(0, [0.5], 0.1, 3, [])
 
