@@ -8,6 +8,7 @@
     peers       devices that read each other's memory
     launch      geometry, the table of tensors that one launch goes over, and room for it on the device
     launches    launches that are run again and again, and those for other tensors each time
+    simulator   launches in Numba's simulator
     streaming   every kernel that goes over memory once, made from what happens to one element
     reduce      sums, norms, clipping
     optimize    updates, and the squares for those that need norms

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import linecache
 import textwrap
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from aiokv.kernels.cuda.rounding import DOUBLE, names
 from aiokv.kernels.cuda.tensors import check_rows, tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from aiokv.kernels.cuda.tensors import Tensor
 
@@ -242,27 +241,11 @@ def make_kernel(source: str, precision: str, arrays: dict[str, str], functions: 
         _define(text, made)
     _define(source, made)
     kernel = cuda.jit(made["kernel"])  # type: ignore[no-untyped-call]
-    return _InTurn(kernel) if SIMULATED else kernel
+    if not SIMULATED:
+        return kernel
+    from aiokv.kernels.cuda.simulator import InTurn  # noqa: PLC0415 - only there is what it is made of
 
-
-class _InTurn:
-    """A simulated kernel: Numba's simulator refuses to run two at a time, so who launches another one waits.
-
-    Args:
-        kernel: to be launched.
-    """
-
-    _lock = threading.Lock()
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-
-    def __getitem__(self, configuration: tuple[Any, ...]) -> Callable[..., None]:
-        def launch_it(*arguments: Any) -> None:
-            with self._lock:
-                self._kernel[configuration](*arguments)
-
-        return launch_it
+    return InTurn(kernel)
 
 
 def _define(source: str, made: dict[str, Any]) -> None:
