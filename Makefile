@@ -13,6 +13,8 @@ PYTEST_FLAGS ?= $(if $(CI),--randomly-seed=1)
 # On all CPUs, though no more than 8: each process imports PyTorch and compiles kernels of its own.
 PYTEST_PROCESSES ?= --numprocesses=logical --maxprocesses=8 --dist=worksteal
 CHAOS_MINUTES ?= 2
+# Interpreters to look at besides those on the path: what pyenv has installed.
+PYTHONS ?= $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[1-9]*/bin/python)
 
 # An activated environment, or a user's pip settings, must not lead the installation elsewhere.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET PIP_USER
@@ -49,7 +51,7 @@ $(STAMP): pyproject.toml
 	@echo "$(CURDIR)" > $(STAMP)
 
 .PHONY: test
-test: lint types imports docs unit chaos ## lint, types, imports, docs, tests, coverage and chaos: all that CI runs
+test: lint types imports docs unit chaos ## lint, types, imports, docs, tests, coverage and chaos; CI runs this and versions
 
 .PHONY: lint
 lint: $(STAMP) ## check style, format and spelling
@@ -68,6 +70,11 @@ imports: $(STAMP) ## check who imports whom
 .PHONY: unit
 unit: $(STAMP) ## run the tests on all CPUs, and check that they cover the state machines
 	$(PY) -m pytest $(SANS_IO:%=--cov=%) --cov-fail-under=100 $(PYTEST_PROCESSES) $(PYTEST_FLAGS)
+
+.PHONY: versions
+versions: $(STAMP) ## compare runs of the simulator under all Pythons from 3.11 to 3.13 that are found
+	$(PY) -m tox run --quiet $(if $(PYTHONS),--discover $(PYTHONS))
+	$(PY) -m pytest tests/sim/test_sim_versions.py $(PYTEST_FLAGS)
 
 .PHONY: coverage
 coverage: $(STAMP) ## show what the tests cover of everything; takes twice as long as they do
@@ -101,5 +108,5 @@ docs: $(STAMP) ## build the documentation in docs/_build
 
 .PHONY: clean
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
+	rm -rf $(VENV) .tox build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
