@@ -7,9 +7,10 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from aiokv.core.checkpoint_keeper import CheckpointPlan
+from aiokv.core.cluster_plan import ClusterPlan
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.membership import Membership
 from aiokv.core.session import Session
 from aiokv.core.stimuli import NodeEnded
 from aiokv.policy import get_policy

@@ -22,8 +22,7 @@ from aiokv.types import Role
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from aiokv.core.member_table import MemberTable
     from aiokv.core.members import Member
     from aiokv.types import Peer
 
@@ -46,9 +45,7 @@ class Standbys:
         replication: on how many servers every parameter is.
         elastic: whether processes may join when all indices are served.
         patience: seconds that a standby has to register, and that pass when one was no success.
-        members: all nodes of the cluster, by name.
-        servers: those that serve an index, lost ones among them, by name.
-        part: takes a node's connection out of all tables; is told what became of the node and why.
+        table: all nodes of the cluster.
     """
 
     def __init__(
@@ -56,17 +53,14 @@ class Standbys:
         replication: int,
         elastic: bool,
         patience: float,
-        members: dict[str, Member],
-        servers: dict[str, Member],
-        part: Callable[[Member, str, str], None],
+        table: MemberTable,
     ) -> None:
         self._replication = replication
         self.takes_spares = elastic or replication > 1
         """Whether a process of servers may join when all indices are served."""
         self._patience = patience
-        self._members = members
-        self._servers = servers
-        self._part = part
+        self._members, self._servers = table.by_name, table.servers
+        self._drop = table.drop
         self._of: dict[int, Standby] = {}
         self._processes: dict[str, str] = {}
         """The name of the node in whose process a node is, by its name; those in their own are not here."""
@@ -236,7 +230,7 @@ class Standbys:
         if node is None:
             return []
         ends: list[Effect] = [Send(node.peer, 0, m.Stop(reason))] if node.connected else []
-        self._part(node, "left", reason)
+        self._drop(node, "left", reason)
         return ends
 
     def _index_of(self, name: str) -> int | None:
@@ -304,7 +298,7 @@ class Standbys:
                 (server,) = [one for one in self._servers.values() if one.number == index]
                 gone.append((server.peer, 0))
                 effects += self._replace(server)
-                self._part(server, "left", f"{process} serves its part of the keys by now")
+                self._drop(server, "left", f"{process} serves its part of the keys by now")
         for name, request in list(self._leaving.items()):
             places = [one for one in self._servers.values() if self.process_of(one.name) == name]
             if not all(self._is_ready(one.number) for one in places):
@@ -316,7 +310,7 @@ class Standbys:
             del self._leaving[name]
             self._members.pop(name, None)
             for one in {id(one): one for one in (*places, node)}.values():
-                self._part(one, "left", "left in good order")
+                self._drop(one, "left", "left in good order")
         return effects, gone
 
     # --- getting lost ---
@@ -330,7 +324,7 @@ class Standbys:
             why = reason if node is lost else f"the process of {lost.name} is gone: {reason}"
             if node.connected and node is not lost:
                 effects.append(Disconnect(node.peer, why))
-            self._part(node, "lost", why)
+            self._drop(node, "lost", why)
             self._leaving.pop(node.name, None)
             text, facts = f"{node.role} {node.name} is lost: {why}", node.facts | {"reason": why}
             effects.append(Log("error", text, "server_lost", facts))

@@ -9,7 +9,8 @@ from aiokv.checkpoint_folder import complete, make_plan, remove
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.cluster_plan import ClusterPlan
+from aiokv.core.membership import Membership
 from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net.node import Node
 from aiokv.types import Role

@@ -16,9 +16,10 @@ from msgspec import structs
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
+from aiokv.core.cluster_plan import ClusterPlan
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.membership import Membership
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError, RoundTimeoutError, WorkerLostError
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, Slot, TensorSpec, Version

@@ -58,4 +58,4 @@ def test_one_that_stays_silent_is_lost_a_heartbeat_later(scheduler: Scheduler) -
 def test_the_silence_of_all_is_a_loss_a_heartbeat_after_the_death_timeout(scheduler: Scheduler) -> None:
     scheduler.tick(STOPPED + 2.0)
     scheduler.tick(STOPPED + 2.5)
-    assert {member.state for member in scheduler.machine._members.values()} == {"lost"}
+    assert {member.state for member in scheduler.machine._members.by_name.values()} == {"lost"}

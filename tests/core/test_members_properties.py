@@ -60,7 +60,7 @@ class Cluster(RuleBasedStateMachine):
 
     def state(self, rank: int) -> str:
         """Return what the scheduler thinks of a worker."""
-        member = self.scheduler.machine._members.get(f"worker-{rank}")
+        member = self.scheduler.machine._members.by_name.get(f"worker-{rank}")
         return member.state if member else "absent"
 
     @property
@@ -267,7 +267,7 @@ class Cluster(RuleBasedStateMachine):
                 self.view_arrives()
         assert not any(asked.pending for asked in self.asked)
         # Who has left or died is not answered any more.
-        present = self.scheduler.machine._by_peer
+        present = self.scheduler.machine._members.by_peer
         assert not any(asked.pending and asked.peer in present for asked in self.arrivals)
         assert not self.server.machine._answers._waiters
         assert not self.scheduler.machine._barriers._arrivals

@@ -338,7 +338,7 @@ def test_tables_are_empty_at_the_end(scheduler: Scheduler) -> None:
         scheduler.ask(f"worker-{rank}", m.Leave())
     scheduler.drop("server-0")
     assert scheduler.machine.deadline() is None
-    assert not scheduler.machine._by_peer
+    assert not scheduler.machine._members.by_peer
     assert not scheduler.machine._barriers._arrivals
 
 

@@ -105,7 +105,7 @@ def test_only_so_many_answers_are_kept(scheduler: Scheduler) -> None:
     for _ in range(70):
         first = scheduler.barrier("worker-0")
         assert scheduler.barrier("worker-1").answer == first.answer == m.Done()
-    assert len(scheduler.machine._members["worker-0"].answered) == 64
+    assert len(scheduler.machine._members.by_name["worker-0"].answered) == 64
 
 
 def test_the_others_hear_of_a_view_that_a_node_has_missed(scheduler: Scheduler) -> None:

@@ -143,7 +143,7 @@ class Members(RuleBasedStateMachine):
     @property
     def over(self) -> bool:
         """Whether the job is over."""
-        return self.scheduler.machine._over
+        return self.scheduler.machine._cluster.is_over
 
     def play(self) -> None:
         """Let everybody answer what the scheduler asks: nobody is beyond what it asks for."""
@@ -154,7 +154,7 @@ class Members(RuleBasedStateMachine):
                 clock, peer = effect.message.clock, effect.peer
                 answers = [m.BoundaryClock(clock, 0), m.Passed(clock)]
                 for answer in answers[: 1 if peer == self.scheduler.peers["server-0"] else 2]:
-                    if peer in self.scheduler.machine._by_peer:
+                    if peer in self.scheduler.machine._members.by_peer:
                         self.scheduler.handle(st.Received(peer, 0, answer))
 
     @rule(name=hs.sampled_from(WORKERS))

@@ -16,6 +16,7 @@ from aiokv.core.answers import Answers
 from aiokv.core.barriers import Barriers
 from aiokv.core.calls import Calls
 from aiokv.core.chunk import Chunk
+from aiokv.core.cluster import Cluster
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.deadlines import Deadlines
 from aiokv.core.directory import Directory
@@ -26,6 +27,7 @@ from aiokv.core.roster import Roster
 from aiokv.core.rounds import Rounds
 from aiokv.core.session import Session
 from aiokv.core.steps import Steps
+from aiokv.core.turnover import Turnover
 from aiokv.core.whole_calls import WholeCalls
 from aiokv.core.worker_links import WorkerLinks
 from aiokv.policy.kofn import FirstK
@@ -250,9 +252,9 @@ def open_barriers_early(original: Any) -> Any:
 
 
 def finish_somebody_else(original: Any) -> Any:
-    def finish(self: Membership, peer: int, request: int, now: float) -> Any:
-        workers = [member for member in self._members.values() if member.number >= 0 and member.host == ""]
-        other = workers[(workers.index(self._worker(peer)) + 1) % len(workers)]
+    def finish(self: Turnover, peer: int, request: int, now: float) -> Any:
+        workers = list(self._members.workers.values())
+        other = workers[(workers.index(self._cluster.worker(peer)) + 1) % len(workers)]
         return [
             structs.replace(effect, peer=peer) if isinstance(effect, Send) and effect.request == request else effect
             for effect in original(self, other.peer, request, now)
@@ -273,8 +275,8 @@ def be_hasty(original: Any) -> Any:
 
 
 def use_an_epoch_again(original: Any) -> Any:
-    def publish(self: Membership, now: float) -> Any:
-        self._epoch -= self._epoch == 2
+    def publish(self: Cluster, now: float) -> Any:
+        self.epoch -= self.epoch == 2
         return original(self, now)
 
     return publish
@@ -381,11 +383,11 @@ PLANTS: dict[str, tuple[Places, str]] = {
     ),
     "a barrier opens early": ({(Barriers, "_absent"): open_barriers_early}, "opens without worker-"),
     "somebody else is taken for finished": (
-        {(Membership, "_finish"): finish_somebody_else},
+        {(Turnover, "finish"): finish_somebody_else},
         "was made without worker-|opens without worker-",
     ),
     "who has finished is waited for": (
-        {(Membership, "_finish"): forget_who_has_finished},
+        {(Turnover, "finish"): forget_who_has_finished},
         "(Round|Barrier)TimeoutError",
     ),
     "a lost worker's last pushes count one by one": (
@@ -398,7 +400,7 @@ PLANTS: dict[str, tuple[Places, str]] = {
     ),
     "who is evicted is waited for": ({(Roster, "members"): wait_for_who_is_evicted}, "RoundTimeoutError"),
     "nodes are given up too early": ({(Membership, "__init__"): be_hasty}, "is called lost, but was heard"),
-    "an epoch is used twice": ({(Membership, "_publish"): use_an_epoch_again}, "two views of epoch"),
+    "an epoch is used twice": ({(Cluster, "publish"): use_an_epoch_again}, "two views of epoch"),
     "a call is over with its first answer": (
         {(Calls, "_advance"): be_content_with_the_first_answer},
         "was answered, but is in no update",

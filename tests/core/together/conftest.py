@@ -19,9 +19,10 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
+from aiokv.core.cluster_plan import ClusterPlan
 from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.membership import Membership
 from aiokv.core.row_parts import cut_rows
 from aiokv.core.session import Session
 from aiokv.errors import AiokvError

@@ -12,7 +12,8 @@ import numpy as np
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.checkpoint_keeper import CheckpointPlan
-from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.cluster_plan import ClusterPlan
+from aiokv.core.membership import Membership
 from aiokv.core.saved_chunks import ChunkState
 from aiokv.core.session import Session
 from aiokv.wire import messages as m

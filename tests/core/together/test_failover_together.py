@@ -85,7 +85,7 @@ class Replicated(Cluster):
         """Whether each index has a standby that is ready."""
         scheduler = self.nodes["scheduler"].machine
         assert isinstance(scheduler, Membership)
-        view = scheduler._view
+        view = scheduler._cluster.view
         return view is not None and all(
             entry.standby is not None
             and entry.standby.state == "ready"
@@ -107,13 +107,13 @@ class Replicated(Cluster):
         """Let the process die that has the primary of an index, or links to standbys end."""
         scheduler = self.nodes["scheduler"].machine
         assert isinstance(scheduler, Membership)
-        assert scheduler._view is not None
-        if index >= len(scheduler._view.servers):
+        assert scheduler._cluster.view is not None
+        if index >= len(scheduler._cluster.view.servers):
             for node in list(self.nodes.values()):
                 for peer in [peer for peer in node.links if node.alive and peer < STANDBY]:
                     self.break_link(node, peer)
             return
-        process = self.processes[scheduler._view.servers[index].name]
+        process = self.processes[scheduler._cluster.view.servers[index].name]
         self.died.append(process)
         for name in [name for name, where in self.processes.items() if where == process]:
             if self.nodes[name].alive:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from aiokv.core.membership import ClusterPlan, Membership
+from aiokv.core.cluster_plan import ClusterPlan
+from aiokv.core.membership import Membership
 from aiokv.core.session import Session
 from aiokv.types import Role
 from tests.core.together.conftest import User
