@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml
 	@echo "$(CURDIR)" > $(STAMP)
 
 .PHONY: test
-test: lint types imports docs unit chaos ## lint, types, imports, docs, tests, coverage and chaos; CI runs this and versions
+test: lint types imports docs unit chaos ## lint, types, imports, docs, tests, coverage and chaos: all that CI runs
 
 .PHONY: lint
 lint: $(STAMP) ## check style, format and spelling
