@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aiokv.errors import SpecMismatchError
-from aiokv.kernels.cuda import rounding, sparse, streaming
-from aiokv.kernels.cuda.memory import SIMULATED, VECTOR
+from aiokv.kernels.cuda import sparse
 
 Array = NDArray[Any]
 Bits = Callable[[Array], bytes]
@@ -96,49 +95,3 @@ def test_rows_that_are_not_there_are_refused(on_device: OnDevice) -> None:
         sparse.scatter_add(table, np.array([0, 1]), row, 3)
     with pytest.raises(SpecMismatchError, match="ids must be each row once"):
         sparse.scatter(table, np.array([1, 1]), on_device(np.ones(6, np.float32)), 3)
-
-
-@pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """How many bytes of rows kernels have read and written, in kernels that are made while this is there."""
-    if not SIMULATED:
-        pytest.skip("only there each access can be counted")
-    counts, names = {"read": 0, "written": 0}, dict(rounding.names("float32"))
-
-    def counting(name: str, function: Any) -> Any:
-        def counted(address: int, i: int, what: Any) -> Any:
-            wide, writes = name.endswith("vector"), name.startswith("write")
-            item = np.dtype(what) if not writes else (what[0] if wide else what).dtype
-            counts["written" if writes else "read"] += VECTOR if wide else item.itemsize
-            return function(address, i, what)
-
-        return counted
-
-    for name in ("read", "read_vector", "write", "write_vector"):
-        names[name] = counting(name, names[name])
-    monkeypatch.setattr(streaming, "names", lambda _: names)
-    makers: list[Any] = [sparse.add_kernel, sparse.copy_kernel]
-    for maker in makers:
-        maker.cache_clear()
-    yield counts
-    for maker in makers:
-        maker.cache_clear()
-
-
-@pytest.mark.parametrize("width", [32, 33])
-def test_rows_are_read_once_and_written_once(on_device: OnDevice, moved: dict[str, int], width: int) -> None:
-    """Of a row that is in the message three times, the table's values are read and written once."""
-    table, rows = (np.zeros(9 * width, np.float32) for _ in range(2))
-    device, values, ids = on_device(table), on_device(rows[: 4 * width]), np.array([8, 0, 3, 5])
-
-    def bytes_moved(work: Callable[..., None], *arguments: Any) -> tuple[int, int]:
-        moved.update(read=0, written=0)
-        work(*arguments, width)
-        return moved["read"] // width, moved["written"] // width
-
-    assert bytes_moved(sparse.scatter_add, device, ids, values) == (4 * 8, 4 * 4)
-    assert bytes_moved(sparse.scatter_add, device, np.array([3, 3, 0, 3]), values) == ((4 + 2) * 4, 2 * 4)
-    assert bytes_moved(sparse.gather, device, ids, values) == (4 * 4, 4 * 4)
-    assert bytes_moved(sparse.scatter, device, ids, values) == (4 * 4, 4 * 4)
-    half = on_device(rows[: 4 * width].astype(np.float16))
-    assert bytes_moved(sparse.scatter_add, device, ids, half) == (4 * 6, 4 * 4)

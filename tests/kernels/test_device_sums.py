@@ -59,7 +59,7 @@ def test_a_sum_of_eight_has_the_bits_of_one_addition_after_the_other(
     assert bits(read(device, out)) == bits(one_after_the_other("float32", arrays))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 15, 16, 20])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 15, 16, 17, 64])
 def test_however_many_are_added_the_order_is_theirs(bits: Bits, on_device: OnDevice, read: Read, count: int) -> None:
     rng = np.random.default_rng(count)
     arrays = [rng.standard_normal(33).astype(np.float32) * 10.0 ** rng.integers(-6, 6) for _ in range(count)]

@@ -118,7 +118,7 @@ def describe(compiled: Compiled, capability: tuple[int, int], ptxas: str | None)
     if listed.group:
         row["moves"] = moved_per_element(listed, ptx)
     else:
-        row["unit"] = listed.unit
+        row |= {"unit": listed.unit, "units": listed.units}
     return row | (assemble(ptxas, ptx, capability) if ptxas else {}), ptx
 
 

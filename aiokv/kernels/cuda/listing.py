@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aiokv.kernels.cuda import codec, optimize, reduce, select, sparse
+from aiokv.kernels.cuda import codec, launch, optimize, reduce, select, sparse
 from aiokv.kernels.cuda.memory import VECTOR
 from aiokv.kernels.cuda.streaming import Streaming, streaming_kernel
 from aiokv.kernels.plan import plan_norms, plan_update
+from aiokv.kernels.reference import LANES
 from aiokv.kernels.work import MOST_ADDED
 from aiokv.optim import LAMB, LARS, NAG, SGD, Adam, AdamW, LearningRule
 
@@ -20,6 +21,16 @@ TABLE = ("int64[2]", "int64[2]")
 """Addresses and parts."""
 
 FLOAT_BYTES = 4
+SUM_BYTES = 8
+
+MILLION = 1_000_000
+"""Elements of the step whose time is predicted."""
+
+SENT = 100
+"""In that step top-k sends one of so many."""
+
+PARTS = -(-MILLION // launch.PART)
+"""Of that step's tensor; in the simulator they are shorter."""
 
 
 class Listed(NamedTuple):
@@ -31,6 +42,7 @@ class Listed(NamedTuple):
         arguments: dtype of each, with the number of dimensions in brackets if it is an array.
         must_move: bytes that have to be moved for each unit: what is read, read once; what is written, written once.
         unit: of what.
+        units: how many of these a step over a million elements has, which are one tensor.
         group: elements that a thread takes at a time, with loads of 16 bytes; 0: it has none of these.
         spec: what it does with each element, if it goes over memory once.
     """
@@ -40,6 +52,7 @@ class Listed(NamedTuple):
     arguments: tuple[str, ...]
     must_move: float
     unit: str = "element"
+    units: int = MILLION
     group: int = 0
     spec: Streaming | None = None
 
@@ -85,8 +98,8 @@ def _sums() -> list[Listed]:
     return [
         *found,
         streaming("squares of float32", reduce.squares_spec("float32")),
-        Listed("total of squares", reduce.total_kernel, ("float64[1]", "float64[1]"), 8, "part"),
-        Listed("factor of a norm", reduce.factor_kernel, ("float64[1]", "float64[1]", "float32[2]"), 4, "tensor"),
+        Listed("total of squares", reduce.total_kernel, ("float64[1]", "float64[1]"), 8, "part", PARTS),
+        Listed("factor of a norm", reduce.factor_kernel, ("float64[1]", "float64[1]", "float32[2]"), 4, "tensor", 1),
     ]
 
 
@@ -125,7 +138,9 @@ def _norms() -> list[Listed]:
         must_move = FLOAT_BYTES * len(arrays)
         types = (*TABLE, "float32[2]", "float64[2]")
         found.append(Listed(f"squares for {rule.name}", make, types, must_move, group=VECTOR // FLOAT_BYTES))
-    return [*found, Listed("sum of lanes", optimize.fold_kernel, ("float64[2]", "int64[1]"), 8, "lane")]
+    # The lanes, the address of their sum, and the sum.
+    fold = Listed("sum of lanes", optimize.fold_kernel, ("float64[2]", "int64[1]"), SUM_BYTES * (LANES + 2), "sum", 1)
+    return [*found, fold]
 
 
 def _codecs() -> list[Listed]:
@@ -148,7 +163,7 @@ def _codecs() -> list[Listed]:
         streaming("decode fp8", codec.decode_float8_spec(adds=False)),
         streaming("accumulate fp8", codec.decode_float8_spec(adds=True)),
         streaming("largest magnitude", codec.largest_spec()),
-        Listed("largest of parts", codec.most_kernel, ("float64[1]", "float64[1]"), 8, "part"),
+        Listed("largest of parts", codec.most_kernel, ("float64[1]", "float64[1]"), 8, "part", PARTS),
     ]
 
 
@@ -157,16 +172,19 @@ def _selection() -> list[Listed]:
     histogram = (*TABLE, "int64[1]", "int64[1]", "int64")
     write = (*TABLE, "int64[1]", "int64[2]", "uint32[1]", "float32[1]")
 
+    # What all values of a digit were counted to, read and made 0; and what is known of the smallest one that is sent.
+    pick_bytes = SUM_BYTES * (2 * select.DIGITS + 4)
+
     def made(name: str) -> Callable[[], Any]:
         return lambda: select.select_kernel(name)
 
     return [
         Listed("top-k, histogram", made("histogram"), histogram, FLOAT_BYTES, group=select.GROUP),
-        Listed("top-k, pick", made("pick"), ("int64[1]", "int64[1]", "int64"), 16, "value of a digit"),
+        Listed("top-k, pick", made("pick"), ("int64[1]", "int64[1]", "int64"), pick_bytes, "digit", 4),
         Listed("top-k, tally", made("tally"), (*TABLE, "int64[1]", "int64[2]"), FLOAT_BYTES, group=select.GROUP),
-        Listed("top-k, scan", made("scan"), ("int64[2]",), 32, "part"),
+        Listed("top-k, scan", made("scan"), ("int64[2]",), 32, "part", PARTS),
         Listed("top-k, write", made("write"), write, FLOAT_BYTES, group=select.GROUP),
-        Listed("top-k, clear", select.clear_kernel, ("int64", "uint32[1]"), 8, "place"),
+        Listed("top-k, clear", select.clear_kernel, ("int64", "uint32[1]"), 8, "place", MILLION // SENT),
     ]
 
 

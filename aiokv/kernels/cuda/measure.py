@@ -73,7 +73,7 @@ def measure(
     yield _measure_copy(elements, rounds)
     for listed in every_kernel() if kernels is None else kernels:
         if listed.spec is not None:
-            launch, numbers = _launch(listed.spec, [elements])
+            launch, numbers = launch_of(listed.spec, [elements])
             yield timed(listed.name, listed.must_move * elements, lambda: launch.run(numbers), rounds)  # noqa: B023 - called at once
     if kernels is None:
         yield from _measure_others(elements, tensors, rounds)
@@ -81,7 +81,7 @@ def measure(
     adds = reduce.sum_spec("float32", ("float32",), adds=True)
     adam = optimize.update_spec(plan_update(Adam()), "float32", "float32", "float32", None)
     for name, spec, nbytes in (("accumulate, a model", adds, 12), ("adam, a model", adam, 28)):
-        launch, numbers = _launch(spec, tensors)
+        launch, numbers = launch_of(spec, tensors)
         yield timed(name, nbytes * total, lambda: launch.run(numbers), rounds)  # noqa: B023 - called at once
 
 
@@ -109,12 +109,15 @@ def _measure_others(elements: int, tensors: Sequence[int], rounds: int) -> Itera
     yield timed("squares for lamb, a model", 16 * sum(tensors), work, rounds)
 
 
-def _launch(spec: Streaming, sizes: Sequence[int]) -> tuple[Launch, Any]:
-    """Return a launch over arrays of zeros, and the numbers that it is run with, on the device already."""
+def launch_of(spec: Streaming, sizes: Sequence[int]) -> tuple[Launch, Any]:
+    """Return a launch over arrays of zeros, and the numbers that it is run with, on the device already.
+
+    With those it has something to do: a factor of 1 would leave everything as it is.
+    """
     rows = []
     for size in sizes:
         counts = {name: -(-size // spec.group) if name == spec.packed else size for name in spec.arrays}
         rows.append([Copy(np.zeros(counts[name], dtype)) for name, dtype in spec.arrays.items()])
     shape = len(sizes), len(spec.numbers)
-    numbers = cuda.to_device(np.ones(shape, spec.precision)) if spec.numbers else None
+    numbers = cuda.to_device(np.full(shape, 0.5, spec.precision)) if spec.numbers else None
     return Launch(spec, rows), numbers

@@ -67,9 +67,11 @@ PICK = f"""\
 def kernel(counts, state, shift):
     if cuda.grid(1) == 0:
         digit, wanted = {DIGITS - 1}, state[1]
-        while digit > 0 and counts[digit] < wanted:
-            wanted -= counts[digit]
+        found = counts[digit]
+        while digit > 0 and found < wanted:
+            wanted -= found
             digit -= 1
+            found = counts[digit]
         state[0] += digit << shift
         state[1] = wanted
         for other in range({DIGITS}):

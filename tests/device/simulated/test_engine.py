@@ -153,6 +153,23 @@ def test_updates_have_the_bits_of_the_host(device: OnDevice, rule: Optimizer, dt
     assert train(device, rule, dtype, ()) == train(OnHost(), rule, dtype, ())
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("count", [9, 16, 17, 64])
+def test_more_contributions_than_one_pass_adds(device: OnDevice, count: int, dtype: str) -> None:
+    """In the order of the ranks, whatever goes out together."""
+
+    def total(side: Side) -> bytes:
+        side.do(ef.Install("w", 0, dtype, SIZE, land(side, 0, dtype), []))
+        side.finish()
+        first, *others = (land(side, n, dtype) for n in range(1, 1 + count))
+        side.do(*(ef.Fold(first, slot, dtype) for slot in others))
+        side.do(ef.Apply("w", 0, 1, first, list(range(count)), [0] * count, 1, Assign(), 1))
+        assert side.finish() == [Applied("w", 0, 1, None)]
+        return side.read(ef.StoredState("w", 0, 1, "w", 0, arrays=True))
+
+    assert total(device) == total(OnHost())
+
+
 @pytest.mark.parametrize("rule", ["momentum", "adamw", "lamb"])
 def test_keys_in_one_chunk_are_rows_of_one_launch(device: OnDevice, rule: str) -> None:
     assert train(device, RULES[rule], "float16", PIECES) == train(OnHost(), RULES[rule], "float16", PIECES)
