@@ -211,7 +211,7 @@ class Calls:
     def newest_clock(self) -> int:
         """The clock of the last push, also if that is still being encoded."""
         keys = {key: None for call in self._encoding.values() for key, _ in call.tensors}
-        return self._directory.next_clock(keys) if keys else self._directory.clock
+        return self._directory.counts.next_clock(keys) if keys else self._directory.counts.clock
 
     def is_unanswered(self, request: int) -> bool:
         """Tell whether a request was asked and is not answered."""
@@ -236,8 +236,8 @@ class Calls:
 
     def next_clock(self) -> int:
         """Return the clock of the first push after all that the user has made so far."""
-        held = [self._directory.counted(key) + sum(map(_pushes, calls)) for key, calls in self._waiting.items()]
-        return max([self._directory.clock, *held]) + 1
+        held = [self._directory.counts.counted(key) + sum(map(_pushes, calls)) for key, calls in self._waiting.items()]
+        return max([self._directory.counts.clock, *held]) + 1
 
     # --- asking ---
 
@@ -324,7 +324,7 @@ class Calls:
         """Ask the servers for another policy when all earlier calls of its keys are sent."""
         self.open(call, now)
         assert call.change is not None, "it is a change"
-        specs = [(key, self._directory.spec(key)) for key in call.change.keys]
+        specs = [(key, self._directory.keys.spec(key)) for key in call.change.keys]
         call.tensors = [(key, spec) for key, spec in specs if spec is not None]
         return self._enter(call)
 
@@ -339,7 +339,7 @@ class Calls:
         """Tell whether a call would push something beyond the limit."""
         if self._last is None or not _pushes(call):
             return False
-        return self._directory.next_clock([key for key, _ in call.tensors]) > self._last
+        return self._directory.counts.next_clock([key for key, _ in call.tensors]) > self._last
 
     def _begin_change(self, call: Call, change: Change) -> list[Effect]:
         """Let later calls of the keys wait, and see that all pushes so far have arrived."""
@@ -358,7 +358,7 @@ class Calls:
         if change.told:
             return []
         change.told = True
-        self._directory.follow(change.policy, change.keys)
+        self._directory.keys.follow(change.policy, change.keys)
         return self._tell(call, change)
 
     def _tell(self, call: Call, change: Change) -> list[Effect]:
@@ -403,7 +403,7 @@ class Calls:
             text = f"{call.what}: this worker leaves after step {self._last}, and nobody waits for what it pushes then"
             return self.fail(call, MembershipError(text))
         pushes = _pushes(call)
-        asking = self._directory.asking(call.tensors) if pushes else None
+        asking = self._directory.keys.asking(call.tensors) if pushes else None
         if asking is not None:
             text = f"{call.what}: another policy of key {asking!r} was asked for in vain: call set_policy again"
             return self.fail(call, PolicyError(text, key=asking))
@@ -599,7 +599,7 @@ class Calls:
             return self.fail(call, ProtocolError(text))
         if isinstance(message, m.Value) and part is not None:
             self._directory.received(part, message.version)
-            if self._directory.has_steps:
+            if self._directory.keys.has_steps:
                 self._read(call, part, message.round)
         elif not isinstance(message, m.Done):
             self._keep(call, peer, part, message)

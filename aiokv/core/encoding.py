@@ -45,7 +45,7 @@ class Encodings:
         if codec is None and not self._owing:
             return None
         found = [
-            (tensor, key, self._directory.cuts(key, spec))
+            (tensor, key, self._directory.layout.cuts(key, spec))
             for tensor, (key, spec) in enumerate(tensors)
             if is_compressible(spec.dtype, spec.size)
         ]

@@ -35,6 +35,7 @@ from aiokv.core.roster import Roster
 from aiokv.core.rows import check_table
 from aiokv.core.rules import check_changes
 from aiokv.core.server_links import ServerLinks
+from aiokv.core.state_parts import read_states, write_states
 from aiokv.errors import (
     AiokvError,
     ClosedError,
@@ -181,12 +182,12 @@ class Session:
     @property
     def clock(self) -> int:
         """The most pushes of any key that this worker has made."""
-        return self._directory.clock
+        return self._directory.counts.clock
 
     @property
     def pushes(self) -> int:
         """The most pushes of a key, with those that others made before this worker joined."""
-        return self._directory.most
+        return self._directory.counts.most
 
     @property
     def since(self) -> int:
@@ -201,7 +202,7 @@ class Session:
 
     def spec(self, key: Key) -> TensorSpec | None:
         """Return shape and dtype of a key that this worker has initialised."""
-        return self._directory.spec(key)
+        return self._directory.keys.spec(key)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -225,7 +226,7 @@ class Session:
 
     def is_sparse(self, key: Key) -> bool:
         """Return True when this worker has initialised the key as a row-sparse one."""
-        return self._directory.is_sparse(key)
+        return self._directory.keys.is_sparse(key)
 
     def row_bounds(self, key: Key, spec: TensorSpec) -> list[int]:
         """Return the first row of each chunk of a row-sparse key, in their order.
@@ -237,16 +238,16 @@ class Session:
         if not self._links.servers:
             raise ClosedError(f"rows of key {key!r}: this worker is not connected")
         check_table(check_key(key), spec)
-        return [chunk.start for chunk in self._directory.place_rows(check_key(key), spec)]
+        return [chunk.start for chunk in self._directory.layout.place_rows(check_key(key), spec)]
 
     @property
     def records(self) -> list[st.KeyRecord]:
         """The keys that this worker has initialised, and how."""
-        return self._directory.records
+        return self._directory.keys.records
 
     def state_parts(self, record: st.KeyRecord) -> list[tuple[int, int]]:
         """Return first element, or row, and the end of each chunk of a key."""
-        return self._directory.state_parts(record)
+        return self._directory.layout.parts(record)
 
     def check_group(self, group: tuple[Rank, ...]) -> None:
         """Refuse a group of ranks that are not in the cluster.
@@ -278,7 +279,7 @@ class Session:
         if self._passing.is_active:
             effects = self._pass_clocks(effects)
         if self._crossing.watched:
-            effects += self._crossing.look(self._directory.clock)
+            effects += self._crossing.look(self._directory.counts.clock)
         if self._draining is not None and (now >= self._draining[1] or not self._calls.is_pushing):
             effects += self._drained(self._draining[0], now)
         if self._farewell is not None:
@@ -338,8 +339,8 @@ class Session:
         for effect in effects:
             if isinstance(effect, Encode):
                 keys = [key for _, key, _ in effect.tensors]
-                keeping += self._passing.keep(keys, self._directory.next_clock(keys))
-        return [*keeping, *effects, *self._passing.pushed(self._directory.clock)]
+                keeping += self._passing.keep(keys, self._directory.counts.next_clock(keys))
+        return [*keeping, *effects, *self._passing.pushed(self._directory.counts.clock)]
 
     def _link_event(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -399,7 +400,7 @@ class Session:
         effects += self._limit()
         if first:
             self._joins = self._is_joining
-            self._directory.settle(view)
+            self._directory.layout.settle(view)
             self._calls.whole = view.on_worker_loss == "shrink"
             connects = self._links.begin(view, now)
             for entry in view.servers:
@@ -511,7 +512,7 @@ class Session:
         effects = self._calls.forget_keys(stimulus.keys)
         if self._rank != 0:
             return [*effects, Complete(call.number)]
-        message = m.Delete(tuple(stimulus.keys), answer_time(call.timeout), self._directory.clock)
+        message = m.Delete(tuple(stimulus.keys), answer_time(call.timeout), self._directory.counts.clock)
         return effects + self._ask_servers(call, message, 0, now)
 
     def _set_optimizer(self, stimulus: st.ConfigureOptimizer, now: float) -> list[Effect]:
@@ -521,7 +522,7 @@ class Session:
             self._check_ready(call)
             rule = make_optimizer(name, params)
             merging.check(rule)
-            self._directory.check_rule(rule, merging)
+            self._directory.keys.check_rule(rule, merging)
         except AiokvError as error:
             return [Fail(call.number, error)]
         message = m.SetOptimizer(
@@ -557,7 +558,7 @@ class Session:
         try:
             self._check_ready(call)
             policy = str(get_policy(stimulus.policy))
-            leaving = self._directory.leaving(policy, stimulus.keys, self._rank)
+            leaving = self._directory.keys.leaving(policy, stimulus.keys, self._rank)
         except AiokvError as error:
             return [Fail(call.number, error)]
         if not leaving:
@@ -622,7 +623,7 @@ class Session:
         if self._leaves:
             return [Complete(call)]
         self._leaves = True
-        if not self._directory.waits_for_others:
+        if not self._directory.keys.waits_for_others:
             return [Complete(call), *self._crossing.leave(self._rank, self._roster)]
         send = self._calls.request(None, SCHEDULER, m.PlanLeave(self._calls.next_clock() - 1))
         self._planning = send.request
@@ -643,7 +644,7 @@ class Session:
     def _bounded(self, boundary: m.Boundary) -> list[Effect]:
         """Agree to a boundary. Where this worker leaves there, its calls that wait for their turn have to be before."""
         mine = boundary.rank == self._rank
-        clock = self._calls.next_clock() - 1 if mine else self._directory.clock
+        clock = self._calls.next_clock() - 1 if mine else self._directory.counts.clock
         return self._crossing.bounded(boundary, clock, self._roster) + self._limit()
 
     def _limit(self) -> list[Effect]:
@@ -686,10 +687,10 @@ class Session:
         self._going_on = None
         try:
             if self._joins:
-                done.result = self._directory.admit(self.since, done.result)
+                done.result = self._directory.counts.admit(self.since, done.result)
                 self._joins = False
             else:
-                done.result = self._directory.go_on(done.result)
+                done.result = self._directory.counts.go_on(done.result)
         except AiokvError as error:
             return [Fail(number, error) if one is done else one for one in effects]
         return effects
@@ -715,7 +716,7 @@ class Session:
                 self._directory.adopt(records)
                 return [Complete(call)]
             case _:
-                self._directory.resume(stimulus.clock, stimulus.updates)
+                self._directory.counts.resume(stimulus.clock, stimulus.updates)
                 return [Complete(stimulus.call)]
 
     def _ask_all(self, call: Call, make: Callable[[float], m.Message], now: float) -> list[Effect]:
@@ -734,8 +735,8 @@ class Session:
             return [Fail(call.number, error)]
         wait = answer_time(call.timeout)
         if isinstance(stimulus, st.ReadState):
-            return self._calls.send(call, self._directory.read_states(stimulus, wait), now)
-        return self._calls.send(call, self._directory.write_states(stimulus, wait), now)
+            return self._calls.send(call, read_states(self._directory.layout, stimulus, wait), now)
+        return self._calls.send(call, write_states(self._directory.layout, stimulus, wait), now)
 
     def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
         """Send the same message to all servers."""
@@ -824,7 +825,7 @@ class Session:
         entry = self._links.servers[peer]
         address = f"{entry.host}:{entry.port}"
         text = f"{what}: {self._label(peer)} is lost: {reason}"
-        keys = tuple(self._directory.keys_on(peer))
+        keys = tuple(self._directory.layout.keys_on(peer, self._directory.keys.records))
         if keys:
             text += f"; with it, at least in part: {name_keys(keys)}"
         return ServerLostError(text, server=peer, address=address, keys=list(keys))
@@ -899,7 +900,7 @@ class Session:
         self._closed = True
         if not self._joiner.joined or self._expulsion is not None:
             return [*effects, Complete(number)]
-        effects += self._passing.departs(self._directory.clock)
+        effects += self._passing.departs(self._directory.counts.clock)
         self._farewell = (st.Depart(number, now + timeout, drains), now + answer_time(timeout))
         return effects
 

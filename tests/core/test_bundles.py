@@ -394,7 +394,7 @@ def test_plans_are_bounded(worker: Worker) -> None:
     messages(worker, st.Operation.INIT, *ALL)
     for number in range(200):
         messages(worker, st.Operation.PUSH, f"x{number}")
-    assert len(worker.machine._directory._plans) <= 64
+    assert len(worker.machine._directory._plans._plans) <= 64
 
 
 def test_a_worker_knows_the_specs_that_it_has_initialised(worker: Worker) -> None:

@@ -51,7 +51,7 @@ async def test_scenario_44_row_ids(cluster: MakeCluster) -> None:
 def tables_of(running: Cluster, shape: tuple[int, ...]) -> list[Table]:
     """Return the parts of the table "t", one on each server."""
     session = running.workers[0]._session
-    chunks = session._directory.place_rows("t", Rows.empty(shape).spec)
+    chunks = session._directory.layout.place_rows("t", Rows.empty(shape).spec)
     assert len({chunk.server for chunk in chunks}) == len(running.servers)
     servers = {server.advertised: server for server in running.servers}
     entries = [(session._links.servers[chunk.server], chunk.start) for chunk in chunks]

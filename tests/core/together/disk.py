@@ -53,7 +53,7 @@ def with_disk(make_cluster: Make, disk: Disk, *, resume: int = 0, every: int = 2
         def round(self) -> int:
             """The newest one of all workers; after the last one time goes on all the same."""
             machines = [node.machine for node in self.nodes.values() if isinstance(node.machine, Session)]
-            return max(machine._directory.clock for machine in machines) if self.scripts else 1 << 40
+            return max(machine._directory.counts.clock for machine in machines) if self.scripts else 1 << 40
 
         def step(self) -> None:
             done = [each for each in self.writing if each[0] <= self.round]

@@ -43,7 +43,7 @@ def trains(*begins: int) -> Callable[[Any], Any]:
         )
         assert error is None
         directory = user.node.machine._directory
-        directory.clock = begin
+        directory.counts.clock = begin
         for key in SHAPES:
             known = directory._known[key]
             (known.bundle or known).pushed = begin
