@@ -10,7 +10,10 @@ from aiokv.core.effects import CallMemory, CallTensors, Encode, EncodedParts, Re
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aiokv.codec import Codec
+    from aiokv.core.call import Call
     from aiokv.core.directory import Directory
     from aiokv.core.parts import Part, Tensors
     from aiokv.types import Key
@@ -29,10 +32,18 @@ class Encodings:
         """Keys of which something may be left that was pushed and not sent."""
         self.begun = False
         """Whether there were any."""
+        self.calls: dict[int, Call] = {}
+        """Calls that are being encoded. They are held, and are sent even when their caller waits no longer."""
 
-    def owe(self, key: Key) -> None:
-        """Take note that something of a key is left that was not sent."""
-        self._owing[key] = None
+    @property
+    def newest_clock(self) -> int:
+        """The clock of the last push, also if that is still being encoded."""
+        keys = {key: None for call in self.calls.values() for key, _ in call.tensors}
+        return self._directory.counts.next_clock(keys) if keys else self._directory.counts.clock
+
+    def owe(self, keys: Iterable[Key]) -> None:
+        """Take note that something of keys is left that was not sent."""
+        self._owing.update(dict.fromkeys(keys))
         self.begun = True
 
     def forget(self, keys: list[Key]) -> None:
@@ -53,7 +64,7 @@ class Encodings:
             return None
         for _, key, _ in found:
             if codec is not None and codec.error_feedback:
-                self.owe(key)
+                self.owe([key])
             else:
                 # It goes with this push.
                 self._owing.pop(key, None)

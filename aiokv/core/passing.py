@@ -77,12 +77,12 @@ class Passing:
         if self._waits is None:
             if clock <= self._clock:
                 return []
-            self._waits = self._calls.open_pushes(self._clock)
-        self._waits = [request for request in self._waits if self._calls.is_unanswered(request)]
+            self._waits = self._calls.requests.pushes_until(self._clock)
+        self._waits = [request for request in self._waits if request in self._calls.requests]
         if self._waits:
             return []
         self.is_active = False
-        if self._calls.has_encoded:
+        if self._calls.encodings.begun:
             assert self._view is not None, "there are no clocks before"
             self.writes += 1
             return [WriteResiduals(self._clock, place_of(self._view, self._clock))]
@@ -95,7 +95,7 @@ class Passing:
     def departs(self, clock: int) -> list[Effect]:
         """Take note that no push follows that with a clock."""
         # Of a gradient that is being encoded, and is not sent any longer, more is left than what its encoder has.
-        return self.pushed(clock + 1) if self.is_active and not self._calls.is_encoding else []
+        return self.pushed(clock + 1) if self.is_active and not self._calls.encodings.calls else []
 
     def written(self, written: PartWritten) -> list[Effect]:
         """Tell the scheduler what was written, and so that the clock is passed."""

@@ -585,7 +585,7 @@ class Worker:
             if isinstance(send.message, m.InitBundle):
                 message = m.Bundled(0)
         if nbytes is None:
-            pending = self.machine._calls._requests.get(send.request)
+            pending = self.machine._calls.requests.get(send.request)
             nbytes = pending.part.nbytes if pending and pending.part else 0
         return self.handle(st.Received(send.peer, send.request, message, None, nbytes))
 

@@ -303,7 +303,7 @@ def test_calls_of_a_key_keep_their_order_however_long_encoding_takes(steps: list
     keys: list[Key] = ["a", "b"]
     calls: list[Call] = []
     for step, number in steps:
-        busy = list(worker.machine._calls._encoding)
+        busy = list(worker.machine._calls.encodings.calls)
         if step == "push":
             calls.append(worker.transfer("push", *("a", "b", "ab")[number % 3]))
         elif step == "pull":
@@ -313,7 +313,7 @@ def test_calls_of_a_key_keep_their_order_however_long_encoding_takes(steps: list
         elif busy:
             error = NotFiniteError("NaN") if step == "bad" else None
             worker.handle(st.Encoded(busy[number % len(busy)], error))
-    while busy := list(worker.machine._calls._encoding):
+    while busy := list(worker.machine._calls.encodings.calls):
         worker.handle(st.Encoded(busy[0]))
     pushed = dict.fromkeys(keys, 0)
     for send in only(worker.effects, ef.Send):
@@ -323,4 +323,4 @@ def test_calls_of_a_key_keep_their_order_however_long_encoding_takes(steps: list
             assert message.sequence == pushed[message.key]
         elif isinstance(message, m.Pull):
             assert message.at_least == pushed[message.key]
-    assert not worker.machine._calls._waiting
+    assert not worker.machine._calls._turns.waiting

@@ -90,7 +90,7 @@ def send_pushes_twice(original: Any) -> Any:
         for part in parts:
             if isinstance(part.message, m.Push | m.PushBundle):
                 again = structs.replace(part.message, want_value=False)
-                effects.append(Send(part.peer, self.ask(call, part.peer), again, part.sends, part.priority))
+                effects.append(Send(part.peer, self.requests.ask(call, part.peer), again, part.sends, part.priority))
         return effects
 
     return send
