@@ -91,6 +91,8 @@ def _perform_on_slots(store: ParameterStore, effect: ef.Effect) -> None:
             store.fold(target, source, dtype)
         case ef.Weigh(slot, dtype, factor):
             store.weigh(slot, dtype, factor)
+        case ef.Compensate(slot, dtype, key, start, read, lamda):
+            store.compensate(slot, dtype, key, start, read, lamda)
         case ef.Combine(target, sources, dtype, reduction):
             store.combine(target, sources, dtype, reduction)
         case ef.Prepare(codec):

@@ -47,7 +47,7 @@ def descend(run: Run, gradient: Gradient, *, start: float, rate: float) -> list[
         rate: the learning rate.
     """
 
-    def follow(value: float, parts: list[float], read: float, update: UpdateRecord) -> float:
+    def follow(value: float, parts: list[float], read: list[float], update: UpdateRecord) -> float:
         return value - rate * math.fsum(parts) / len(parts)
 
     return [start, *_versions(run.updates, gradient, follow, start)]
@@ -56,7 +56,7 @@ def descend(run: Run, gradient: Gradient, *, start: float, rate: float) -> list[
 def _versions(
     updates: Sequence[UpdateRecord],
     gradient: Callable[[Value, Token], Value],
-    follow: Callable[[Value, list[Value], Value, UpdateRecord], Value],
+    follow: Callable[[Value, list[Value], list[Value], UpdateRecord], Value],
     start: Value,
 ) -> Iterator[Value]:
     """Yield the parameters after each update of a chunk.
@@ -64,17 +64,16 @@ def _versions(
     Args:
         updates: of the chunk, in the order of versions.
         gradient: of the parameters that its worker had read and its token.
-        follow: makes the next parameters of those that are there, an update's gradients, those that its only gradient
-            was computed from (of several: those that are there), and its record.
+        follow: makes the next parameters of those that are there, an update's gradients, those that each of them was
+            computed from, and its record.
         start: the parameters at version 0.
     """
     oldest = max((staleness for update in updates for staleness in update.staleness), default=0)
     # Only what may still be used is kept: parameters may be large.
     values = deque([start], maxlen=oldest + 1)
     for update in updates:
-        pairs = zip(update.staleness, update.tokens, strict=True)
-        parts = [gradient(values[-1 - staleness], token) for staleness, token in pairs]
-        read = values[-1 - update.staleness[0]] if len(parts) == 1 else values[-1]
+        read = [values[-1 - staleness] for staleness in update.staleness]
+        parts = [gradient(value, token) for value, token in zip(read, update.tokens, strict=True)]
         values.append(follow(values[-1], parts, read, update))
         yield values[-1]
 
@@ -146,7 +145,8 @@ def _curve(run: Run) -> Curve:
     # Until it is used alone, a small tensor may be the first one of a bundle.
     updates = [update for update in run.updates if update.key == key and update.start in {0, BUNDLE_START}]
     updater = Updater(make_optimizer(section.optimizer, section.params), key, problem.start)
-    reduce = _reducer(Merging(section.reduction, section.staleness_rate), scenario.cluster.workers)
+    merging = Merging(section.reduction, section.staleness_rate)
+    merge = _merger(merging, scenario.cluster.workers, updater.compensation)
 
     def gradient(parameters: Floats, token: Token) -> Floats:
         worker, push = token
@@ -154,8 +154,11 @@ def _curve(run: Run) -> Curve:
             return np.full_like(parameters, np.nan)
         return problem.gradient(parameters, int(worker.rpartition("-")[2]), push)
 
-    def follow(parameters: Floats, parts: list[Floats], read: Floats, update: UpdateRecord) -> Floats:
-        new = updater.update(parameters, reduce(parts, update.staleness), read)
+    def follow(parameters: Floats, parts: list[Floats], read: list[Floats], update: UpdateRecord) -> Floats:
+        moved = [parameters - own for own in read]
+        new = updater.update(
+            parameters, merge(parts, update.staleness, moved), read[0] if len(read) == 1 else parameters
+        )
         # Others may still have read it.
         new.flags.writeable = False
         return new
@@ -171,19 +174,22 @@ def _curve(run: Run) -> Curve:
     return curve
 
 
-def _reducer(merging: Merging, workers: int) -> Callable[[list[Floats], list[int]], Floats]:
-    """Return what makes one array of an update's gradients and their staleness."""
+def _merger(merging: Merging, workers: int, lamda: float) -> Callable[[list[Floats], list[int], list[Floats]], Floats]:
+    """Return what makes one array of an update's gradients, their staleness, and how far the parameters have moved."""
     rate = merging.rate
 
-    def reduce(parts: list[Floats], staleness: list[int]) -> Floats:
+    def merge(parts: list[Floats], staleness: list[int], moved: list[Floats]) -> Floats:
         if rate is not None:
             parts = [rate(tau) * part for tau, part in zip(staleness, parts, strict=True)]
+        if lamda and len(parts) > 1:
+            # Each by itself; the rule does it with a single one.
+            parts = [part + lamda * part * part * by for part, by in zip(parts, moved, strict=True)]
         if merging.robust is not None:
             return robust(parts, merging.robust)
         total: Floats = np.sum(parts, axis=0)
         return total / merging.divisor(len(parts), workers)
 
-    return reduce
+    return merge
 
 
 def loss_columns(run: Run) -> dict[str, list[Any]]:

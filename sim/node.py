@@ -456,7 +456,7 @@ class Node:
                 for source in sources:
                     self.ledger.fold(target, source)
                     self._work(self._world.service.fold())
-            case fx.Weigh():
+            case fx.Weigh() | fx.Compensate():
                 self._work(self._world.service.fold())
             case fx.Norms():
                 self._norms(effect)

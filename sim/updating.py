@@ -88,6 +88,11 @@ class Updater:
         self._state = {name: np.zeros_like(start) for name in rule.keeps}
         self._count = 0
 
+    @property
+    def compensation(self) -> float:
+        """The factor with which each of several contributions is compensated for what was changed meanwhile."""
+        return float(self._rule.compensation)
+
     def update(self, weight: Floats, total: Floats, read: Floats) -> Floats:
         """Return the new parameters.
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar
 
-from aiokv.core.effects import Apply, ApplyRows, Combine, Effect, Fold, StoredChunk, StoredRows, Weigh
+from aiokv.core.effects import Apply, ApplyRows, Combine, Compensate, Effect, Fold, StoredChunk, StoredRows, Weigh
 from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
@@ -436,7 +436,9 @@ class Chunk(Record, eq=False):
                 return update
         return None
 
-    def combine(self, update: Update, first_missing: Rank | None, reduction: str, rate: Rate | None) -> list[Effect]:
+    def combine(
+        self, update: Update, first_missing: Rank | None, reduction: str, rate: Rate | None, lamda: float = 0.0
+    ) -> list[Effect]:
         """Leave all contributions where they are until the last one is there, then make one of them. See `fold`."""
         if first_missing is not None:
             return []
@@ -451,15 +453,18 @@ class Chunk(Record, eq=False):
             slots.append(slot)
             if rate is not None:
                 effects += self._weigh(update, contribution, slot, rate)
+            if lamda:
+                effects += self._compensate(contribution, slot, lamda)
         if not slots:
             return []
         update.accumulator = slots[0]
         return [*effects, Combine(slots[0], slots[1:], self.spec.dtype, reduction)]
 
-    def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None) -> list[Effect]:
+    def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None, lamda: float = 0.0) -> list[Effect]:
         """Add what may be added: sums are made in rank order, so only contributions below the first missing rank.
 
-        The first contribution becomes the accumulator as it is. Each is multiplied by the rate of its staleness first.
+        The first contribution becomes the accumulator as it is. Each is multiplied by the rate of its staleness first,
+        then compensated with `lamda` for what was changed since its worker has read.
         """
         effects: list[Effect] = []
         for rank in update.take(first_missing):
@@ -470,6 +475,8 @@ class Chunk(Record, eq=False):
                 continue
             if rate is not None:
                 effects += self._weigh(update, contribution, slot, rate)
+            if lamda:
+                effects += self._compensate(contribution, slot, lamda)
             if update.accumulator is None:
                 update.accumulator = slot
             else:
@@ -479,3 +486,8 @@ class Chunk(Record, eq=False):
     def _weigh(self, update: Update, contribution: Contribution, slot: Slot, rate: Rate) -> list[Effect]:
         factor = rate(update.version - 1 - contribution.read_version)
         return [] if factor == 1.0 else [Weigh(slot, self.spec.dtype, factor)]
+
+    def _compensate(self, contribution: Contribution, slot: Slot, lamda: float) -> list[Effect]:
+        if contribution.read is None or contribution.read == self.version:
+            return []
+        return [Compensate(slot, self.spec.dtype, self.key, self.start, contribution.read, lamda)]

@@ -39,11 +39,25 @@ class Making:
         policy = chunk.policy
         # As `_rate`; it is for every push.
         rate = None if policy.keeps_sum or policy.in_step else self._rules.merging.rate
+        lamda = 0.0
+        if chunk.reads is not None and not policy.in_step:
+            # Contributions are compared with the value that they change.
+            if first_missing is not None or chunk.applying or update.version != chunk.version + 1:
+                return []
+            lamda = self._compensation(update)
         # Also where the reduction was set while the round was open: a sum that is begun stays one.
         robust = None if update.folded else self._rules.merging.robust
         if robust and not policy.keeps_sum:
-            return chunk.combine(update, first_missing, robust, rate)
-        return chunk.fold(update, first_missing, rate)
+            return chunk.combine(update, first_missing, robust, rate, lamda)
+        return chunk.fold(update, first_missing, rate, lamda)
+
+    def _compensation(self, update: Update) -> float:
+        """Return with which factor each contribution is compensated for what was changed since it was computed.
+
+        The update does so with a single one; and a sum that was begun under another rule stays one.
+        """
+        is_sum = len(update.contributions) > 1 and not update.folded
+        return self._rules.for_update(update.clock).compensation if is_sum else 0.0
 
     def _rate(self, chunk: Chunk) -> Rate | None:
         """Return what contributions are multiplied by, of their staleness; what is in step is not stale."""
@@ -117,10 +131,7 @@ class Making:
     # --- what workers had read ---
 
     def read(self, chunk: Chunk, rank: Rank, named: Version) -> Version | None:
-        """Return the version that a rank had read, if the rule looks at it; from now on such versions are kept.
-
-        Rules look at it where an update is made of one push.
-        """
+        """Return the version that a rank had read, if the rule looks at it; from now on such versions are kept."""
         if chunk.reads is None:
             if not (self._rules.current.reads_weight and chunk.is_dense):
                 return None

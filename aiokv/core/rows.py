@@ -132,9 +132,9 @@ class RowChunk(Chunk, eq=False):
         nbytes = len(rows) // ROW_ID_BYTES * row_bytes(self.spec)
         return StoredRows(self.key, self.start, version, rows, nbytes)
 
-    def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None) -> list[Effect]:
+    def fold(self, update: Update, first_missing: Rank | None, rate: Rate | None, lamda: float = 0.0) -> list[Effect]:
         """Leave all contributions where they are until the last one is there."""
-        del rate  # `completed` gets it too
+        del rate, lamda  # `completed` gets the rate too, and rules that look at what was read take no rows
         if first_missing is None:
             update.folded, update.unfolded = sorted(update.contributions), []
         return []

@@ -92,6 +92,21 @@ class Fold:
 
 
 @dataclass(slots=True)
+class Compare:
+    """Make something else of a slot, which has `nbytes` then, by comparing two versions of a chunk.
+
+    `work` takes the slot in place, or another buffer first if it has other bytes, then the chunk's value and that which
+    was `read`.
+    """
+
+    slot: Slot
+    chunk: Address
+    read: Version
+    work: Any
+    nbytes: int
+
+
+@dataclass(slots=True)
 class Cut:
     """Copy parts of a slot, with their first byte and their number of bytes, into new slots; it is free then."""
 
@@ -237,6 +252,7 @@ Stimulus = (
     Landed
     | Unpack
     | Fold
+    | Compare
     | Cut
     | Freed
     | Install

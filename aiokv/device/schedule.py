@@ -132,13 +132,13 @@ class Schedule:
                 self._outgoing.deliver(ticket)
             case r.Sent(ticket):
                 self._outgoing.sent(ticket)
-            case r.Landed() | r.Unpack() | r.Fold() | r.Cut() | r.Freed():
+            case r.Landed() | r.Unpack() | r.Fold() | r.Compare() | r.Cut() | r.Freed():
                 self._change_slots(stimulus)
             case _:
                 self._arrange_chunks(stimulus)
         return self._flow.take_effects()
 
-    def _change_slots(self, stimulus: r.Landed | r.Unpack | r.Fold | r.Cut | r.Freed) -> None:
+    def _change_slots(self, stimulus: r.Landed | r.Unpack | r.Fold | r.Compare | r.Cut | r.Freed) -> None:
         match stimulus:
             case r.Landed(slot, nbytes, device):
                 self._slots.land(slot, nbytes, device)
@@ -146,6 +146,10 @@ class Schedule:
                 self._slots.unpack(stimulus)
             case r.Fold(target, sources, work, nbytes, joins):
                 self._slots.fold(target, sources, work, nbytes, joins=joins)
+            case r.Compare(slot, address, read, work, nbytes):
+                chunk = self._chunks[address]
+                values = [chunk.value.buffer, chunk.at(read).buffer]
+                self._slots.compare(slot, chunk.device, work, nbytes, values)
             case r.Cut(slot, parts):
                 self._slots.cut(slot, parts)
             case r.Freed(slot):

@@ -126,6 +126,23 @@ class Slots:
         if not joins or not addition.needs:
             self.settle(target)
 
+    def compare(self, slot: Slot, device: int, work: Any, nbytes: int, values: list[Buffer]) -> None:
+        """Make something else of a slot by comparing values on a device. See `aiokv.device.records.Compare`.
+
+        Raises:
+            DeviceMemoryError: there is no room for it.
+        """
+        found = self._slots[slot]
+        grown = nbytes if nbytes != found.nbytes else 0
+        self._flow.memory.check(device, grown + (found.nbytes if found.device != device else 0))
+        buffer = self.at(slot, device)
+        if not grown:
+            self._flow.launch(device, work, [buffer, *values], changed=[buffer])
+            return
+        found.buffer, found.nbytes = self._flow.take(device, nbytes), nbytes
+        self._flow.launch(device, work, [found.buffer, buffer, *values], new=[found.buffer])
+        self._flow.drop(buffer)
+
     def settle(self, slot: Slot) -> None:
         """Launch what still waits to be added."""
         total = self._slots[slot]

@@ -107,6 +107,11 @@ def compensated(w: X, g: X, read: X, lamda: X) -> X:
     return g + lamda * (g * g) * (w - read)
 
 
+def compensation(w: X, g: X, read: X, lamda: X) -> tuple[X, ...]:
+    """See `aiokv.kernels.Backend.compensate`."""
+    return (compensated(w, g, read, lamda),)
+
+
 def dcasgd(w: X, g: X, read: X, learning_rate: X, lamda: X) -> tuple[X, ...]:
     """See `aiokv.optim.DCASGD`."""
     return (w - learning_rate * compensated(w, g, read, lamda),)

@@ -8,7 +8,7 @@ import numpy as np
 
 from aiokv.errors import OptimizerError, SumOverflowError
 from aiokv.kernels import checks, noise, reference, rows
-from aiokv.kernels.plan import Plan, plan_update, prepare
+from aiokv.kernels.plan import COMPENSATION, Plan, plan_update, prepare
 from aiokv.optim import Assign, OwnRule, Step
 
 if TYPE_CHECKING:
@@ -107,6 +107,29 @@ class Backend:
             self._kernels.accumulate(target, source)
         elif not self._kernels.add_integers(target, source):
             raise SumOverflowError(f"a sum of {target.dtype} is out of range; nothing was added")
+
+    def compensate(self, gradient: Array, weight: Array, read: Array, lamda: float) -> None:
+        """Make of a gradient that was computed where the weight was `read` about that where it is now, in place.
+
+        That is g + lamda * g^2 * (weight - read), elementwise, in the gradient's precision (Zheng et al., 2017).
+
+        Args:
+            gradient: in the dtype of the weight, or in float32 for a lower precision.
+            weight: as it is now.
+            read: as it was, in the dtype of the weight.
+            lamda: how much of the difference is compensated.
+
+        Raises:
+            SpecMismatchError: an array is not as the class says, or has another dtype than it should.
+        """
+        checks.check_first("weight", weight)
+        checks.check_like("read", read, weight.size, weight.dtype, "weight")
+        precision = checks.precision_for(weight.dtype)
+        checks.check_like("gradient", gradient, weight.size, precision, "weight")
+        checks.check_written("gradient", gradient, [("weight", weight), ("read", read)])
+        if weight.size:
+            numbers = (precision.type(lamda),)
+            self._kernels.update(COMPENSATION, weight, gradient, gradient, (), (read,), numbers, None)
 
     def new_state(self, rule: Optimizer, weight: Array, *, row_size: int = 1) -> dict[str, Array]:
         """Return what the rule keeps between the updates of `weight`, as it is before the first one.
@@ -269,6 +292,8 @@ class Backend:
                 norms.append(self.norms(rule, phase, weight, total, state, step, norms))
             out = None if summed == weight.dtype else np.ones(1, dtype)
             self.update(rule, weight, total, state, step, out=out, norms=norms)
+        if rule.compensation:
+            self.compensate(np.ones(1, checks.precision_for(weight.dtype)), weight, weight.copy(), rule.compensation)
 
 
 def _check_arguments(

@@ -46,6 +46,10 @@ class Plan(NamedTuple):
     numbers: tuple[str, ...] = ()
 
 
+COMPENSATION = Plan((), "compensation", inputs=("read",), numbers=("lamda",))
+"""What becomes of a contribution that was computed from another weight; see `Backend.compensate`."""
+
+
 def plan_update(rule: Optimizer) -> Plan:
     """Return how a rule's update is computed.
 

@@ -80,6 +80,18 @@ class Zero(NamedTuple):
     """Make zeros: out, and anything."""
 
 
+class Compensate(NamedTuple):
+    """Compensate a gradient: out, the gradient if it is not out itself, the weight, and that which was read.
+
+    See `aiokv.kernels.Backend.compensate`.
+    """
+
+    out: str
+    source: str | None
+    weight: str
+    lamda: float
+
+
 class Combine(NamedTuple):
     """Reduce arrays: out, unless it is the first of the sources; then the sources."""
 
@@ -121,7 +133,7 @@ class Renew(NamedTuple):
     reads: bool
 
 
-Work = Add | Decode | Scale | Divide | Cast | Zero | Combine | Squares | Renew
+Work = Add | Decode | Scale | Divide | Cast | Zero | Compensate | Combine | Squares | Renew
 
 
 def decodes(codec: Codec, dtype: str) -> bool:
@@ -137,7 +149,7 @@ def has_kernel(rule: Optimizer) -> bool:
 def runs_on_device(work: Work) -> bool:
     """Tell whether a device can do the work."""
     match work:
-        case Combine():
+        case Combine() | Compensate():
             return False
         case Squares():
             return all(piece.size for piece in work.pieces)

@@ -92,6 +92,14 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return len(self.norm_counts)
 
     @property
+    def compensation(self) -> float:
+        """The factor with which each contribution is compensated for what was changed since it was computed.
+
+        It is for contributions of which several make an update; 0: they are taken as they are.
+        """
+        return 0.0
+
+    @property
     def by_key(self) -> bool:
         """Whether keys are updated one by one also where they lie together: what is done depends on the key."""
         return bool(self.norm_counts or self.by_row or self.draws_noise)

@@ -153,8 +153,9 @@ class DCASGD(Momentum, tag="dcasgd", frozen=True, kw_only=True):
         m = momentum * m - learning_rate * (g + lamda * g^2 * (w - w_read));  w = w + m
 
     where w_read is the weight that the worker had read when it computed the gradient. So a weight is kept for each
-    worker; MXNet keeps one for all of them, which measures the delay of none. In an update that is made of several
-    contributions it is w.
+    worker; MXNet keeps one for all of them, which measures the delay of none. Where several contributions make an
+    update, each of them is compensated by itself before they are added, with `rescale_grad` times what it is as its g;
+    decay and clipping come afterwards.
 
     Args:
         momentum: at least 0 and less than 1.
@@ -166,6 +167,12 @@ class DCASGD(Momentum, tag="dcasgd", frozen=True, kw_only=True):
 
     learning_rate: float = 0.1
     lamda: float = 0.04
+
+    @property
+    def compensation(self) -> float:
+        """See `Optimizer.compensation`."""
+        # The sum is rescaled later, and the square would be twice.
+        return self.lamda * self.rescale_grad
 
     def numbers(self, step: Step, rounded: Callable[[float], float], norms: Norms) -> dict[str, float]:
         """See `Optimizer.numbers`."""

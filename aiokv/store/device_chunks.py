@@ -11,9 +11,9 @@ import numpy as np
 
 from aiokv.device import records as r
 from aiokv.errors import DeviceMemoryError
-from aiokv.kernels.work import Zero
+from aiokv.kernels.work import Compensate, Zero
 from aiokv.optim import PRECISIONS
-from aiokv.store.device_slots import DeviceSlots
+from aiokv.store.device_slots import DeviceSlots, unless
 from aiokv.store.memory import Parts, Stored
 from aiokv.store.pieces import cut
 from aiokv.store.slots import Value
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from aiokv.kernels import Backend
     from aiokv.kernels.work import Engine
     from aiokv.optim import Optimizer
-    from aiokv.store.slots import Array
+    from aiokv.store.device_slots import Sum
+    from aiokv.store.slots import Array, Landed
     from aiokv.types import Key, Slot, Version
 
 
@@ -100,6 +101,25 @@ class DeviceChunks(DeviceSlots):
             if self._slots[slot].buffer.nbytes == kept.size * kept.dtype.itemsize:
                 with contextlib.suppress(DeviceMemoryError):
                     self._bring(slot, device, kept.dtype)
+
+    def compensate(self, slot: Slot, dtype: str, key: Key, start: int, read: Version, lamda: float) -> None:
+        """Compensate a gradient on the device of its chunk. See `ParameterStore.compensate`."""
+        address = key, start
+        kept = self._kept.get(address)
+        if kept is None:
+            super().compensate(slot, dtype, key, start, read, lamda)
+            return
+        device, wide = self._schedule.device_of(address), kept.precision
+        assert device is not None, "a chunk that is kept is on one"
+        try:
+            self._bring(slot, device, kept.dtype)
+            gradient = self._sums[slot]
+            work = Compensate(wide.name, unless(wide.name, gradient.dtype.name), kept.dtype.name, lamda)
+            self._handle(r.Compare(slot, address, read, work, kept.size * wide.itemsize))
+            gradient.dtype = wide
+        except DeviceMemoryError as error:
+            held: Sum | Landed = self._sums[slot] if slot in self._sums else self._slots[slot]
+            held.error = held.error or error
 
     # --- chunks ---
 

@@ -10,7 +10,7 @@ import numpy as np
 from aiokv.codec import Float8, Float16, OneBit, TwoBit
 from aiokv.codec.backends import get_kernels
 from aiokv.kernels.robust import combine
-from aiokv.kernels.work import Add, Cast, Combine, Decode, Divide, Renew, Scale, Squares, Work, Zero
+from aiokv.kernels.work import Add, Cast, Combine, Compensate, Decode, Divide, Renew, Scale, Squares, Work, Zero
 from aiokv.store.pieces import sums_of_squares, update
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def do_on_host(work: Work, memory: Sequence[Array], backend: Backend) -> None:
                 memory[0].view(out)[:] = memory[1].view(source)
             case Zero():
                 memory[0][:] = 0
+            case Compensate():
+                _compensate(work, memory, backend)
             case Combine(out, sources, reduction):
                 given = memory[-len(sources) :]
                 parts = [array.view(dtype) for array, dtype in zip(given, sources, strict=True)]
@@ -76,6 +78,13 @@ def _decode(codec: Codec, parts: Sequence[tuple[int, int, float]], out: Array, p
             case _:
                 values[:] = codes.view(np.float16 if isinstance(codec, Float16) else ml_dtypes.bfloat16)
         first += size
+
+
+def _compensate(work: Compensate, memory: Sequence[Array], backend: Backend) -> None:
+    gradient, weight, read = memory[0].view(work.out), memory[-2].view(work.weight), memory[-1].view(work.weight)
+    if work.source is not None:
+        gradient[:] = memory[1].view(work.source)
+    backend.compensate(gradient, weight, read, work.lamda)
 
 
 def _do_rule(work: Squares | Renew, memory: Sequence[Array], backend: Backend) -> None:

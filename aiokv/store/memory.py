@@ -191,6 +191,15 @@ class ParameterStore(Slots):
         total, state = self._prepare(stored, landed, rule, divisor)
         return sums_of_squares(self._backend, rule, phase, stored.pieces, steps, weight, total, state, gathered)
 
+    def compensate(self, slot: Slot, dtype: str, key: Key, start: int, read: Version, lamda: float) -> None:
+        """Make of a gradient computed at the version `read` of a chunk about that at its value; see `Backend`.
+
+        Low precisions become float32.
+        """
+        stored = self._chunks[key, start]
+        weight, before = (value.buffer.view(stored.dtype) for value in (stored.value, stored.earlier[read]))
+        self._backend.compensate(widened(self._slots[slot], dtype), weight, before, lamda)
+
     def apply(
         self,
         key: Key,

@@ -393,6 +393,13 @@ class Server:
                     versions = self.values[key, start]
                     versions[max(versions)] = number
                 self.handle(st.Restored(peer, request, self.restore_error))
+            case ef.Compensate(slot, _, key, start, before, lamda):
+                assert slot not in self._applied_slots(), "the sum is being applied"
+                assert before in self.kept[key, start]
+                versions, gradient = self.values[key, start], self.slots[slot]
+                self.slots[slot] += (
+                    np.float32(lamda) * gradient * gradient * (versions[max(versions)] - versions[before])
+                )
             case ef.Weigh(slot, _, factor):
                 assert slot not in self._applied_slots(), "the sum is being applied"
                 self.slots[slot] *= np.float32(factor)

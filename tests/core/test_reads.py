@@ -58,11 +58,80 @@ def test_a_decided_round_of_one_step_is_told_it_too(make_server: type[Server], p
     assert reads(server) == [0, 1, 2, 0]
 
 
-def test_a_sum_of_several_steps_has_read_no_version(make_server: type[Server]) -> None:
+def compensated(server: Server) -> list[tuple[int, float]]:
+    """Return which version each compensated contribution was computed from, and with how much of the difference."""
+    return [(effect.read, effect.lamda) for effect in server.seen(ef.Compensate)]
+
+
+@pytest.mark.parametrize("policy", ["k_batch_async:2", "k_async:2"])
+def test_each_step_of_a_sum_is_compensated_for_what_its_own_worker_had_read(
+    make_server: type[Server], policy: str
+) -> None:
+    """The test's store adds sums to a value that begins at 0."""
+    server = delayed_under(make_server, policy)
+    for rank in (0, 1):
+        server.push(rank, 2.0, read_version=0)
+    server.pull(0, at_least=0)
+    assert compensated(server) == [], "nothing was changed since"
+    server.push(0, 3.0, read_version=1)
+    server.push(2, 5.0, read_version=0)
+    assert compensated(server) == [(0, 0.04)], "rank 0 has read what is there"
+    # 4, and then 3 + (5 + 0.04 * 25 * (4 - 0)).
+    assert server.values["w", 0][2] == pytest.approx(4.0 + 3.0 + 9.0)
+    assert reads(server) == [0, 1], "the sum is compared with the value itself, so that nothing is counted twice"
+
+
+def test_what_is_rescaled_later_is_compensated_for_less_and_what_is_scaled_before_as_it_is_then(
+    make_server: type[Server],
+) -> None:
+    server = make_server(3, "k_batch_async:2")
+    server.init()
+    params = {"lamda": 0.5, "rescale_grad": 0.25}
+    server.ask(0, m.SetOptimizer("dcasgd", params, "sum", 5.0, staleness_rate="1/(1+tau)"))
+    for rank in (0, 1):
+        server.push(rank, 2.0, read_version=0)
+    server.pull(0, at_least=0)
+    server.push(0, 3.0, read_version=1)
+    server.push(2, 6.0, read_version=0)
+    assert compensated(server) == [(0, 0.125)]
+    # Half of 6, since it is one version old: 3 + (3 + 0.125 * 9 * 4).
+    assert server.values["w", 0][2] == pytest.approx(4.0 + 3.0 + 7.5)
+
+
+def test_the_median_is_that_of_compensated_steps(make_server: type[Server]) -> None:
+    server = make_server(3, "k_batch_async:2")
+    server.init()
+    server.ask(0, m.SetOptimizer("dcasgd", {"lamda": 0.5}, "median", 5.0))
+    for rank in (0, 1):
+        server.push(rank, 2.0, read_version=0)
+    server.pull(0, at_least=0)
+    server.push(0, 3.0, read_version=1)
+    server.push(2, 4.0, read_version=0)
+    # 2, and then the middle of 3 and 4 + 0.5 * 16 * 2.
+    assert server.values["w", 0][2] == pytest.approx(2.0 + 11.5)
+
+
+def test_a_step_waits_with_its_sum_until_the_value_is_there_that_it_changes(make_server: type[Server]) -> None:
     server = delayed_under(make_server, "k_batch_async:2")
+    server.hold = True
     for rank in (0, 1, 0, 2):
-        server.push(rank, read_version=0)
-    assert reads(server) == [0, 1], "that of the value, so that nothing is compensated"
+        server.push(rank, 2.0, read_version=0)
+    assert compensated(server) == []
+    server.finish()
+    assert compensated(server) == [(0, 0.04)] * 2
+    server.finish()
+    assert server.values["w", 0][2] == pytest.approx(4.0 + 2 * (2.0 + 0.04 * 4.0 * 4.0))
+
+
+def test_a_sum_that_was_begun_under_another_rule_stays_one(make_server: type[Server]) -> None:
+    server = make_server(2, "sync_switch:1:10")
+    server.init()
+    server.push(0, 1.0)
+    server.ask(0, m.SetOptimizer("dcasgd", {}, "sum", 5.0))
+    server.push(1, 1.0)
+    for rank in (0, 1):
+        server.push(rank, 1.0, read_version=0)
+    assert compensated(server) == [(0, 0.04)] * 2, "only of the second round"
 
 
 def test_what_waits_for_its_turn_keeps_the_version_that_it_refers_to(make_server: type[Server]) -> None:

@@ -187,6 +187,24 @@ def test_delayed_updates_look_at_the_value_that_was_read(sides: tuple[Side, Side
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_each_part_of_a_sum_is_compensated_with_the_bits_of_the_host(sides: tuple[Side, Side], dtype: str) -> None:
+    rule, found = DCASGD(learning_rate=0.1, lamda=0.5), []
+    for side in sides:
+        install(side, dtype)
+        make_round(side, 1, dtype, rule, read=0)
+        slots = [side.land(numbers(n, dtype), ("w", 0) if n else None) for n in range(3)]
+        for slot in slots[:2]:
+            side.do(ef.Weigh(slot, dtype, 0.5), ef.Compensate(slot, dtype, "w", 0, 0, rule.compensation))
+        side.do(ef.Fold(slots[0], slots[1], dtype), ef.Fold(slots[0], slots[2], dtype))
+        side.do(ef.Apply("w", 0, 2, slots[0], [0, 1, 2], [1, 1, 0], 2, rule, 3, [], 1))
+        assert side.finish() == [Applied("w", 0, 2, None)]
+        side.do(ef.Retire("w", 0, [0, 1]))
+        found.append(side.read(ef.StoredChunk("w", 0, 2, 0)))
+        assert side.store.open_slots == 0
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_keys_that_are_divided_go_on_where_they_were(sides: tuple[Side, Side], dtype: str) -> None:
     """An open sum, which is wider than its parts' bytes, is cut with them."""

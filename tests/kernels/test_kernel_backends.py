@@ -252,6 +252,20 @@ def test_what_a_worker_had_read_is_like_the_weight(reference: Backend, read: Any
         reference.update(DCASGD(), floats(), floats(), {}, Step(1), read=read)
 
 
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ((floats(), floats(), floats(3)), r"read must be float32\[4\] to fit weight"),
+        ((floats(dtype="float16"), floats(dtype="float16"), floats(dtype="float16")), r"gradient must be float32\[4\]"),
+        ((read_only(floats()), floats(), floats()), "gradient must be writable"),
+    ],
+)
+def test_what_is_compensated_is_like_the_weight(reference: Backend, arrays: Any, message: str) -> None:
+    gradient, weight, read = arrays
+    with pytest.raises(SpecMismatchError, match=message):
+        reference.compensate(gradient, weight, read, 0.04)
+
+
 @pytest.mark.parametrize("wrong", [floats(5), floats(dtype="float16"), floats(dtype="float64"), floats(8)[::2]])
 @pytest.mark.parametrize("name", ["mean", "variance"])
 def test_updates_refuse_a_state_that_does_not_fit(reference: Backend, name: str, wrong: Any) -> None:

@@ -84,6 +84,21 @@ def test_delay_is_compensated_by_what_the_worker_itself_had_read(backend: Backen
     )
 
 
+@pytest.mark.parametrize(("dtype", "summed"), [("float64", "float64"), ("float32", "float32"), ("float16", "float32")])
+def test_a_contribution_to_a_sum_is_compensated_by_itself(backend: Backend, dtype: str, summed: str) -> None:
+    """By hand: g + lamda g g (w - read)."""
+    gradient = np.array([0.5, -2.0, 3.0], summed)
+    weight, read = np.array([1.0, 1.5, -1.0], dtype), np.array([0.5, 2.0, -1.0], dtype)
+    backend.compensate(gradient, weight, read, 0.25)
+    assert gradient.tolist() == [0.5 + 0.25 * 0.25 * 0.5, -2.0 - 0.25 * 4.0 * 0.5, 3.0]
+
+
+def test_a_contribution_that_has_no_elements_is_compensated_at_once(backend: Backend) -> None:
+    empty = np.empty(0)
+    backend.compensate(empty, empty.copy(), empty.copy(), 0.25)
+    assert not empty.size
+
+
 def test_with_the_last_weight_as_what_was_read_it_is_the_trace_of_mxnet(backend: Backend) -> None:
     rule = DCASGD(learning_rate=0.1, lamda=0.04)
     first = one_push(backend, rule, np.ones(1), np.ones(1))

@@ -269,6 +269,18 @@ async def test_delay_is_compensated_by_what_each_worker_had_read(cluster: MakeCl
         assert len(stored.earlier) <= 2
 
 
+async def test_delays_of_the_contributions_to_a_sum_are_compensated_one_by_one(cluster: MakeCluster) -> None:
+    """Worker 2 still has the first value: 1 - 0.1 * (0.5 + 0.5), then g + 0.04 g g (0.9 - 1) of its gradient."""
+    async with cluster(workers=3, policy="k_async:2") as running:
+        one, two, three = running.workers
+        await running.each(lambda kv: kv.init("w", np.ones(1)))
+        await running.each(lambda kv: kv.set_optimizer("dcasgd", learning_rate=0.1, lamda=0.04, momentum=0.0))
+        await asyncio.gather(one.pushpull("w", np.full(1, 0.5)), two.pushpull("w", np.full(1, 0.5)))
+        got, _ = await asyncio.gather(one.pushpull("w", np.full(1, 0.5)), three.push("w", np.full(1, 0.25)))
+        expected = 0.9 - 0.1 * (0.5 + 0.25 + 0.04 * 0.25 * 0.25 * (0.9 - 1.0))
+        np.testing.assert_allclose(got, [expected], rtol=1e-12)
+
+
 async def test_sync_rule_that_reads_weights_keeps_none(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         await running.each(lambda kv: kv.init("w", np.ones(1)))

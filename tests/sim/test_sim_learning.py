@@ -115,6 +115,15 @@ def test_delay_is_compensated_by_hand(learn: Callable[..., Run]) -> None:
     assert curve.losses[:4] == pytest.approx([x * x / 2.0 for x in (1.0, 0.9, 0.805, 0.7188475)])
 
 
+def test_delays_of_several_gradients_of_an_update_are_compensated_by_hand(learn: Callable[..., Run]) -> None:
+    # Worker 0 comes first and goes on with what there is, worker 1 closes the round and reads what it has made.
+    run = learn("k_batch_async:2", 2, 3, 0.1, optimizer="dcasgd", params={"lamda": 0.5})
+    assert [update.staleness for update in run.updates] == [[0, 0], [1, 0], [1, 0]]
+    # The mean of 1 + (0.9 - 1) / 2 and 0.9, then that of 0.9 + 0.81 (0.8075 - 0.9) / 2 and 0.8075.
+    x = [1.0, 0.9, 0.9 - 0.0925, 0.8075 - 0.083501875]
+    assert curve_of(run).losses == pytest.approx([value * value / 2.0 for value in x])
+
+
 @pytest.mark.parametrize("reduction", ["median", "trimmed_mean"])
 @pytest.mark.parametrize("number", [1, 2, 3, 9])
 def test_robust_reductions_are_those_of_servers(reduction: str, number: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Normed
 from aiokv.kernels import get_backend
-from aiokv.optim import DCASGD, LARS, SGD, Adam, GroupAdaGrad, LearningRule, Optimizer, OwnRule
+from aiokv.optim import DCASGD, LARS, SGD, Adam, Assign, GroupAdaGrad, LearningRule, Optimizer, OwnRule
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform
 from aiokv.types import Piece
@@ -124,6 +124,14 @@ def delayed(store: ParameterStore) -> ParameterStore:
         store.apply("a", -1, version, landed(store, [1, 2]), rule, version, 1, read=version - 1)
     perform(store, ef.Retire("a", -1, [1]))
     return store
+
+
+def test_contribution_is_compensated_for_what_was_changed_since_a_version(delayed: ParameterStore) -> None:
+    """The value is -0.5 and -2 where it was 1 and 1: 3 + 1 * 9 * (w - 1)."""
+    slot = landed(delayed, [3, 3])
+    assert perform(delayed, ef.Compensate(slot, "float32", "a", -1, 0, 1.0)) is None
+    delayed.apply("a", -1, 4, slot, Assign(), 4, 1)
+    assert read(delayed, "a", -1, 4).tolist() == [3 + 9 * -1.5, 3 + 9 * -3.0]
 
 
 @pytest.mark.parametrize("divided", [False, True])

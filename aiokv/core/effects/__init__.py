@@ -47,7 +47,7 @@ from aiokv.core.effects.payloads import (
     StoredSum,
 )
 from aiokv.core.effects.server import Configure, Execute, ForgetReplicas, Hold, LetGo, Prepare, StartNode
-from aiokv.core.effects.slots import Combine, Decode, Fold, Free, JoinRows, Split, Weigh, Widen, freed
+from aiokv.core.effects.slots import Combine, Compensate, Decode, Fold, Free, JoinRows, Split, Weigh, Widen, freed
 from aiokv.core.effects.worker import (
     Complete,
     Discard,
@@ -68,6 +68,7 @@ __all__ = [
     "CallMemory",
     "CallTensors",
     "Combine",
+    "Compensate",
     "Complete",
     "Configure",
     "Connect",
@@ -152,6 +153,7 @@ Effect = (
     | ForgetReplicas
     | Fold
     | Weigh
+    | Compensate
     | Combine
     | Norms
     | Apply

@@ -9,7 +9,7 @@ from aiokv.core.records import Record
 if TYPE_CHECKING:
     from aiokv.codec import Codec
     from aiokv.core.effects import Effect
-    from aiokv.types import Slot
+    from aiokv.types import Key, Slot, Version
 
 
 class Free(Record):
@@ -39,6 +39,20 @@ class Weigh(Record):
     slot: Slot
     dtype: str
     factor: float
+
+
+class Compensate(Record):
+    """Make of the gradient in `slot`, computed where a chunk's value had version `read`, about that where it is now.
+
+    See `aiokv.kernels.Backend.compensate`. Nothing comes between it and the chunk's next update.
+    """
+
+    slot: Slot
+    dtype: str
+    key: Key
+    start: int
+    read: Version
+    lamda: float
 
 
 class Combine(Record):
