@@ -10,7 +10,6 @@ from aiokv.errors import (
     ClosedError,
     JoinTimeoutError,
     MembershipError,
-    SchedulerLostError,
     ServerLostError,
     StaleEpochError,
     UnknownKeyError,
@@ -96,7 +95,7 @@ def _is_complete(run: Run, worker: WorkerRecord) -> bool:
 
 def _came_too_late(run: Run, worker: WorkerRecord) -> bool:
     """Say whether a worker has not come to join because the job was over by then."""
-    is_over = isinstance(worker.error, JoinTimeoutError | SchedulerLostError | ServerLostError)
+    is_over = isinstance(worker.error, JoinTimeoutError | ServerLostError)
     return worker.name in run.scenario.comers and is_over and not worker.number
 
 

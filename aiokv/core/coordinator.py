@@ -72,7 +72,6 @@ from aiokv.errors import (
     CallTimeoutError,
     MembershipError,
     ProtocolError,
-    SchedulerLostError,
     StaleEpochError,
     from_code,
 )
@@ -676,16 +675,12 @@ class Coordinator:
     def _scheduler_gone(self, reason: str, now: float) -> list[Effect]:
         if self._stopped:
             return []
-        reconnects = self._joiner.on_lost()
+        reconnects = self._joiner.on_lost(reason)
         self._look_around(now)
-        error = SchedulerLostError(
-            f"the scheduler at {self._joiner.address} is gone: {reason}", address=self._joiner.address
-        )
-        if self._joiner.joining:
-            return self._joiner.fail(error)
         if given_up := self._leaving.scheduler_gone():
             return given_up
-        text = f"{error}; {self._joiner.name} serves its workers until they leave, and looks for it"
+        does = "has not joined yet" if self._joiner.joining else "serves its workers until they leave"
+        text = f"the scheduler at {self._joiner.address} is gone: {reason}; {self._joiner.name} {does}, looks for it"
         log = Log("warning", text, "scheduler_gone", {"reason": reason})
         return [log, *self._checkpoints.scheduler_gone(), *reconnects]
 

@@ -127,14 +127,14 @@ class Joiner:
 
     def on_connected(self, now: float) -> list[Effect]:
         """Register over the new connection, unless it comes too late."""
-        if not self.joining and not self._reconnects:
+        if not self._reconnects:
             return [Disconnect(SCHEDULER, "the join is over")]
         self.connected, self._heard = True, now
         self._find_due()
         self._reason = "registered, but the cluster is not complete"
         host, port = self.advertised
         head = (self.role, self.name, self.incarnation, host, port)
-        if self.joining or self.view is None:
+        if self.view is None:
             left = answer_time(max(0.0, self._join_by - now))
             message = Register(*head, left, standby=self.standby)
         else:
@@ -143,7 +143,7 @@ class Joiner:
 
     @property
     def _reconnects(self) -> bool:
-        return self.joined and not self._is_over
+        return (self.joining or self.joined) and not self._is_over
 
     @property
     def is_registered(self) -> bool:
@@ -187,10 +187,11 @@ class Joiner:
         """Tell a scheduler that was started again what the cluster was."""
         return [] if self.view is None else [Send(SCHEDULER, 0, self.view)]
 
-    def on_lost(self) -> list[Effect]:
+    def on_lost(self, reason: str) -> list[Effect]:
         """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""
         self.connected = False
         self._heartbeat_at = None
+        self._reason = f"the connection has ended: {reason}"
         self._find_due()
         if not self._reconnects:
             return []
@@ -211,7 +212,7 @@ class Joiner:
         if self._call is None:
             return []
         call, self._call = self._call, None
-        self.on_lost()
+        self.on_lost("the join failed")
         return [Disconnect(SCHEDULER, "the join failed"), Fail(call, error)]
 
     def tick(self, now: float, waiting_for: str = "") -> list[Effect]:

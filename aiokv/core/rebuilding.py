@@ -9,6 +9,7 @@ from aiokv.core.deadlines import earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Send
 from aiokv.core.members import Member
 from aiokv.core.records import Record, field
+from aiokv.core.roster import EXPECTED
 from aiokv.errors import MembershipError
 from aiokv.types import Role
 from aiokv.wire import messages as m
@@ -50,6 +51,20 @@ class Rebuilding(Record, eq=False):
         """Take out a node whose connection has ended."""
         self.back = {name: one for name, one in self.back.items() if one.peer != peer}
         self.later = [one for one in self.later if one.peer != peer]
+
+    def recognise(self) -> None:
+        """Count those as back that are in the view, although it had not come to them when the scheduler ended."""
+        if self.view is None:
+            return
+        known = {(worker.name, worker.incarnation) for worker in self.view.workers if worker.state in EXPECTED}
+        known |= {(server.name, server.incarnation) for server in self.view.servers if server.state in EXPECTED}
+        standbys = [entry.standby for entry in self.view.servers if entry.standby is not None]
+        known |= {(standby.name, standby.incarnation) for standby in standbys if standby.state != "expected"}
+        for one in list(self.later):
+            name = one.message.name
+            if (name, one.message.incarnation) in known and name not in self.back:
+                self.later.remove(one)
+                self.back[name] = one
 
     @property
     def is_whole(self) -> bool:
@@ -106,7 +121,7 @@ class Rebuild:
                 self._members.remove(member)
         if not one.message.epoch:
             rebuilding.later.append(one)
-            return []
+            return self._go_on_if_whole(rebuilding, now)
         rebuilding.back[one.message.name] = one
         text, facts = f"{one.message.name} comes back from epoch {one.message.epoch}", {"node": one.message.name}
         effects: list[Effect] = [Log("warning", text, f"{one.message.role}_back", facts)]
@@ -155,6 +170,7 @@ class Rebuild:
     # --- the cluster as it was ---
 
     def _go_on_if_whole(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
+        rebuilding.recognise()
         return self._go_on(rebuilding, now) if rebuilding.is_whole else []
 
     def _go_on(self, rebuilding: Rebuilding, now: float) -> list[Effect]:

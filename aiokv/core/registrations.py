@@ -62,7 +62,12 @@ class Registrations:
             return self._rebuild.come_back(Registration(peer, request, message, now), now)
         effects = self._make_room(message, now)
         known = self._members.by_name.get(message.name)
-        if known is not None:
+        if known is not None and not self._cluster.epoch and _is_of(known, message):
+            # It waits over another connection from now on.
+            effects.append(Disconnect(known.peer, "its process has connected again"))
+            self._members.drop(known, "left", "")
+            self._members.remove(known)
+        elif known is not None:
             return effects + self._return(known, peer, request, message, now)
         if self._cluster.epoch and message.role is Role.WORKER and self._plan.max_workers:
             return self._turnover.take_in(None, peer, request, message, now)
@@ -158,7 +163,7 @@ class Registrations:
         taken = f"the name {member.name!r} is taken by a member that is {member.state}"
         if member.role is not message.role or not self._cluster.epoch:
             raise ClusterFullError(taken, got=member.name)
-        is_same = message.incarnation == member.incarnation and message.epoch > 0
+        is_same = message.incarnation == member.incarnation
         if is_same and member.state not in EXPECTED:
             ranks = {"ranks": [member.number]} if member.role is Role.WORKER else {}
             raise StaleEpochError(f"{_label(member)} is {member.state}: {member.reason}", **ranks)
@@ -185,6 +190,11 @@ class Registrations:
             said = Log("error", f"{member.name}: {text}", "join_timeout", member.facts | {"missing": missing})
             effects += [Refuse(member.peer, member.request, JoinTimeoutError(text)), said]
         return effects
+
+
+def _is_of(member: Member, message: m.Register) -> bool:
+    """Tell whether it is the same process that registers."""
+    return (message.role, message.incarnation) == (member.role, member.incarnation)
 
 
 def _label(member: Member) -> str:

@@ -294,8 +294,9 @@ class Session:
         first, was_registered = self._joiner.view is None, self._joiner.is_registered
         is_news = self._joiner.on_view(view, now)
         effects: list[Effect] = []
-        if not first and not was_registered:
+        if not was_registered:
             self._calls.outage = None
+        if not first and not was_registered:
             back = Log("info", f"{self._joiner.name} is back at the scheduler")
             effects = [back, *self._calls.ask_scheduler_again(now)]
         if not is_news:
@@ -373,19 +374,18 @@ class Session:
     def _scheduler_gone(self, reason: str) -> list[Effect]:
         if self._farewell.has_left:
             self._joiner.leave()
-        reconnects = self._joiner.on_lost()
+        reconnects = self._joiner.on_lost(reason)
         error = self._standing.scheduler_error(reason)
-        if self._joiner.joining:
-            return self._joiner.fail(error)
         self._calls.outage = lambda what: self._standing.scheduler_error(f"{reason}; {what}")
-        text = f"{error}; {self._joiner.name} goes on without barriers, and looks for it"
+        does = "has not joined yet" if self._joiner.joining else "goes on without barriers"
+        text = f"{error}; {self._joiner.name} {does}, and looks for it"
         return [Log("warning", text, "scheduler_gone", {"reason": reason}), *reconnects] if reconnects else []
 
     def _dismissed(self, error: AiokvError) -> list[Effect]:
         """The scheduler does not take this worker for a member any longer."""
         self._standing.expulsion = error
         self._joiner.leave()
-        self._joiner.on_lost()
+        self._joiner.on_lost(error.message)
 
         def error_of(what: str) -> AiokvError:
             return type(error)(f"{what}: {error.message}", **error.details)

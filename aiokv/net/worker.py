@@ -18,7 +18,7 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.session import Session
-from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError, SchedulerLostError
+from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError
 from aiokv.guard import Guard
 from aiokv.kernels import backend_for, devices_for
 from aiokv.list_sums import Merger
@@ -107,7 +107,7 @@ class Client(Driver, Operations):
         await (self.close() if error is None else self.abort())
 
     async def start(self) -> None:
-        """Join the cluster; waits until all of its members are there.
+        """Join the cluster; waits until all of its members are there, and for a scheduler that is not there, or ends.
 
         Raises:
             JoinTimeoutError: the cluster is not complete within `Config.join_timeout`; names what is missing.
@@ -227,7 +227,6 @@ class Client(Driver, Operations):
 
         Raises:
             ClusterFullError: other workers have not left this one within `Config.join_timeout`.
-            SchedulerLostError: there is a scheduler again and again, which ends before it has let this worker in.
             JoinTimeoutError: the other is not complete within `Config.join_timeout` after that.
         """
         await self.close()
@@ -237,8 +236,8 @@ class Client(Driver, Operations):
             client = Client(config, policy=self._policy, device=self._device)
             try:
                 await client.start()
-            except (ClusterFullError, SchedulerLostError):
-                # The scheduler of before still waits for the others to leave, or has just ended.
+            except ClusterFullError:
+                # The scheduler of before still waits for the others to leave.
                 if self._loop.time() >= until:
                     raise
                 await asyncio.sleep(REJOIN_PAUSE)

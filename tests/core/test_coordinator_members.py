@@ -18,7 +18,6 @@ from aiokv.errors import (
     JoinTimeoutError,
     MembershipError,
     ProtocolError,
-    SchedulerLostError,
     StaleEpochError,
     WorkerLostError,
 )
@@ -543,11 +542,24 @@ def test_server_without_scheduler_sends_no_heartbeats(server: Server) -> None:
     assert server.machine.deadline() is None
 
 
-def test_scheduler_that_is_lost_ends_the_join(outsider: Server, like: type[Like]) -> None:
+def test_a_join_waits_for_a_scheduler_that_is_started_again(outsider: Server, like: type[Like]) -> None:
     outsider.handle(st.Join(0, 10.0))
     outsider.handle(st.Connected(SCHEDULER))
     effects = outsider.handle(st.PeerLost(SCHEDULER, "connection reset"))
-    assert effects[-1] == like(ef.Fail, call=0, error=like(SchedulerLostError))
+    assert effects == [like(ef.Log, level="warning"), like(ef.Connect, peer=SCHEDULER)]
+    (register,) = outsider.handle(st.Connected(SCHEDULER))
+    assert register == like(ef.Send, peer=SCHEDULER, message=like(m.Register, epoch=0, timeout=9.5))
+    assert like(ef.Complete, call=0) in outsider.publish()
+
+
+def test_a_join_that_has_waited_in_vain_for_a_scheduler_says_so(outsider: Server, like: type[Like]) -> None:
+    outsider.handle(st.Join(0, 10.0))
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    effects = outsider.tick(10.0)
+    assert effects[-1] == like(ef.Fail, call=0, error=like(JoinTimeoutError))
+    assert isinstance(effects[-1], ef.Fail)
+    assert "within 10 s: waiting for the scheduler at 127.0.0.1:9091" in str(effects[-1].error)
     assert outsider.machine.deadline() is None
 
 

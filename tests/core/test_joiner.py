@@ -43,7 +43,7 @@ def test_a_standby_says_of_what_it_is_to_have_a_copy() -> None:
     view = m.View(4, (), (m.ServerEntry(1, "t", 1, "h", 4),), 1.0, 64, 64, 10.0)
     assert standby.on_view(view, now=100.0)
     standby.complete()
-    standby.on_lost()
+    standby.on_lost("connection reset")
     (send,) = standby.on_connected(now=101.0)
     assert send == ef.Send(SCHEDULER, 1, m.Register(Role.SERVER, "s/1.4", 7, "h", 5, 10.0, -1, 4, 1))
 
@@ -82,6 +82,24 @@ def test_incomplete_cluster_is_told_from_a_missing_scheduler(joiner: Joiner) -> 
     assert isinstance(effects[-1].error, JoinTimeoutError)
     assert "could not join within 1 s" in str(effects[-1].error)
     assert "registered, but the cluster is not complete" in str(effects[-1].error)
+
+
+def test_a_join_outlives_its_scheduler(joiner: Joiner) -> None:
+    """It connects and registers again, later and later, and the error at its end says what it waited for."""
+    joiner.join(1, 20.0, now=0.0)
+    joiner.on_connected(now=0.0)
+    assert joiner.on_lost("connection reset") == [ef.Connect(SCHEDULER, "host", 9091, delay=0.05)]
+    again, _ = joiner.on_connect_failed("connection refused", None, now=1.0)
+    assert again == ef.Connect(SCHEDULER, "host", 9091, delay=0.1)
+    (send,) = joiner.on_connected(now=10.0)
+    assert send == ef.Send(SCHEDULER, 1, m.Register(Role.WORKER, "worker-0", 7, "", 0, 9.5))
+    joiner.on_lost("connection reset")
+    assert joiner.due == 20.0
+    *_, failed = joiner.tick(20.0)
+    assert isinstance(failed, ef.Fail)
+    assert isinstance(failed.error, JoinTimeoutError)
+    text = "worker-0 could not join within 20 s: waiting for the scheduler at host:9091"
+    assert str(failed.error) == f"{text} (the connection has ended: connection reset)"
 
 
 def test_join_is_over_once(joiner: Joiner) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.core import effects as ef
-from aiokv.errors import MembershipError
+from aiokv.errors import ClusterFullError, MembershipError
 from aiokv.types import Role
 from aiokv.wire import messages as m
 
@@ -116,6 +116,26 @@ def test_newcomers_wait_until_it_is_known_what_the_cluster_is(make_scheduler: ty
     come_back(scheduler, "worker-0")
     assert not stranger.pending, "all places are taken"
     assert scheduler.views["worker-2"][-1].workers[2] == m.WorkerEntry(2, "worker-2", 9)
+
+
+def test_who_was_not_told_of_the_cluster_is_of_it_all_the_same(scheduler: Scheduler) -> None:
+    """The scheduler before has ended when it had sent the first view to some."""
+    waiting = scheduler.register("worker-0")
+    come_back(scheduler, "server-1", "worker-2")
+    tell(scheduler, "server-1", view())
+    assert waiting.pending
+    assert scheduler.register("server-0").answer is None
+    assert [views[-1].epoch for views in scheduler.views.values()] == [8] * 4
+    assert states(scheduler) == {"worker-1": "left"}
+
+
+def test_another_process_of_the_name_is_not_taken_for_who_was_not_told(scheduler: Scheduler) -> None:
+    other = scheduler.register("worker-0", incarnation=2)
+    come_back(scheduler, "server-1", "worker-2", "server-0")
+    tell(scheduler, "server-1", view())
+    assert other.pending
+    scheduler.tick(2.0)
+    assert isinstance(other.error, ClusterFullError)
 
 
 def test_a_cluster_of_another_size_is_not_taken_over(scheduler: Scheduler, like: type[Like]) -> None:

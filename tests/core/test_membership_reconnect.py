@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
 from aiokv.errors import BarrierTimeoutError, ClusterFullError, StaleEpochError
 from aiokv.types import Role
 from aiokv.wire import messages as m
@@ -138,3 +139,48 @@ def test_a_connection_that_ends_before_the_cluster_is_complete_gives_its_place_f
     scheduler.form("worker-0")
     scheduler.drop("worker-0")
     assert scheduler.machine.missing == "2 of 2 workers and 1 of 1 servers"
+
+
+# --- before a node has the view ---
+
+
+@pytest.mark.parametrize("name", ["worker-0", "server-0"])
+def test_who_waits_for_the_cluster_may_do_so_over_another_connection(
+    make_scheduler: type[Scheduler], like: type[Like], name: str
+) -> None:
+    """The end of the one before may not be known yet."""
+    rig = make_scheduler(workers=2, servers=1)
+    rig.form("worker-0", "server-0")
+    before = rig.peers[name]
+    assert rig.register(name, again=True).pending
+    assert like(ef.Disconnect, peer=before) in rig.effects
+    assert rig.handle(st.PeerLost(before, "closed")) == []
+    rig.form("worker-1")
+    assert [views[-1].epoch for views in rig.views.values()] == [1] * 3
+
+
+def test_another_process_of_the_name_does_not_get_the_place_of_one_that_waits(
+    make_scheduler: type[Scheduler],
+) -> None:
+    rig = make_scheduler(workers=2, servers=1)
+    rig.form("worker-0")
+    assert isinstance(rig.register("worker-0", again=True, incarnation=2).error, ClusterFullError)
+
+
+@pytest.mark.parametrize("name", ["worker-1", "server-0"])
+def test_who_has_not_got_the_first_view_gets_it_over_another_connection(scheduler: Scheduler, name: str) -> None:
+    scheduler.drop(name)
+    assert scheduler.register(name, again=True).answer is None
+    scheduler.tick(1.9)
+    assert [view.epoch for view in scheduler.views[name]] == [1, 1]
+    assert {views[-1].epoch for views in scheduler.views.values()} == {1}
+
+
+def test_a_newcomer_that_has_not_got_its_first_view_gets_it_over_another_connection(
+    make_scheduler: type[Scheduler],
+) -> None:
+    rig = make_scheduler(workers=1, servers=1, max_workers=2, reconnect_grace=1.0)
+    rig.form("worker-0", "server-0", "worker-1")
+    rig.drop("worker-1")
+    assert rig.register("worker-1", again=True).answer is None
+    assert [view.workers[1].state for view in rig.views["worker-1"]] == ["joining", "joining"]

@@ -40,6 +40,14 @@ def join(worker: Worker, timeout: float = 10.0) -> Call:
     return worker.call(st.Join, timeout=timeout)
 
 
+def attach_all(worker: Worker) -> None:
+    """Let all servers know a worker."""
+    for server in (0, 1):
+        (attach,) = worker.handle(st.Connected(server))
+        assert isinstance(attach, ef.Send)
+        worker.answer(attach)
+
+
 # --- joining ---
 
 
@@ -177,12 +185,49 @@ def test_server_that_refuses_the_worker_ends_the_join(outsider: Worker) -> None:
     assert isinstance(call.outcome, MembershipError)
 
 
-def test_scheduler_that_is_lost_ends_the_join(outsider: Worker) -> None:
+def test_a_join_waits_for_a_scheduler_that_is_started_again(outsider: Worker, like: type[Like]) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    effects = outsider.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    assert effects == [like(ef.Log, level="warning"), like(ef.Connect, peer=SCHEDULER)]
+    text = "the scheduler at 127.0.0.1:9091 is gone: connection reset; worker-0 has not joined yet, and looks for it"
+    assert isinstance(effects[0], ef.Log)
+    assert effects[0].text == text
+    outsider.now = 6.0
+    (register,) = outsider.handle(st.Connected(SCHEDULER))
+    assert register == like(ef.Send, peer=SCHEDULER, message=like(m.Register, epoch=0, timeout=3.6))
+    outsider.publish()
+    attach_all(outsider)
+    assert call.outcome == "done"
+    assert outsider.call(st.EnterBarrier, name="b", timeout=1.0).messages == [like(m.Barrier)]
+
+
+def test_a_join_that_has_waited_in_vain_for_a_scheduler_says_so(outsider: Worker) -> None:
     call = join(outsider)
     outsider.handle(st.Connected(SCHEDULER))
     outsider.handle(st.PeerLost(SCHEDULER, "connection reset"))
-    assert isinstance(call.outcome, SchedulerLostError)
-    assert not [effect for effect in outsider.effects if isinstance(effect, ef.Log)]
+    outsider.handle(st.ConnectFailed(SCHEDULER, "connection refused", None))
+    assert outsider.machine.deadline() == 10.0
+    outsider.tick(10.0)
+    assert isinstance(call.outcome, JoinTimeoutError)
+    text = "worker-0 could not join within 10 s: waiting for the scheduler at 127.0.0.1:9091 (connection refused)"
+    assert str(call.outcome) == text
+    assert outsider.handle(st.ConnectFailed(SCHEDULER, "connection refused", None)) == []
+
+
+def test_who_has_the_view_joins_without_the_scheduler(outsider: Worker, like: type[Like]) -> None:
+    """It says of which epoch it knows when there is one again, and asks it what it could not ask before."""
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    outsider.publish()
+    outsider.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    attach_all(outsider)
+    assert call.outcome == "done"
+    waiting = outsider.call(st.EnterBarrier, name="b", timeout=5.0)
+    assert waiting.sends == []
+    (register,) = outsider.handle(st.Connected(SCHEDULER))
+    assert register == like(ef.Send, message=like(m.Register, epoch=1))
+    assert like(ef.Send, peer=SCHEDULER, message=like(m.Barrier)) in outsider.publish()
 
 
 def test_server_that_is_lost_ends_the_join(outsider: Worker) -> None:

@@ -232,6 +232,35 @@ async def test_a_scheduler_that_is_started_again_takes_the_cluster_over(cluster:
             assert stop.reason == "no worker is left; lost: worker-1"
 
 
+async def logged(caplog: pytest.LogCaptureFixture, words: str) -> None:
+    """Wait until a record of the log has these words."""
+    while words not in caplog.text:  # noqa: ASYNC110 - a log record is no event
+        await asyncio.sleep(0.01)
+
+
+async def test_joins_wait_for_a_scheduler_that_is_started_again(
+    free_port: int, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker and a server have registered at the one before, which ends when another worker is still missing."""
+    caplog.set_level(logging.INFO)
+    plan: dict[str, Any] = {**settings, "num_workers": 2, "num_servers": 1, "bind_port": free_port}
+    address = f"127.0.0.1:{free_port}"
+    clients = [aiokv.connect(address, name=f"worker-{rank}", **settings) for rank in range(2)]
+    async with aiokv.Scheduler(**plan) as before, aiokv.Server(scheduler=address, name="server-0", **settings):
+        joining = [asyncio.create_task(clients[0].start())]
+        await logged(caplog, "server server-0 is here")
+        await logged(caplog, "worker worker-0 is here")
+        await before.close()
+        await logged(caplog, "worker-0 has not joined yet, and looks for it")
+        async with aiokv.Scheduler(**plan):
+            joining.append(asyncio.create_task(clients[1].start()))
+            await asyncio.gather(*joining)
+            await asyncio.gather(*(kv.init("w", full(0)) for kv in clients))
+            values = await asyncio.gather(*(kv.pushpull("w", full(1)) for kv in clients))
+            np.testing.assert_array_equal(values[0], full(2))
+            await asyncio.gather(*(kv.close() for kv in clients))
+
+
 async def test_joining_an_incomplete_cluster_says_what_is_missing(cluster: MakeCluster) -> None:
     async with cluster(workers=3, servers=1, start_workers=False) as running:
         short = {"join_timeout": 1.0, "call_timeout": 0.9, "death_timeout": 0.8, "heartbeat": 0.3}
@@ -261,8 +290,7 @@ async def test_scenario_40_a_worker_may_start_before_the_scheduler(
     caplog.set_level(logging.INFO)
     client = aiokv.connect(name="early", **shared)
     start = asyncio.create_task(client.start())
-    while "early waits for" not in caplog.text:  # noqa: ASYNC110 - a log record is no event
-        await asyncio.sleep(0.01)
+    await logged(caplog, "early waits for")
     async with aiokv.Scheduler(bind_port=free_port, token="t"), aiokv.Server(**shared):
         await start
         assert client.rank == 0

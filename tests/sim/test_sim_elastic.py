@@ -169,3 +169,12 @@ def test_a_worker_that_plans_to_leave_is_in_no_round_after_the_same_one_of_all_k
     assert run.workers[1].left
     rounds = {(update.key, update.start, update.version): update.ranks for update in run.updates}
     assert all((1 in ranks) == (version <= last) for (_, _, version), ranks in rounds.items())
+
+
+@pytest.mark.parametrize("at", [3.6, 3.605, 3.61, 3.615, 3.62, 3.63, 3.65, 4.5])
+def test_a_newcomer_waits_for_a_scheduler_that_is_started_again(at: float) -> None:
+    """The scheduler ends when it has heard nothing of the newcomer yet, while it lets it in, or afterwards."""
+    run = elastic(Join(node="worker-2", at=3.6), Crash(node="scheduler", at=at, restart=1.5))
+    assert lacking_progress(run) == []
+    assert worker(run, 2).error is None
+    assert len(run.since["worker-2"]) == 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiokv.errors import CallTimeoutError, ClusterFullError, ServerLostError, WorkerLostError
+from aiokv.errors import CallTimeoutError, ClusterFullError, JoinTimeoutError, ServerLostError, WorkerLostError
 from sim.cluster import simulate
 from sim.compute import Constant, Exponential
 from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
@@ -248,6 +248,34 @@ def test_a_scheduler_that_is_started_again_takes_the_cluster_over(run_with: Call
     assert is_complete(run)
     assert run.unstopped == []
     assert any("goes on from epoch 1" in line.text for line in run.logs)
+
+
+def test_the_first_joins_wait_for_a_scheduler_that_is_started_again(run_with: Callable[..., Run]) -> None:
+    """It ends while one worker is still missing; the others register again, and nobody has to be started again."""
+    run = run_with(Crash(node="scheduler", at=2.0, restart=3.0), Late(node="worker-2", at=7.0))
+    assert is_complete(run)
+    assert run.unstopped == []
+    assert all(worker.steps[0].start > 7.0 for worker in run.workers)
+
+
+def test_a_worker_that_comes_while_there_is_no_scheduler_waits_for_it(run_with: Callable[..., Run]) -> None:
+    run = run_with(Crash(node="scheduler", at=2.0, restart=6.0), Late(node="worker-2", at=4.0))
+    assert is_complete(run)
+    assert all(worker.steps[0].start > 8.0 for worker in run.workers)
+
+
+def test_joins_that_no_scheduler_hears_end_at_their_deadline(run_with: Callable[..., Run]) -> None:
+    run = run_with(Crash(node="scheduler", at=2.0), Late(node="worker-2", at=7.0))
+    assert all(isinstance(worker.error, JoinTimeoutError) for worker in run.workers)
+    assert all("within 30 s: waiting for the scheduler" in str(worker.error) for worker in run.workers)
+
+
+@pytest.mark.parametrize("at", [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07])
+def test_a_scheduler_may_end_at_any_moment_of_the_first_joins(run_with: Callable[..., Run], at: float) -> None:
+    """Some may have the first view and others not; some may know a server, and it not them."""
+    run = run_with(Crash(node="scheduler", at=at, restart=1.0))
+    assert is_complete(run)
+    assert run.unstopped == []
 
 
 def test_survivors_are_told_the_same_within_the_death_time_out_and_a_heartbeat(
