@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import tempfile
@@ -242,8 +243,10 @@ class LocalLauncher(Launcher):
 
     async def _reseed(self) -> None:
         """Start the scheduler again where it was, and then the servers, for workers that bring what they have."""
-        left = self._supervisor.restarts_left
-        text = f"starting the scheduler and the servers again, for the workers' weights; {count(left, 'restart')} left"
+        left, workers = self._supervisor.restarts_left, count(self._supervisor.workers, "worker")
+        text = (
+            f"starting the scheduler and the servers again, for the weights of {workers}; {count(left, 'restart')} left"
+        )
         self._note("reseeding", text, left=left)
         self._nodes = {name: node for name, node in self._nodes.items() if self._roles[name] is Role.WORKER}
         await self._start_scheduler()
@@ -266,7 +269,7 @@ class LocalLauncher(Launcher):
             if self._job.colocate
             else f"{count(self._job.servers, 'server')} and {workers}"
         )
-        if self._roles[missing[-1]] is not Role.WORKER:
+        if all(self._roles[name] is not Role.WORKER for name in missing):
             nodes = count(len(missing), "server")
         text = f"scheduler listening on {address}; starting {nodes}"
         if self._job.joins is not None:
@@ -274,7 +277,14 @@ class LocalLauncher(Launcher):
         self._note("ready", text, address=address)
         await self._start(missing)
 
+    @property
+    def _present_job(self) -> Job:
+        """The job with as many workers as there are still; with fewer than it needs the scheduler waits for more."""
+        workers = max(self._supervisor.workers, int(self._environ.get("AIOKV_MIN_WORKERS") or 1))
+        return dataclasses.replace(self._job, workers=workers)
+
     async def _start(self, names: list[str]) -> None:
+        job = self._present_job
         for name in names:
             if self._supervisor.phase in (Phase.ENDING, Phase.RESUMING):
                 return
@@ -282,7 +292,7 @@ class LocalLauncher(Launcher):
             node = self._nodes[name] = NodeProcess(name, self._on_line, self._on_exit)
             self._started.append(node)
             try:
-                environ = self._job.environment(name, role, self._environ, self._address)
+                environ = job.environment(name, role, self._environ, self._address)
                 await self._start_node(node, role, environ)
             except OSError as error:
                 del self._nodes[name]

@@ -114,6 +114,8 @@ class Supervisor:
         self.outcome = Outcome(0)
         self.life = 0
         """How often all nodes, or all but the workers, were started again."""
+        self.workers = self._workers_running
+        """How many workers the cluster is made of."""
 
     @property
     def running(self) -> list[str]:
@@ -138,7 +140,7 @@ class Supervisor:
             return self._recover(name) or self._fail(_exit_code(code), f"{name} {describe_exit(code)}", name)
         if self.phase is Phase.STARTING and self._roles[name] is Role.SCHEDULER:
             return self._fail(1, f"{name} exited with code 0 before it said where it listens", name)
-        if self._workers_running:
+        if self._workers_running > 0:
             return Step.WAIT
         self.phase = Phase.ENDING
         return Step.FINISH
@@ -151,20 +153,24 @@ class Supervisor:
         """All nodes have ended, and the first is started again."""
         if self.phase is Phase.RESUMING:
             self.phase, self._running, self.life = Phase.STARTING, set(self._roles), self.life + 1
+            self.workers = self._workers_running
 
     @property
-    def _workers_running(self) -> bool:
-        return any(self._roles[name] is Role.WORKER for name in self._running)
+    def _workers_running(self) -> int:
+        return sum(self._roles[name] is Role.WORKER for name in self._running)
 
     def _recover(self, name: str) -> Step | None:
         """Return what is done so that the job goes on although a node has failed; None: it can't."""
         role, rule = self._roles[name], self._recovery
+        if self.phase is Phase.RESEEDING and rule.on_worker_loss == "shrink" and self._workers_running > 0:
+            # The others bring what they have.
+            return Step.WAIT
         if self.phase is not Phase.RUNNING:
             return None
         if role is Role.SERVER and rule.reseeds and not rule.replicated and self.restarts_left:
             return self._reseed()
         keeps_parameters = rule.replicated or not rule.colocated
-        if role is Role.WORKER and rule.on_worker_loss == "shrink" and keeps_parameters and self._workers_running:
+        if role is Role.WORKER and rule.on_worker_loss == "shrink" and keeps_parameters and self._workers_running > 0:
             return Step.WAIT
         can_be_replaced = {
             Role.SCHEDULER: True,
@@ -202,12 +208,16 @@ class Supervisor:
         return self._reseed_if_left()
 
     def _reseed_if_left(self) -> Step:
-        """Start scheduler and servers again as soon as all of them have ended, which they do when the workers leave."""
+        """Start scheduler and servers again as soon as all of them have ended, which they do when the workers leave.
+
+        Workers that have ended before are not waited for: there is nobody who would come in their place.
+        """
         others = [name for name, role in self._roles.items() if role is not Role.WORKER]
         if not self._running.isdisjoint(others):
             return Step.WAIT
         self._running.update(others)
         self.phase, self.life = Phase.STARTING, self.life + 1
+        self.workers = self._workers_running
         return Step.RESEED
 
     def not_started(self, name: str, problem: str) -> Step:

@@ -289,6 +289,42 @@ def test_a_worker_that_is_done_before_the_scheduler_is_there_again_is_done() -> 
     assert job.exited("worker-0", 0) is Step.WAIT
 
 
+def test_a_worker_that_is_done_is_none_of_those_for_which_the_scheduler_is_started_again() -> None:
+    job = running(restarts=1, reseeds=True)
+    assert job.workers == 2
+    assert job.exited("worker-1", 0) is Step.WAIT
+    assert job.exited("server-0", -9) is Step.WAIT
+    assert job.exited("scheduler", 1) is Step.RESEED
+    assert job.workers == 1
+    assert job.exited("worker-0", 0) is Step.FINISH
+
+
+@pytest.mark.parametrize("first", ["worker-1", "server-0"])
+def test_a_worker_without_which_the_others_go_on_does_not_bring_its_weights(first: str) -> None:
+    """It has failed before a server, or after that."""
+    job = running(restarts=1, reseeds=True, on_worker_loss="shrink")
+    second = "worker-1" if first == "server-0" else "server-0"
+    assert job.exited(first, -9) is Step.WAIT
+    assert job.exited(second, -9) is Step.WAIT
+    assert job.exited("scheduler", 1) is Step.RESEED
+    assert job.workers == 1
+
+
+def test_the_last_worker_that_fails_when_it_is_to_bring_its_weights_ends_the_job() -> None:
+    job = running(restarts=1, reseeds=True, on_worker_loss="shrink")
+    job.exited("worker-1", 0)
+    job.exited("server-0", -9)
+    assert job.exited("worker-0", 1) is Step.END
+
+
+def test_a_job_that_begins_from_a_checkpoint_begins_with_all_workers() -> None:
+    job = running(restarts=1, resumable=True)
+    job.exited("worker-1", 0)
+    assert job.exited("server-0", -9) is Step.RESUME
+    job.begin_again()
+    assert job.workers == 2
+
+
 @pytest.mark.parametrize("recovery", [{"reseeds": True}, {"restarts": 1}])
 def test_without_restarts_or_unless_that_is_wanted_a_lost_server_ends_the_job(recovery: dict[str, Any]) -> None:
     assert running(**recovery).exited("server-0", 3) is Step.END
