@@ -287,9 +287,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._check_timeouts()
         if self.role is Role.SCHEDULER:
             self._check_members()
-        if self.replication > 1 and self.device != "cpu":
-            text = f"replication = {self.replication} needs values in the host's memory, but device = {self.device!r}"
-            raise ConfigError(text, key="device", expected="cpu", got=self.device)
         self._check_tls()
         checkpoints = self.checkpoint_every or self.checkpoint_seconds or self.resume == "latest"
         if checkpoints and not self.checkpoint_folder:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Decoded, Restored
     from aiokv.store.device import DeviceStore
     from aiokv.store.device_chunks import Reading
+    from aiokv.store.device_slots import Lent
+    from aiokv.store.memory import Stored
 
     Later = Callable[[Applied | Normed], None]
     Then = Callable[[memoryview, Callable[[], None]], None]
@@ -95,7 +97,16 @@ def read(store: DeviceStore, payload: ef.Payload, then: Then, failed: Failed) ->
         case ef.StoredDifference(key, start, version) if store.is_on_device(key, start):
             store.request(key, start, version, lambda reading: _difference(store, payload, reading, then, failed))
         case ef.StoredState(key, start, version) if payload.arrays and store.is_on_device(key, start):
-            store.request(key, start, version, lambda reading: _state(payload, reading, then, failed), state=True)
+            state_of = functools.partial(storing.state_of, payload=payload)
+            store.request(key, start, version, lambda reading: _pack(state_of, reading, then, failed), state=True)
+        case ef.StoredCopy(key, start, version) if store.is_on_device(key, start):
+            store.request(
+                key, start, version, lambda reading: _pack(storing.copy_of, reading, then, failed), state=True
+            )
+        case ef.StoredSum(slot) if store.is_away([slot]):
+            store.borrow([slot], lambda lent: _lend(lent, then, failed))
+        case ef.StoredSlots(slots) if store.is_away(slots):
+            store.borrow(slots, lambda lent: _lend(lent, then, failed))
         case _:
             return False
     return True
@@ -154,14 +165,22 @@ def _difference(store: DeviceStore, payload: ef.StoredDifference, reading: Readi
         failed(error)
 
 
-def _state(payload: ef.StoredState, reading: Reading, then: Then, failed: Failed) -> None:
+def _pack(pack: Callable[[Stored], bytes], reading: Reading, then: Then, failed: Failed) -> None:
     if reading.error is not None:
         reading.release()
         failed(reading.error)
         return
-    packed = storing.state_of(reading.stored, payload)
+    packed = pack(reading.stored)
     reading.release()
     then(memoryview(packed), _nothing)
+
+
+def _lend(lent: Lent, then: Then, failed: Failed) -> None:
+    if lent.error is None:
+        then(lent.content, lent.release)
+    else:
+        lent.release()
+        failed(lent.error)
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied, Decoded, Normed, Restored
 from aiokv.errors import AiokvError, DataError, ProtocolError, UpdateRefusedError
 from aiokv.saving import ARRAYS, LEFT, STEPS
-from aiokv.store.states import only, piece_of
+from aiokv.store.states import VALUE, only, piece_of
 from aiokv.store.table import span_of
 from aiokv.tensorfile import pack, unpack
 from aiokv.types import ROW_ID_BYTES
@@ -199,6 +199,12 @@ def copy_bytes(store: ParameterStore, payload: ef.StoredCopy) -> bytes:
     """Return all that is kept of a chunk, as it goes to a standby."""
     key, start = payload.key, payload.start
     return pack(store.whole(key, start, payload.version), {STEPS: str(store.steps(key, start))})
+
+
+def copy_of(stored: Stored) -> bytes:
+    """Return all that is kept of a chunk that is given, as it goes to a standby. See `copy_bytes`."""
+    value = {VALUE: stored.value.buffer.view(stored.dtype)}
+    return pack(value | (stored.state or {}), {STEPS: str(stored.steps)})
 
 
 def _restore(store: ParameterStore, effect: ef.Restore) -> Restored:

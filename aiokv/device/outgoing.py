@@ -78,8 +78,8 @@ class Outgoing:
         self._copying[value.copying] = value
 
     def fetch(self, ticket: Ticket, sources: Mapping[str, Buffer], device: int) -> None:
-        """Copy buffers to memory of the host that is the ticket's own."""
-        fetching = self._fetching[ticket] = _Fetching()
+        """Copy buffers, which may be changed afterwards, to memory of the host that is the ticket's own."""
+        fetching = self._fetching.setdefault(ticket, _Fetching())
         for name, source in sources.items():
             nbytes = self._flow.memory.nbytes(source)
             host = fetching.buffers[name] = self._flow.memory.new_number()

@@ -234,6 +234,14 @@ class Requested:
 
 
 @dataclass(slots=True)
+class Borrowed:
+    """Somebody wants what lies in slots, as it is now, in the host's memory; ends in `Ready`, with the given names."""
+
+    ticket: Ticket
+    slots: Mapping[str, Slot]
+
+
+@dataclass(slots=True)
 class Sent:
     """Who wanted something has it."""
 
@@ -265,6 +273,7 @@ Stimulus = (
     | Reset
     | Forgotten
     | Requested
+    | Borrowed
     | Sent
     | Completed
 )

@@ -130,6 +130,10 @@ class Schedule:
                 if state:
                     self._outgoing.fetch(ticket, chunk.state, chunk.device)
                 self._outgoing.deliver(ticket)
+            case r.Borrowed(ticket, slots):
+                for name, slot in slots.items():
+                    buffer, device = self._slots.whole(slot)
+                    self._outgoing.fetch(ticket, {name: buffer}, device)
             case r.Sent(ticket):
                 self._outgoing.sent(ticket)
             case r.Landed() | r.Unpack() | r.Fold() | r.Compare() | r.Cut() | r.Freed():

@@ -159,6 +159,12 @@ class Slots:
         for source in addition.sources:
             self._flow.drop(source)
 
+    def whole(self, slot: Slot) -> tuple[Buffer, int]:
+        """Return where a slot's content is, with all that is added to it so far, and on which device."""
+        self.settle(slot)
+        found = self._slots[slot]
+        return found.buffer, found.device
+
     def end(self, event: Event) -> None:
         """Take note that a copy or a launch is done, or could not be."""
         for slot in self._waiting.pop(event, ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from aiokv.store.pool import Pool
 from aiokv.store.slots import Landed, payload_lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from aiokv.codec import Codec
     from aiokv.errors import AiokvError
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
     from aiokv.kernels.work import Engine, Work
     from aiokv.store.slots import Array
     from aiokv.types import Slot
+
+
+@dataclass(slots=True)
+class Lent:
+    """What lies in slots, one after the other; `release` says that it is not needed any longer. With an `error` it is
+    nothing."""
+
+    content: memoryview
+    error: AiokvError | None
+    release: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -171,6 +182,31 @@ class DeviceSlots(ParameterStore):
             self._handle(r.Freed(slot))
         else:
             super().free(slot)
+
+    def is_away(self, slots: Sequence[Slot]) -> bool:
+        """Tell whether what lies in one of some slots is not in the host's memory."""
+        return not self._on_host(*slots)
+
+    def borrow(self, slots: Sequence[Slot], then: Callable[[Lent], None]) -> None:
+        """Have what lies in slots, in the precision that it has, in the host's memory, and call a function with it.
+
+        It is as it is now, whatever is done with the slots afterwards.
+        """
+        ticket = next(self._tickets)
+        away = {str(place): slot for place, slot in enumerate(slots) if self._schedule.has_slot(slot)}
+        here = {
+            str(place): np.asarray(self.joined([slot])) for place, slot in enumerate(slots) if str(place) not in away
+        }
+        error = next((error for slot in away.values() if (error := self._sums[slot].error) is not None), None)
+
+        def ready(arrays: Mapping[str, Array], failed: AiokvError | None) -> None:
+            found = here | dict(arrays)
+            parts = [found[str(place)] for place in range(len(slots))]
+            content = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            then(Lent(content.data, error or failed, functools.partial(self._handle, r.Sent(ticket))))
+
+        self._asking[ticket] = ready
+        self._handle(r.Borrowed(ticket, away))
 
     def decode(self, slot: Slot | None, target: Slot, codec: Codec, dtype: str, sizes: list[int]) -> None:
         """Make a slot of the values that a payload says, where they are needed. See `ParameterStore.decode`."""

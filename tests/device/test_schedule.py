@@ -212,6 +212,15 @@ class Devices(RuleBasedStateMachine):
         if not self.handle(r.Measure(ticket, chunk, slot, measured, SIZE)):
             del self.expected[ticket]
 
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data())
+    def borrow(self, data: st.DataObject) -> None:
+        """Whatever is done with them afterwards."""
+        first, second = (data.draw(st.sampled_from(list(self.slots))) for _ in range(2))
+        ticket = self.name()
+        self.expected[ticket], self.measured[ticket] = self.slots[first], self.slots[second]
+        assert self.handle(r.Borrowed(ticket, {"": first, "kept": second}))
+
     @precondition(lambda self: self.values)
     @rule(data=st.data(), state=st.booleans())
     def request(self, data: st.DataObject, state: bool) -> None:
