@@ -30,14 +30,14 @@ from aiokv.net.driver import Log, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.node import Node, local_host_towards
-from aiokv.net.outbox import Held, Outbox
+from aiokv.net.outbox import Outbox
 from aiokv.net.siblings import Siblings
 from aiokv.optim import PRECISIONS, Assign, Optimizer
 from aiokv.store.device import DeviceStore
 from aiokv.store.host_work import do_on_host
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import begin_rows, compute_rows, copy_bytes, cost_of_rows, finish_rows, perform, span, state_bytes
-from aiokv.types import STANDBY, Peer, Role
+from aiokv.types import Peer, Role
 from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from aiokv.codec import Codec
     from aiokv.net.link import AnyLink
+    from aiokv.net.outbox import Made
 
 JOIN_CALL = 0
 LEAVE_CALL = 1
@@ -86,12 +87,15 @@ class Server(Node):
         """Other servers' standbys, in this process."""
         self._standby = standby
         self._store = _make_store(self.config)
-        self._arrivals = Arrivals(self._store) if isinstance(self._store, DeviceStore) else None
+        self._arrivals: Arrivals | None = None
+        self._outbox: Outbox | None = None
+        if isinstance(self._store, DeviceStore):
+            self._arrivals = Arrivals(self._store)
+            self._outbox = Outbox(self._store, self._send_now, self._memory, self._cut)
         self._holdings = Holdings(self._store, self.config.max_held_bytes, self.config.max_held_bytes_each)
         self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed)
         self._cost = 0
         """What has been done with rows in this turn of the loop; see `aiokv.storing.cost_of_rows`."""
-        self._outbox = Outbox()
         self._held: deque[Callable[[], None]] = deque()
         """What sends answers that wait until the standby has what they say."""
         self._warming: asyncio.Task[None] | None = None
@@ -184,48 +188,25 @@ class Server(Node):
 
     def _send(self, effect: ef.Send, made: memoryview | None = None, sent: Callable[[], None] | None = None) -> None:
         """Send a message, with a payload that may have to come from a device first."""
-        payload = effect.payload
         if self._arrivals is not None:
             self._arrivals.answered(effect)
-        if made is None and isinstance(self._store, DeviceStore):
-            if effect.peer < STANDBY:
-                self._copy_in_order(self._store, effect)
-                return
-            there = functools.partial(self._send_read, effect)
-            failed = functools.partial(self._send_failed, effect)
-            if payload is not None and device_storing.read(self._store, payload, there, failed):
-                return
+        if made is None and self._outbox is not None and self._outbox.takes(effect):
+            return
         super()._send(effect, made, sent)
 
-    def _copy_in_order(self, store: DeviceStore, effect: ef.Send) -> None:
-        """Send something to the standby, behind all that was sent to it before."""
-        leave, payload, send = self._outbox.enter(effect.peer), effect.payload, super()._send
+    def _send_now(self, effect: ef.Send | ef.Refuse, made: Made | None = None) -> None:
+        """Send what has come from a device, maybe between two stimuli."""
+        if isinstance(effect, ef.Refuse):
+            super()._perform(effect)
+        else:
+            super()._send(effect, *(made or ()))
+        self._flush_soon()
 
-        def there(memory: memoryview | None, sent: Callable[[], None] | None) -> None:
-            leave(functools.partial(send, effect, memory, sent))
-            self._flush_soon()
-
-        def failed(error: AiokvError) -> None:
-            # Over the next link the standby gets as a whole what it lacks.
-            self.note("warning", "standby_not_told", f"{self.name} can't copy to its standby: {error}", error.details)
-            leave(functools.partial(self._cut, effect.peer))
-
-        if payload is None:
-            there(None, None)
-        elif not device_storing.read(store, payload, there, failed):
-            there(*self._memory(payload))
-
-    def _cut(self, peer: Peer) -> None:
+    def _cut(self, peer: Peer, error: AiokvError) -> None:
+        """End the link to the standby: over the next one it gets as a whole what it lacks."""
+        self.note("warning", "standby_not_told", f"{self.name} can't copy to its standby: {error}", error.details)
         if peer in self._links:
             self._links[peer].abort()
-
-    def _send_read(self, effect: ef.Send, payload: memoryview, sent: Callable[[], None]) -> None:
-        super()._send(effect, payload, sent)
-        self._flush_soon()
-
-    def _send_failed(self, effect: ef.Send, error: AiokvError) -> None:
-        super()._perform(ef.Refuse(effect.peer, effect.request, error))
-        self._flush_soon()
 
     def _flush_soon(self) -> None:
         """Send what has come from a device between two stimuli."""
@@ -377,26 +358,13 @@ class Server(Node):
             self._held.append(functools.partial(super()._perform, answer))
         elif answer.payload is None:
             self._held.append(functools.partial(super()._send, answer))
-        elif not (isinstance(self._store, DeviceStore) and self._hold_read(self._store, answer, answer.payload)):
+        elif self._outbox is None or not self._outbox.holds(answer, self._held):
             try:
                 memory, sent = self._memory(answer.payload)
             except NotFiniteError as error:
                 self._hold(ef.Refuse(answer.peer, answer.request, error))
                 return
             self._held.append(functools.partial(super()._send, answer, memory, sent))
-
-    def _hold_read(self, store: DeviceStore, answer: ef.Send, payload: ef.Payload) -> bool:
-        """Let an answer wait whose value has to come from a device; tell whether it has."""
-        held, read, failed = Held(), self._send_read, self._send_failed
-        waits = device_storing.read(
-            store,
-            payload,
-            lambda memory, sent: held.give(functools.partial(read, answer, memory, sent)),
-            lambda error: held.give(functools.partial(failed, answer, error)),
-        )
-        if waits:
-            self._held.append(held.let_go)
-        return waits
 
     def _perform_stored(self, effect: ef.Effect) -> None:
         if isinstance(self._store, DeviceStore):

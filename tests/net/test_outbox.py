@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
-from aiokv.net.outbox import Held, Outbox
+from aiokv.net.outbox import Held, Row
 
 
 def test_messages_leave_in_the_order_in_which_they_were_wanted() -> None:
-    outbox, left = Outbox(), list[str]()
-    leave = {name: outbox.enter(peer) for name, peer in (("a1", 1), ("a2", 1), ("b1", 2), ("a3", 1))}
+    row, left = Row(), list[str]()
+    leave = {name: row.enter(peer) for name, peer in (("a1", 1), ("a2", 1), ("b1", 2), ("a3", 1))}
     for name in ("a2", "b1", "a1", "a3"):
         leave[name](functools.partial(left.append, name))
     assert left == ["b1", "a1", "a2", "a3"]
@@ -18,8 +18,9 @@ def test_messages_leave_in_the_order_in_which_they_were_wanted() -> None:
 def test_what_is_held_is_done_once_when_it_is_known_and_free() -> None:
     for free_first in (True, False):
         held, done = Held(), list[int]()
-        steps = [held.let_go, functools.partial(held.give, functools.partial(done.append, 1))]
-        steps[not free_first]()
+        give = functools.partial(held.give, functools.partial(done.append, 1))
+        first, second = (held.let_go, give) if free_first else (give, held.let_go)
+        first()
         assert not done
-        steps[free_first]()
+        second()
         assert done == [1]
