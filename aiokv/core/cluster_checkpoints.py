@@ -141,6 +141,16 @@ class Checkpoints:
 
     # --- what the scheduler says ---
 
+    def told(self, message: m.CheckpointAt | m.CheckpointRest | m.CheckpointDropped) -> list[Effect]:
+        """Do what the scheduler says about one."""
+        match message:
+            case m.CheckpointAt(clock):
+                return self.asked(clock)
+            case m.CheckpointRest(clock):
+                return self.rest(clock)
+            case m.CheckpointDropped(clock):
+                return self.dropped(clock)
+
     def asked(self, clock: int) -> list[Effect]:
         """Let the next checkpoint be made at a clock, unless it is passed already; the one before is over."""
         effects = self._let_go()

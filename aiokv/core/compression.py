@@ -1,8 +1,7 @@
-"""Compression of payloads: what the workers have agreed on, and what waits on a server while a payload is decoded."""
+"""Compression of payloads: what the workers have agreed on, and which peers values can be differences for."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.effects import Effect
     from aiokv.core.roster import Roster
-    from aiokv.core.stimuli import PeerLost, Received
-    from aiokv.types import Key, Peer, Rank, Slot
+    from aiokv.types import Key, Peer, Rank
     from aiokv.wire.messages import SetCompression
 
 MAX_CHANGES = 100_000
@@ -144,34 +142,6 @@ class Codecs:
         if codec is None:
             raise CodecError(f"no worker has set the codec with number {number}: call set_gradient_compression first")
         return codec
-
-
-class Decoding:
-    """Pushes whose payload is being decoded, and what came over the same connections since."""
-
-    def __init__(self) -> None:
-        self._pushes: dict[Slot, Received] = {}
-        self.behind: dict[Peer, deque[Received | PeerLost]] = {}
-        """What came, by the connections that wait."""
-
-    def begin(self, plain: Received) -> None:
-        """Let a connection wait until its push is decoded; it is given as it will be then, but for `codec`."""
-        assert plain.slot is not None, "it is decoded into a slot"
-        self._pushes[plain.slot] = plain
-        self.behind[plain.peer] = deque()
-
-    def hold(self, stimulus: Received | PeerLost) -> bool:
-        """Keep what came over a connection that waits; False if it does not."""
-        behind = self.behind.get(stimulus.peer)
-        if behind is None:
-            return False
-        behind.append(stimulus)
-        return True
-
-    def end(self, target: Slot) -> tuple[Received, deque[Received | PeerLost]]:
-        """Return the push that was decoded, and what came after it: its connection waits no longer."""
-        push = self._pushes.pop(target)
-        return push, self.behind.pop(push.peer)
 
 
 class Replicas:

@@ -14,6 +14,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
+    from aiokv.core.cluster_checkpoints import Checkpoints
     from aiokv.core.compression import Codecs
     from aiokv.core.joiner import Joiner
     from aiokv.core.roster import Roster
@@ -38,10 +39,18 @@ class Control:
         codecs: how contributions and values may be compressed.
         saving: who reads and writes saved rules.
         tallies: what became of contributions.
+        checkpoints: who takes part in those of the cluster.
     """
 
     def __init__(
-        self, joiner: Joiner, catalog: Catalog, rules: Rules, codecs: Codecs, saving: Saving, tallies: Tallies
+        self,
+        joiner: Joiner,
+        catalog: Catalog,
+        rules: Rules,
+        codecs: Codecs,
+        saving: Saving,
+        tallies: Tallies,
+        checkpoints: Checkpoints,
     ) -> None:
         self._joiner = joiner
         self._catalog = catalog
@@ -49,6 +58,7 @@ class Control:
         self._codecs = codecs
         self._saving = saving
         self._tallies = tallies
+        self._checkpoints = checkpoints
 
     def asked(self, received: Received, message: Asked, rank: Rank, roster: Roster) -> list[Effect]:
         """Do what a worker asks for.
@@ -65,8 +75,7 @@ class Control:
             case m.GetRules():
                 return self._saving.read_rules(received)
             case m.PutRules():
-                rule = self._make_rule(message) if message.name else None
-                return self._saving.write_rules(received, message, rule)
+                return self._put_rules(received, message)
             case m.SetCompression():
                 new = self._codecs.set(message, rank, roster)
                 return [*map(Prepare, new), Send(peer, request, m.Done())]
@@ -74,6 +83,11 @@ class Control:
                 return [Send(peer, request, self._tallies.answer())]
             case _:
                 return self._execute(peer, request, message.name, message.params)
+
+    def _put_rules(self, received: Received, message: m.PutRules) -> list[Effect]:
+        rule = self._make_rule(message) if message.name else None
+        effects = self._saving.write_rules(received, message, rule)
+        return self._checkpoints.loaded(message.clock) + effects
 
     def executed(self, stimulus: Executed) -> Effect:
         """Return the answer to a command."""

@@ -490,7 +490,7 @@ def test_without_the_deciding_server_nothing_counts() -> None:
         assert isinstance(asked.error, ServerLostError)
         assert "killed" in str(asked.error)
     server.evict(1)
-    assert server.machine._roster.entry(1) == m.WorkerEntry(1, "worker-1", 1, "evicted", "connection closed")
+    assert server.machine._answers.roster.entry(1) == m.WorkerEntry(1, "worker-1", 1, "evicted", "connection closed")
 
 
 def test_an_answer_that_is_none_is_told_to_who_waits() -> None:

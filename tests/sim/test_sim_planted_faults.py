@@ -241,7 +241,7 @@ def accept_whoever_is_lost(original: Any) -> Any:
 
 
 def stay_in_the_first_epoch(original: Any) -> Any:
-    return lambda self, view, now: original(self, view, now) if not self._roster.epoch else []
+    return lambda self, view, now: original(self, view, now) if not self._answers.roster.epoch else []
 
 
 # --- the scheduler ---

@@ -337,8 +337,8 @@ def test_value_before_a_step_is_not_kept_when_the_chunk_is_sent_again(make_world
     world.run(once(init, rule("sgd", learning_rate=1.0), push, push))
     world.settle()
     machine = world.primary.machine
-    assert isinstance(machine._twin, Copying)
-    machine._twin.renew(machine._catalog.chunks["w", 0])
+    assert isinstance(machine._replication.twin, Copying)
+    machine._replication.twin.renew(machine._catalog.chunks["w", 0])
     world.feed(world.primary, st.Tick(), b"")
     world.settle()
     assert not there(world.standby).store._chunks["w", 0].earlier
@@ -494,9 +494,9 @@ def test_key_is_deleted_while_the_link_is_down_that_had_its_update(make_world: C
         yield [push(worker), worker.ask(m.Delete(("w",), 60.0))]
 
     world.begin(push_and_delete)
-    copying = world.primary.machine._twin
+    copying = world.primary.machine._replication.twin
     assert isinstance(copying, Copying)
-    while not copying._sent:
+    while not copying._acks._sent:
         world.step()
     world.cut(world.primary, peer)
     world.go_on()

@@ -63,7 +63,7 @@ def world(make_world: Callable[..., World]) -> World:
 def followed(world: World) -> FollowedCalls:
     """Return what the standby knows of calls."""
     assert world.standby is not None
-    twin = world.standby.machine._twin
+    twin = world.standby.machine._replication.twin
     assert isinstance(twin, Standby)
     return twin.calls
 
@@ -308,7 +308,7 @@ def test_nobody_waits_for_a_standby_that_is_not_filled(world: World) -> None:
     world.registers = False
     world.begin(nothing, does(lambda worker: [whole(worker, 1)]))
     world.settle()
-    twin = world.primary.machine._twin
+    twin = world.primary.machine._replication.twin
     assert isinstance(twin, Copying)
     assert not twin.waits
     world.run(does(lambda worker: [whole(worker, 1)]), nothing)

@@ -226,9 +226,9 @@ def test_what_is_decided_while_the_link_is_down_is_copied_as_a_whole(make_world:
     world.run(steps(init("ringmaster:1")))
     world.run(steps(push(0)), steps(nothing))
     world.settle()
-    twin = world.primary.machine._twin
+    twin = world.primary.machine._replication.twin
     assert isinstance(twin, Copying)
-    twin._linked = False
+    twin.link.is_up = False
     chunk = world.primary.machine._catalog.chunks["w", 0]
     assert chunk.rounds is not None
     twin.dropped(chunk, Dropped(1, Contribution(1, 1, 0, 1, None, 1), Waiter(9, 1, 1, 1.0, [chunk], 1)))
@@ -240,7 +240,7 @@ def test_what_is_decided_while_the_link_is_down_is_copied_as_a_whole(make_world:
 def test_reader_waits_for_what_may_have_come_to_the_server_before(make_world: Callable[..., World]) -> None:
     world = make_world(0)
     world.settle()
-    roster = world.primary.machine._roster
+    roster = world.primary.machine._answers.roster
     decisions = Decisions(("k_async:1", ()), None, 2, {1: [Token(1, 1)], 2: [Token(1, 2)]})
     decisions.resumed = 2
     rounds = OpenRounds(decisions, 2)
