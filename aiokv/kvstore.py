@@ -155,6 +155,7 @@ class KVStore(ABC):
     change_optimizer = _waiting(Operations.change_optimizer)
     set_learning_rate = _waiting(Operations.set_learning_rate)
     set_policy = _waiting(Operations.set_policy)
+    report_loss = _waiting(Operations.report_loss)
     send_command_to_servers = _waiting(Operations.send_command_to_servers)
     profile_servers = _waiting(Operations.profile_servers)
     set_gradient_compression = _waiting(Operations.set_gradient_compression)

@@ -14,12 +14,14 @@ from aiokv.core.membership import Membership
 from aiokv.core.session import Session
 from aiokv.core.stimuli import NodeEnded
 from aiokv.policy import get_policy
+from aiokv.policy.adasync import AdaSync
 from aiokv.types import Role
 from sim.checks import Checks
 from sim.clock import Clock
 from sim.compute import step_times
 from sim.disk import Disk
 from sim.drops import Drops, Expiry, lifetime
+from sim.learning import Losses, learns
 from sim.network import Network
 from sim.node import Machine, Node, World
 from sim.origin import Origin, since
@@ -121,6 +123,8 @@ class _Cluster:
             metered=validated > 0,
         )
         self._saves = Saves(self._run, self._checks)
+        by_loss = any(isinstance(get_policy(each), AdaSync) for each in self._run.policies)
+        self._losses = Losses(self._run) if by_loss and learns(scenario) else None
         self._enough = self._env.event()
         life = lifetime(policy) if scenario.job.cancel else None
         self._expiry = None if life is None else Expiry(self._env, life)
@@ -303,6 +307,7 @@ class _Cluster:
             saves=self._saves,
             expiry=self._expiry,
             leaves=self._timeline.leaves.get(name),
+            losses=self._losses,
             is_complete=lambda: all(worker.rank >= 0 for worker in self._run.workers[: scenario.cluster.workers]),
         )
 

@@ -43,7 +43,7 @@ Pull = m.Pull | m.PullBundle
 _PUSHES: Final = frozenset((m.Push, m.PushBundle))
 _EXCHANGES: Final = _PUSHES | {m.Pull, m.PullBundle}
 _MAKING: Final = frozenset((m.Init, m.InitBundle, m.SetPolicy, m.Switched))
-_ASKED: Final = _EXCHANGES | _MAKING | {m.Attach, m.Barrier, m.Finish, m.Leave, m.PlanLeave}
+_ASKED: Final = _EXCHANGES | _MAKING | {m.Attach, m.Barrier, m.Finish, m.Leave, m.PlanLeave, m.ReportLoss}
 """Messages that are to be answered."""
 
 _ANSWERS: Final = frozenset((m.Done, m.Bundled, m.Value, m.Error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from sim.updating import Updater, robust
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from aiokv.types import Version
     from sim.problems import Floats
     from sim.record import Run, Token, UpdateRecord
     from sim.scenario import Scenario
@@ -50,32 +51,45 @@ def descend(run: Run, gradient: Gradient, *, start: float, rate: float) -> list[
     def follow(value: float, parts: list[float], read: list[float], update: UpdateRecord) -> float:
         return value - rate * math.fsum(parts) / len(parts)
 
-    return [start, *_versions(run.updates, gradient, follow, start)]
+    versions = _Versions(gradient, follow, start, _oldest(run.updates))
+    return [start, *(versions.make(update) for update in run.updates)]
 
 
-def _versions(
-    updates: Sequence[UpdateRecord],
-    gradient: Callable[[Value, Token], Value],
-    follow: Callable[[Value, list[Value], list[Value], UpdateRecord], Value],
-    start: Value,
-) -> Iterator[Value]:
-    """Yield the parameters after each update of a chunk.
+class _Versions(Generic[Value]):
+    """The parameters at each version of a chunk, from those at version 0 on.
 
     Args:
-        updates: of the chunk, in the order of versions.
         gradient: of the parameters that its worker had read and its token.
         follow: makes the next parameters of those that are there, an update's gradients, those that each of them was
             computed from, and its record.
         start: the parameters at version 0.
+        oldest: how stale gradients are at most; None: all parameters are kept.
     """
-    oldest = max((staleness for update in updates for staleness in update.staleness), default=0)
-    # Only what may still be used is kept: parameters may be large.
-    values = deque([start], maxlen=oldest + 1)
-    for update in updates:
+
+    def __init__(
+        self,
+        gradient: Callable[[Value, Token], Value],
+        follow: Callable[[Value, list[Value], list[Value], UpdateRecord], Value],
+        start: Value,
+        oldest: int | None = None,
+    ) -> None:
+        self._gradient: Callable[[Value, Token], Value] = gradient
+        self._follow: Callable[[Value, list[Value], list[Value], UpdateRecord], Value] = follow
+        # Only what may still be used is kept: parameters may be large.
+        self.values: deque[Value] = deque([start], maxlen=None if oldest is None else oldest + 1)
+
+    def make(self, update: UpdateRecord) -> Value:
+        """Return the parameters after the next update."""
+        values = self.values
         read = [values[-1 - staleness] for staleness in update.staleness]
-        parts = [gradient(value, token) for value, token in zip(read, update.tokens, strict=True)]
-        values.append(follow(values[-1], parts, read, update))
-        yield values[-1]
+        parts = [self._gradient(value, token) for value, token in zip(read, update.tokens, strict=True)]
+        new = self._follow(values[-1], parts, read, update)
+        values.append(new)
+        return new
+
+
+def _oldest(updates: Sequence[UpdateRecord]) -> int:
+    return max((staleness for update in updates for staleness in update.staleness), default=0)
 
 
 # --- the workload of a scenario ---
@@ -139,51 +153,98 @@ def curve_of(run: Run) -> Curve:
 
 
 def _curve(run: Run) -> Curve:
-    scenario, section = run.scenario, run.scenario.learning
-    problem = make_problem(section, seed=run.seed, workers=scenario.cluster.workers)
-    key = scenario.tensors[0].key
-    # Until it is used alone, a small tensor may be the first one of a bundle.
-    updates = [update for update in run.updates if update.key == key and update.start in {0, BUNDLE_START}]
-    updater = Updater(make_optimizer(section.optimizer, section.params), key, problem.start)
-    merging = Merging(section.reduction, section.staleness_rate)
-    merge = _merger(merging, scenario.cluster.workers, updater.compensation)
+    section, workload = run.scenario.learning, _Workload(run)
+    updates = [update for update in run.updates if workload.is_followed(update)]
+    versions, loss = workload.versions(_oldest(updates)), workload.problem.loss
+    curve = Curve([0.0], [0], [float(loss(workload.problem.start))], workload.problem.start)
+    for update in updates:
+        curve.parameters = versions.make(update)
+        if update.version % section.loss_every == 0 or update is updates[-1]:
+            curve.times.append(update.time)
+            curve.updates.append(update.version)
+            curve.losses.append(float(loss(curve.parameters)))
+    return curve
 
-    def gradient(parameters: Floats, token: Token) -> Floats:
+
+class Losses:
+    """The losses that workers measure while a run goes on.
+
+    Args:
+        run: whose scenario has a workload; what has happened in it so far.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._workload = _Workload(run)
+        self._versions = self._workload.versions(None)
+        self._seen = 0
+        self._losses: dict[Version, float] = {}
+
+    def at(self, version: Version) -> float:
+        """Return the loss at a version of the parameters."""
+        if version not in self._losses:
+            # Parameters that diverge show it in their losses.
+            with np.errstate(all="ignore"):
+                for update in self._run.updates[self._seen :]:
+                    if self._workload.is_followed(update):
+                        self._versions.make(update)
+                self._seen = len(self._run.updates)
+                values = self._versions.values
+                # Of another chunk there may be a newer one.
+                self._losses[version] = float(self._workload.problem.loss(values[min(version, len(values) - 1)]))
+        return self._losses[version]
+
+
+class _Workload:
+    """What the workers of a run optimise, and how its updates change the parameters."""
+
+    def __init__(self, run: Run) -> None:
+        scenario, section = run.scenario, run.scenario.learning
+        self.problem = make_problem(section, seed=run.seed, workers=scenario.cluster.workers)
+        self._poisoned = run.poisoned
+        self._key = scenario.tensors[0].key
+        self._updater = Updater(make_optimizer(section.optimizer, section.params), self._key, self.problem.start)
+        merging = Merging(section.reduction, section.staleness_rate)
+        self._merge = _merger(merging, scenario.cluster.workers, self._updater.compensation)
+
+    def is_followed(self, update: UpdateRecord) -> bool:
+        """Tell whether an update is one of the parameters."""
+        # Until it is used alone, a small tensor may be the first one of a bundle.
+        return update.key == self._key and update.start in {0, BUNDLE_START}
+
+    def versions(self, oldest: int | None) -> _Versions[Floats]:
+        """Return the parameters at each version; `oldest` as there."""
+        return _Versions(self._gradient, self._follow, self.problem.start, oldest)
+
+    def _gradient(self, parameters: Floats, token: Token) -> Floats:
         worker, push = token
-        if token in run.poisoned:
+        if token in self._poisoned:
             return np.full_like(parameters, np.nan)
-        return problem.gradient(parameters, int(worker.rpartition("-")[2]), push)
+        return self.problem.gradient(parameters, int(worker.rpartition("-")[2]), push)
 
-    def follow(parameters: Floats, parts: list[Floats], read: list[Floats], update: UpdateRecord) -> Floats:
-        moved = [parameters - own for own in read]
-        new = updater.update(
-            parameters, merge(parts, update.staleness, moved), read[0] if len(read) == 1 else parameters
-        )
+    def _follow(self, parameters: Floats, parts: list[Floats], read: list[Floats], update: UpdateRecord) -> Floats:
+        merged = self._merge(parts, update.staleness, parameters, read)
+        new = self._updater.update(parameters, merged, read[0] if len(read) == 1 else parameters)
         # Others may still have read it.
         new.flags.writeable = False
         return new
 
-    parameters = problem.start
-    curve = Curve([0.0], [0], [float(problem.loss(parameters))], parameters)
-    for update, parameters in zip(updates, _versions(updates, gradient, follow, problem.start), strict=True):
-        if update.version % section.loss_every == 0 or update is updates[-1]:
-            curve.times.append(update.time)
-            curve.updates.append(update.version)
-            curve.losses.append(float(problem.loss(parameters)))
-    curve.parameters = parameters
-    return curve
 
+def _merger(
+    merging: Merging, workers: int, lamda: float
+) -> Callable[[list[Floats], list[int], Floats, list[Floats]], Floats]:
+    """Return what makes one array of an update's gradients.
 
-def _merger(merging: Merging, workers: int, lamda: float) -> Callable[[list[Floats], list[int], list[Floats]], Floats]:
-    """Return what makes one array of an update's gradients, their staleness, and how far the parameters have moved."""
+    It takes them, their staleness, the parameters, and those that each of them was computed from.
+    """
     rate = merging.rate
 
-    def merge(parts: list[Floats], staleness: list[int], moved: list[Floats]) -> Floats:
+    def merge(parts: list[Floats], staleness: list[int], now: Floats, read: list[Floats]) -> Floats:
         if rate is not None:
             parts = [rate(tau) * part for tau, part in zip(staleness, parts, strict=True)]
         if lamda and len(parts) > 1:
             # Each by itself; the rule does it with a single one.
-            parts = [part + lamda * part * part * by for part, by in zip(parts, moved, strict=True)]
+            parts = [part + lamda * part * part * (now - own) for part, own in zip(parts, read, strict=True)]
         if merging.robust is not None:
             return robust(parts, merging.robust)
         total: Floats = np.sum(parts, axis=0)

@@ -43,6 +43,7 @@ Call = (
     | st.EnterBarrier
     | st.ConfigureOptimizer
     | st.ChangePolicy
+    | st.ReportLoss
     | st.ReadRules
     | st.ReadState
     | st.Finish

@@ -96,7 +96,8 @@ def rule_of(policy: str) -> Rule | None:  # noqa: C901, PLR0911, PLR0912 - one c
         case KBatchAsync():
             return Rule(size=_batch(rule.k), distinct=False)
         case AdaSync():
-            return Rule(size=lambda n, v: (_adasync(rule, n, v),) * 2)
+            # What losses workers have reported is not known here.
+            return Rule(size=lambda n, _: (1, n))
         case Ringmaster():
             return Rule(size=_one, stalest=lambda _: rule.r - 1, drops=("stale",))
         case RoundRobin():
@@ -115,11 +116,6 @@ def rule_of(policy: str) -> Rule | None:  # noqa: C901, PLR0911, PLR0912 - one c
             return Rule(size=_one)
         case _:
             return None
-
-
-def _adasync(rule: AdaSync, workers: int, version: Version) -> int:
-    """Dutta and others 2021: K_t = ceil(K_0 sqrt(F_0 / F_t)), with F_t = F_0 h / (h + t) after t updates."""
-    return min(workers, math.ceil(rule.k * math.sqrt((rule.halving + version - 1) / rule.halving)))
 
 
 def phase_of(run: Run, token: Token) -> int:

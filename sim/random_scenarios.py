@@ -17,6 +17,7 @@ from sim.sections import (
     ChangeSection,
     ClusterSection,
     JobSection,
+    LearningSection,
     NetworkSection,
     ServerSection,
     TensorSection,
@@ -82,6 +83,8 @@ def random_scenario(seed: int) -> Scenario:
             linger=stream.choice((0.0, CALL + DEATH)),
         ),
         tensor=_tensors(stream, workers),
+        # It goes by the loss.
+        learning=LearningSection(workload="quadratic" if policy.startswith("adasync") else "none"),
     )
     scenario = msgspec.structs.replace(scenario, cluster=_checkpoints(cluster, seed))
     count = stream.choice((0, 1, 1, 2, 3))
@@ -233,7 +236,7 @@ def _policy(stream: random.Random, workers: int, steps: int) -> str:
     name = stream.choice(COMMON if _happens(stream, 0.5) else policy_names())
     small, k = stream.randint(0, 2), stream.randint(1, workers)
     options = {
-        "adasync": f"{k}:{stream.choice((1.0, 3.0))}",
+        "adasync": f"{stream.choice((1, 3))}",
         "backup": f"{stream.randint(0, workers - 1)}",
         "dssp": f"{small}:{small + stream.randint(0, 2)}",
         "quorum": f"{k}:{stream.choice((0.0, STEP / 2, 3.0 * STEP))}:{stream.choice((0, 1, 2))}",

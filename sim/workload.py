@@ -21,6 +21,7 @@ from aiokv.core.stimuli import (
     KeyOptions,
     Operation,
     PlanLeave,
+    ReportLoss,
     Transfer,
 )
 from aiokv.errors import AiokvError, SchedulerLostError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from aiokv.types import Key, Rank, TensorSpec
     from sim.checks import Checks
     from sim.drops import Expiry
+    from sim.learning import Losses
     from sim.node import Node
     from sim.pace import Pace
     from sim.record import Run, WorkerRecord
@@ -75,6 +77,8 @@ class Worker:
     """Tells whether all are there who are to be there from the beginning."""
     leaves: Leave | None = None
     """It leaves before its work is done."""
+    losses: Losses | None = None
+    """Tells which loss it measures, if a policy goes by that."""
     flights: Flights = field(default_factory=Flights)
     """Knows when something from or to it is under way."""
     _tensors: list[TensorSection] = field(init=False)
@@ -227,6 +231,8 @@ class Worker:
                 else:
                     yield from self._compute(env, next(self.times), step)
                 step.computed = now = env.now
+                if self.losses is not None:
+                    self._report(node, self.losses)
                 before = self.flights.total(now)
                 try:
                     # Not through `_transfer`: this is where nearly all time of a run is spent.
@@ -249,6 +255,10 @@ class Worker:
             self._stepped(step, pushes)
             if self.leaves is not None and len(record.steps) == self.leaves.after:
                 yield from self._go(node, self.leaves)
+
+    def _report(self, node: Node, losses: Losses) -> None:
+        """Say which loss belongs to the values that the gradient was computed from; nobody waits for the answer."""
+        node.call(ReportLoss(node.new_call(), losses.at(node.read or 0), self.scenario.cluster.call_timeout))
 
     def _go(self, node: Node, leaves: Leave) -> Waiting:
         """Leave, or say that this worker is about to."""
@@ -312,6 +322,8 @@ class Worker:
                 for layer in range(len(layers)):
                     yield from self._need(env, pending[layer], step)
                     yield from self._compute(env, share * job.forward, step)
+                if self.losses is not None:
+                    self._report(node, self.losses)
                 for layer in reversed(range(len(layers))):
                     yield from self._compute(env, share * (1.0 - job.forward), step)
                     priority = -layer if job.priorities else 0

@@ -182,6 +182,15 @@ def test_local_goes_over_to_any_policy(policy: str) -> None:
         np.testing.assert_array_equal(kv.pushpull("w", full((2,), 1)), full((2,), 3))
 
 
+def test_local_takes_the_loss_for_policies_that_go_by_it() -> None:
+    with aiokv.create("local") as kv:
+        kv.init("w", full((2,), 1), policy="adasync:1")
+        for loss in (4.0, 1.0):
+            kv.report_loss(loss)
+            kv.push("w", full((2,), 1))
+        np.testing.assert_array_equal(kv.pull("w"), full((2,), 1))
+
+
 def test_local_has_the_errors_of_a_cluster() -> None:
     kv = aiokv.create("local")
     kv.init("w", full((2, 3), 1))

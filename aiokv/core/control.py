@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
     from aiokv.core.cluster_checkpoints import Checkpoints
     from aiokv.core.compression import Codecs
+    from aiokv.core.decisions import Deciding
     from aiokv.core.joiner import Joiner
     from aiokv.core.roster import Roster
     from aiokv.core.rules import Rules
@@ -25,7 +26,16 @@ if TYPE_CHECKING:
     from aiokv.optim import Optimizer
     from aiokv.types import Peer, Rank
 
-Asked = m.SetOptimizer | m.ChangeOptimizer | m.GetRules | m.PutRules | m.SetCompression | m.GetTally | m.Command
+Asked = (
+    m.SetOptimizer
+    | m.ChangeOptimizer
+    | m.GetRules
+    | m.PutRules
+    | m.SetCompression
+    | m.GetTally
+    | m.ReportLoss
+    | m.Command
+)
 """The requests that `Control` carries out."""
 
 
@@ -40,6 +50,7 @@ class Control:
         saving: who reads and writes saved rules.
         tallies: what became of contributions.
         checkpoints: who takes part in those of the cluster.
+        deciding: who decides rounds.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class Control:
         saving: Saving,
         tallies: Tallies,
         checkpoints: Checkpoints,
+        deciding: Deciding,
     ) -> None:
         self._joiner = joiner
         self._catalog = catalog
@@ -59,6 +71,7 @@ class Control:
         self._saving = saving
         self._tallies = tallies
         self._checkpoints = checkpoints
+        self._deciding = deciding
 
     def asked(self, received: Received, message: Asked, rank: Rank, roster: Roster) -> list[Effect]:
         """Do what a worker asks for.
@@ -79,6 +92,9 @@ class Control:
             case m.SetCompression():
                 new = self._codecs.set(message, rank, roster)
                 return [*map(Prepare, new), Send(peer, request, m.Done())]
+            case m.ReportLoss(loss):
+                self._deciding.reported(rank, loss)
+                return [Send(peer, request, m.Done())]
             case m.GetTally():
                 return [Send(peer, request, self._tallies.answer())]
             case _:

@@ -12,6 +12,7 @@ from aiokv.core.bundle import name_keys
 from aiokv.core.call import Call
 from aiokv.core.changing import Change
 from aiokv.core.compression import Compression, make_compression
+from aiokv.core.decisions import LEADER
 from aiokv.core.effects import URGENT, Complete, Effect, ForgetResiduals
 from aiokv.core.joiner import answer_time
 from aiokv.core.keys import check_key
@@ -37,6 +38,7 @@ ControlCall = (
     | st.AdjustOptimizer
     | st.SendCommand
     | st.ReadTallies
+    | st.ReportLoss
     | st.ChangePolicy
     | st.AwaitRound
     | st.ConfigureCompression
@@ -87,8 +89,8 @@ class ControlCalls:
                 return self._change_optimizer(stimulus, now)
             case st.SendCommand():
                 return self._command(stimulus, now)
-            case st.ReadTallies(call, timeout):
-                return self._ask_all(Call(call, "reading of tallies", timeout), m.GetTally, now)
+            case st.ReadTallies() | st.ReportLoss():
+                return self._tell_or_ask(stimulus, now)
             case st.ChangePolicy():
                 return self._change_policy(stimulus, now)
             case st.AwaitRound():
@@ -133,6 +135,16 @@ class ControlCalls:
             return [Complete(call.number)]
         call.change = Change(policy, leaving, list(self._links.servers))
         return self._calls.change(call, now)
+
+    def _tell_or_ask(self, stimulus: st.ReadTallies | st.ReportLoss, now: float) -> list[Effect]:
+        if isinstance(stimulus, st.ReadTallies):
+            return self._ask_all(Call(stimulus.call, "reading of tallies", stimulus.timeout), m.GetTally, now)
+        call = Call(stimulus.call, "report of the loss", stimulus.timeout)
+        self._standing.check_ready(call)
+        message = m.ReportLoss(stimulus.loss, answer_time(call.timeout))
+        self._calls.open(call, now)
+        # Urgent, so that no push overtakes it that is made afterwards.
+        return [self._calls.requests.send(call, LEADER, message)]
 
     def _await_round(self, stimulus: st.AwaitRound, now: float) -> list[Effect]:
         call = Call(stimulus.call, f"wait for a round of key {stimulus.key!r}", stimulus.timeout)

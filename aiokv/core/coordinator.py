@@ -104,7 +104,7 @@ class Coordinator:
         resuming = self._resuming = Resuming(catalog, rules, rounds.begin)
         saving = Saving(catalog, rules, creation)
         boundaries = self._boundaries = Boundaries(catalog, checkpoints)
-        control = self._control = Control(joiner, catalog, rules, codecs, saving, tallies, checkpoints)
+        control = self._control = Control(joiner, catalog, rules, codecs, saving, tallies, checkpoints, deciding)
         tables = Tables(catalog, creation, rounds)
         keepers = (catalog, creation, rounds, answers, tables, norms, saving, boundaries, checkpoints)
         exchanges = self._exchanges = Exchanges(*keepers, deadlines, again=self._received)

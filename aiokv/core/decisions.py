@@ -165,6 +165,11 @@ class Decisions(Record, eq=False):
         """Count what ranks have of keys that come to the group as the value of all rounds so far."""
         self.settled.update(dict.fromkeys(ranks, self.newest))
 
+    def reported(self, rank: Rank, loss: float) -> None:
+        """Take note of the loss that a worker has measured, where rounds are decided."""
+        if self.decider is not None:
+            self.decider.reported(rank, loss)
+
     def hold(self, token: Token, error: AiokvError | None = None) -> Held:
         """Return who holds a step that is not decided, to be told that it will be in a round, or can't be for now."""
         # They stay where they are: what was pushed counts if the round is closed after all.
@@ -196,6 +201,8 @@ class Deciding:
     def __init__(self, neighbours: Neighbours[Chunk | Question | WholeCall]) -> None:
         self._neighbours = neighbours
         self._groups: dict[Group, Decisions] = {}
+        self._losses: dict[Rank, float] = {}
+        """What workers have reported last."""
         self.on_decided: Callable[[Decisions, list[Token]], None] | None = None
         """Is told of steps that are decided, or of ranks that leave, before anything is done with it."""
 
@@ -232,6 +239,8 @@ class Deciding:
                 raise ProtocolError(f"policy {group[0]} decides each chunk by itself")
             found = Decisions(group, policy.decider() if self._neighbours.index == LEADER else None)
             self._groups[group] = found
+            for rank, loss in self._losses.items():
+                found.reported(rank, loss)
         return found
 
     # --- steps that come to this server ---
@@ -299,6 +308,12 @@ class Deciding:
         return self._decide(decisions, token, read, roster, now)
 
     # --- deciding ---
+
+    def reported(self, rank: Rank, loss: float) -> None:
+        """Take note of the loss that a worker has measured."""
+        self._losses[rank] = loss
+        for decisions in self._groups.values():
+            decisions.reported(rank, loss)
 
     def _decide(self, decisions: Decisions, token: Token, read: Round, roster: Roster, now: float) -> Decided:
         assert decisions.decider is not None, "it is asked on the server that decides"

@@ -294,6 +294,14 @@ class ReadTallies(Record):
     timeout: float
 
 
+class ReportLoss(Record):
+    """Tell the server that decides rounds which loss this worker has measured."""
+
+    call: int
+    loss: float
+    timeout: float
+
+
 class ChangePolicy(Record):
     """Let keys have another policy, with all workers of their groups; no keys: all but those of policy "sum"."""
 
@@ -476,6 +484,7 @@ Stimulus = (
     | Resume
     | SendCommand
     | ReadTallies
+    | ReportLoss
     | ChangePolicy
     | ConfigureCompression
     | RestoreResiduals

@@ -109,6 +109,19 @@ class ServerOperations(BaseOperations):
         seconds = self._seconds(timeout)
         await self._call(lambda call: st.ChangePolicy(call, policy, list(keys), seconds))
 
+    async def report_loss(self, loss: float, *, timeout: float | None = None) -> None:
+        """Say which loss this worker has measured, for policies that go by it: "adasync".
+
+        It counts for the rounds of what is pushed afterwards, so it is called before the push of the same step; it may
+        be called for some of the steps only. What is not finite is not counted.
+
+        Args:
+            loss: such as the mean over the batch, or over the last batches.
+            timeout: seconds.
+        """
+        seconds = self._seconds(timeout)
+        await self._call(lambda call: st.ReportLoss(call, float(loss), seconds))
+
     # --- the servers themselves ---
 
     async def send_command_to_servers(

@@ -141,6 +141,10 @@ class Decider(abc.ABC):
             now: the time in seconds.
         """
 
+    def reported(self, rank: Rank, loss: float) -> None:
+        """Take note of the loss that a worker has measured, before the step of which it is comes."""
+        del rank, loss
+
     def changed(self, members: Sequence[Rank], now: float) -> list[Decision]:
         """Look again, because the members are others."""
         del members, now

@@ -597,6 +597,14 @@ def test_tallies_come_from_all_servers(worker: Worker) -> None:
     assert ef.Complete(call.number, answers) in worker.answer(call.sends[1], answers[1])
 
 
+def test_a_loss_goes_to_the_server_that_decides_rounds(worker: Worker, like: type[Like]) -> None:
+    call = worker.call(st.ReportLoss, loss=0.5, timeout=5.0)
+    (send,) = call.sends
+    assert send.peer == 0
+    assert send.message == like(m.ReportLoss, loss=0.5)
+    assert worker.answer(send, m.Done()) == [ef.Complete(call.number)]
+
+
 def test_step_has_one_push_of_a_key_also_of_one_that_was_made_late(make_worker: type[Worker]) -> None:
     worker = make_worker(policy="k_sync:2")
 

@@ -21,7 +21,7 @@ WORKERS, STEPS = 3, 8
 
 TEXTS = [
     *("bsp", "asp", "ssp:1", "essp:0", "dssp:1:3", "pssp:1:1", "pbsp:2", "sync_switch:0.5:8", "round_robin"),
-    *("backup:1", "k_sync:2", "k_async:2", "k_batch_sync:2", "k_batch_async:4", "adasync:1:4", "ringmaster:2"),
+    *("backup:1", "k_sync:2", "k_async:2", "k_batch_sync:2", "k_batch_async:4", "adasync:2", "ringmaster:2"),
     *("quorum:2:0.01:2",),
 ]
 
@@ -277,3 +277,15 @@ async def test_wait_for_a_version_of_a_key_that_goes_with_others(cluster: MakeCl
         await running.each(lambda kv: kv.push({"b": values["b"]}))
         assert await waiting >= 1
         assert await second.wait_for_round("b", 0) >= 1
+
+
+async def test_more_workers_make_a_round_when_they_report_a_smaller_loss(cluster: MakeCluster) -> None:
+    """A round of one sets the mean of one contribution; one of all three the mean of 1, 2 and 6."""
+    async with cluster(workers=3, servers=2, policy="adasync:1") as running:
+        await running.each(lambda kv: kv.set_optimizer("accumulate", reduction="mean"))
+        await running.each(lambda kv: kv.init("w", np.zeros(1)))
+        await running.each(lambda kv: kv.report_loss(8.0))
+        assert await running.workers[0].pushpull("w", np.ones(1)) == 1.0
+        await running.each(lambda kv: kv.report_loss(0.5))
+        values = await running.each(lambda kv: kv.pushpull("w", np.full(1, [1.0, 2.0, 6.0][kv.rank])))
+        assert [float(value[0]) for value in values] == [4.0] * 3

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aiokv.policy import Closed, Decision, Dropped, RoundPolicy, Token, get_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 THREE = [0, 1, 2]
 
@@ -129,24 +133,73 @@ def test_rounds_of_one_are_asynchronous(text: str) -> None:
     assert [rounds.push(rank, read=0) for rank in (2, 0, 2)] == [[(1, [(2, 1)])], [(2, [(0, 1)])], [(3, [(2, 2)])]]
 
 
-# --- adasync: k_t = ceil(k sqrt(1 + t / halving)) ---
+# --- adasync: k_t = ceil(k sqrt(F_0 / F_t)) of the losses that are reported ---
 
 
-def test_more_and_more_workers_make_a_round() -> None:
-    rounds = Rounds("adasync:1:1", list(range(10)))
-    sizes = []
-    for _ in range(9):
+def sizes(rounds: Rounds, losses: Sequence[float]) -> list[int]:
+    """Return how many workers make a round after all of them have reported each of the losses."""
+    found = []
+    for loss in losses:
+        for rank in rounds.members:
+            rounds.decider.reported(rank, loss)
         size = 1
         while not rounds.push(size - 1):
             size += 1
-        sizes.append(size)
-    # sqrt 1, 2, 3, ... 9, rounded up
-    assert sizes == [1, 2, 2, 2, 3, 3, 3, 3, 3]
+        found.append(size)
+    return found
 
 
-def test_no_round_needs_more_than_all() -> None:
-    rounds = Rounds("adasync:5:1")
+def test_more_and_more_workers_make_a_round_as_the_loss_falls() -> None:
+    rounds = Rounds("adasync:2", list(range(10)))
+    # 2 sqrt of 1, 2, 4, 4.0001, 16, 20, rounded up, and back; of 100 it is twice as many as there are.
+    losses = [8.0, 4.0, 2.0, 8.0 / 4.0001, 0.5, 0.4, 8.0, 0.08]
+    assert sizes(rounds, losses) == [2, 3, 4, 5, 8, 9, 2, 10]
+
+
+def test_fewer_make_a_round_than_at_first_when_the_loss_has_grown_but_one_at_least() -> None:
+    assert sizes(Rounds("adasync:3", list(range(5))), [1.0, 2.0, 1e9]) == [3, 3, 1]
+
+
+def test_the_loss_is_the_mean_of_the_last_ones_of_those_who_report() -> None:
+    rounds = Rounds("adasync:1", list(range(4)))
+    for rank, loss in ((1, 6.0), (2, 2.0), (1, 1.5), (2, 0.5)):
+        rounds.decider.reported(rank, loss)
+    # sqrt of 8 / 2
+    assert rounds.open == ([0, 1, 2, 3], 2)
+    rounds.decider.reported(1, 0.5)
+    assert rounds.open == ([0, 1, 2, 3], 3)
+    # Who has left does not count: 6 / 0.5 is 12, and all three are wanted.
+    rounds.members = [0, 1, 3]
+    assert rounds.open == ([0, 1, 3], 3)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_says_nothing(loss: float) -> None:
+    rounds = Rounds("adasync:2", list(range(4)))
+    assert sizes(rounds, [loss, 4.0, loss, 1.0, loss]) == [2, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(("losses", "expected"), [([0.0, -1.0], [2, 2]), ([1.0, 0.0, -1.0], [2, 4, 4])])
+def test_where_the_ratio_is_none_nothing_or_everybody_is_wanted(losses: list[float], expected: list[int]) -> None:
+    assert sizes(Rounds("adasync:2", list(range(4))), losses) == expected
+
+
+def test_without_a_loss_so_many_make_a_round_as_at_first() -> None:
+    rounds = Rounds("adasync:5")
     assert [rounds.push(rank) for rank in THREE][-1] == [(1, [(0, 1), (1, 1), (2, 1)])]
+
+
+def test_who_goes_on_with_the_rounds_begins_with_as_many_workers() -> None:
+    rounds, other = (Rounds("adasync:1", list(range(9))) for _ in range(2))
+    assert sizes(rounds, [9.0, 1.0]) == [1, 3]
+    other.decider.resume(2, rounds.decider.known())
+    assert other.open[1] == 3
+    assert sizes(other, [1.0, 0.25]) == [3, 6]
+
+
+def test_other_policies_do_not_go_by_the_loss() -> None:
+    rounds = Rounds("k_async:2", list(range(4)))
+    assert sizes(rounds, [1.0, 0.01]) == [2, 2]
 
 
 # --- quorum ---

@@ -30,7 +30,7 @@ TEXTS = {
     "ringmaster:8": "ringmaster:8",
     "round_robin": "round_robin",
     "sync_switch:0.2:1000": "sync_switch:0.2:1000",
-    "adasync:2:100": "adasync:2:100.0",
+    "adasync:2": "adasync:2",
 }
 
 

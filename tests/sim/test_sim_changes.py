@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.record import Run
     from sim.scenario import Scenario
 
-POLICIES = ("bsp", "asp", "ssp:1", "backup:1", "k_batch_async:2", "ringmaster:2", "round_robin", "adasync:1:2")
+POLICIES = ("bsp", "asp", "ssp:1", "backup:1", "k_batch_async:2", "ringmaster:2", "round_robin", "adasync:1")
 
 TABLE = """\
 steps = 20

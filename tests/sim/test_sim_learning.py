@@ -136,6 +136,43 @@ def test_a_poisoned_gradient_ends_all_learning(learn: Callable[..., Run]) -> Non
     assert [math.isnan(loss) for loss in losses] == [False] * 3 + [True] * 3
 
 
+# --- policies that go by the loss ---
+
+
+def test_rounds_grow_with_the_losses_that_workers_measure(learn: Callable[..., Run]) -> None:
+    """AdaSync: ceil(2 sqrt(F_0 / F_t)) of eight workers, where F_t is the mean of what they had measured by then."""
+    run = learn("adasync:2", 8, 40, 0.1, law=Exponential(mean=1.0))
+    losses = curve_of(run).losses
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    # In an ideal network a worker reports and pushes in the same moment, and it reads what its round has made.
+    read = dict.fromkeys((worker.name for worker in run.workers), 0)
+    pushed = sorted((step.computed, worker.name) for worker in run.workers for step in worker.steps)
+    updates = iter(run.updates)
+    update, open_ = next(updates), 0
+    sizes = []
+    for time, name in pushed:
+        last[name] = losses[read[name]]
+        first.setdefault(name, last[name])
+        open_ += 1
+        known = sum(first.values()) / sum(last.values())
+        wanted = min(8, math.ceil(2 * math.sqrt(known)))
+        if open_ < wanted or time > 20.0:
+            continue
+        assert (update.time, len(update.ranks)) == (time, open_)
+        sizes.append(open_)
+        read |= dict.fromkeys((token[0] for token in update.tokens), update.version)
+        update, open_ = next(updates), 0
+    assert sizes[0] == 2
+    assert sorted(sizes) == sizes
+    assert sizes[-1] == 8
+
+
+def test_without_a_workload_nobody_measures_a_loss(learn: Callable[..., Run]) -> None:
+    run = learn("adasync:2", 4, 10, 0.1, workload="none")
+    assert {len(update.ranks) for update in run.updates} == {2}
+
+
 # --- update rules ---
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 POLICIES = (
     *("bsp", "sum", "asp", "ssp:3", "essp:2", "dssp:1:4", "pbsp:2", "pssp:2:1", "backup:2", "k_sync:6"),
-    *("k_batch_sync:4", "k_async:4", "k_batch_async:4", "adasync:2:100", "quorum:6:0.5:3", "ringmaster:8"),
+    *("k_batch_sync:4", "k_async:4", "k_batch_async:4", "adasync:2", "quorum:6:0.5:3", "ringmaster:8"),
     *("round_robin", "sync_switch:0.2:30"),
 )
 TENSORS = (TensorSection(key="large", shape=(40_000,)), TensorSection(key="small", shape=(4,)))

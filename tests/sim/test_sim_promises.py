@@ -66,13 +66,6 @@ def test_a_quorum_of_fewer_than_k(run_of: Callable[[str], Run]) -> None:
     assert f"{HERE}version 2 holds 1 gradients, quorum:2:0.5 wants 2 to 3" in find_violations(run)
 
 
-def test_a_round_that_has_not_grown(run_of: Callable[[str], Run]) -> None:
-    # After 4 updates sqrt(5) of a worker are wanted, rounded up.
-    run = run_of("adasync:1:1")
-    take_out(run.updates[4], 0)
-    assert f"{HERE}version 5 holds 2 gradients, adasync:1:1 wants 3" in find_violations(run)
-
-
 def test_no_more_than_one_gradient_after_the_switch(run_of: Callable[[str], Run]) -> None:
     run = run_of("sync_switch:0.25:8")
     assert [len(update.ranks) for update in run.updates[:3]] == [3, 3, 1]

@@ -118,4 +118,4 @@ def test_key_without_a_round_that_a_lost_worker_alone_has_brought_is_not_behind_
         job=JobSection(overlap=True),
         fault=(Hang(node="worker-0", at=1.368),),
     )
-    assert lacking_progress(simulate(scenario, "adasync:1:1.0", 107104)) == []
+    assert lacking_progress(simulate(scenario, "adasync:1", 107104)) == []

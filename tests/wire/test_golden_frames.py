@@ -91,6 +91,7 @@ from aiokv.wire.messages import (
     Register,
     Replicate,
     Replicated,
+    ReportLoss,
     RulesState,
     ServerEntry,
     SetCompression,
@@ -365,6 +366,13 @@ GOLDEN = [
         0,
         "41494f4b 01 2d 0000  0900000000000000  0000000000000000 0d000000  00000000",
         "93  a1 77  04  cb 4000000000000000",
+    ),
+    Golden(
+        ReportLoss(0.5, 2.0),
+        9,
+        0,
+        "41494f4b 01 2e 0000  0900000000000000  0000000000000000 13000000  00000000",
+        "92  cb 3fe0000000000000  cb 4000000000000000",
     ),
     Golden(
         Done(5),

@@ -253,6 +253,13 @@ class AwaitRound(Message):
     timeout: float
 
 
+class ReportLoss(Message):
+    """This worker has measured a loss, which policies may go by. Answered `Done`."""
+
+    loss: float
+    timeout: float
+
+
 class SetCompression(Message):
     """This worker compresses gradients so from now on, and wants values so. Answered `Done`; empty names: not at all.
 

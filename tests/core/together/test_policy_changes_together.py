@@ -18,11 +18,11 @@ KEYS: dict[Key, tuple[int, ...]] = {"big": (7, 5), "a": (3,), "b": (2,), "c": (1
 WORKERS = 3
 
 POLICIES = [
-    *("bsp", "asp", "ssp:1", "dssp:0:2", "pssp:1:1", "sync_switch:0.5:4", "round_robin", "ringmaster:2", "adasync:1:2"),
+    *("bsp", "asp", "ssp:1", "dssp:0:2", "pssp:1:1", "sync_switch:0.5:4", "round_robin", "ringmaster:2", "adasync:1"),
     *("backup:1", "k_sync:2", "k_async:2", "k_batch_sync:2", "k_batch_async:4", "quorum:2:0.5:2"),
 ]
 
-LEAVE_ONE_OVER = ["k_async:2", "adasync:1:2", "backup:1", "k_sync:2"]
+LEAVE_ONE_OVER = ["k_async:2", "adasync:1", "backup:1", "k_sync:2"]
 """Under these a last step may be one too few for a round, and its worker waits: an odd number of steps is, or a worker
 that was dropped has read several rounds on.
 """
