@@ -73,10 +73,9 @@ class Coordinator:
 
     Args:
         joiner: this server's place in the cluster.
-        on_host: whether its values are in the host's memory; others can't be copied to a standby.
     """
 
-    def __init__(self, joiner: Joiner, *, on_host: bool = True) -> None:
+    def __init__(self, joiner: Joiner) -> None:
         if joiner.role is not Role.SERVER:
             raise ValueError(f"a coordinator joins as a server, not as a {joiner.role}")
         self._joiner = joiner
@@ -118,7 +117,7 @@ class Coordinator:
         told = (joiner, *known, resuming, norms, deciding, whole)
         replication = self._replication = Replication(
             *(joiner, catalog, rules, resuming, checkpoints, rounds, deciding, whole),
-            copying=lambda alone: self._follow(Copying(*told, alone=alone, on_host=on_host)),
+            copying=lambda alone: self._follow(Copying(*told, alone=alone)),
             alone=self._follow_no_more,
             standby=lambda: Standby(joiner, *known, answers, exchanges, norms, tallies, self._give_up),
             stop=lambda reason: self._lifetime.stop(reason, failed=False),

@@ -95,7 +95,6 @@ class Copying:
         whole: who knows which calls count.
         alone: whether answers may go on while the first standby is being filled: it is not the one with which the
             server has begun.
-        on_host: whether values are in the host's memory, from which alone they can be copied.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class Copying:
         whole: WholeCalls,
         *,
         alone: bool,
-        on_host: bool,
     ) -> None:
         self._joiner = joiner
         self._catalog = catalog
@@ -128,7 +126,6 @@ class Copying:
         self._new_totals: list[tuple[Key, Total]] = []
         """As above."""
         self._alone = alone
-        self._on_host = on_host
         self.waits = not alone
         """Whether answers wait for the standby."""
         self._dirty: dict[Subject, None] = {}
@@ -160,8 +157,6 @@ class Copying:
         elif self._told:
             # The scheduler may have been started again before it heard that.
             effects.append(Send(SCHEDULER, 0, m.StandbyReady(self.link.index, new.name)))
-        if not self._on_host:
-            return effects + self._refuse("its values are on devices")
         return effects + self.link.look_for(now)
 
     def _begin_anew(self, *, alone: bool) -> list[Effect]:

@@ -19,7 +19,7 @@ from aiokv.errors import NotFiniteError
 
 Array = NDArray[Any]
 
-EXAMPLES = 40
+EXAMPLES = 20
 """For each of many codecs, so that there are hundreds in all."""
 
 BACKENDS = ("reference", "cpu")

@@ -197,19 +197,15 @@ class World:
         seed: of what comes first.
         workers: how many there are.
         registers: whether nodes that are to be standbys do so.
-        on_host: whether values are in the host's memory.
         settings: further fields of views.
     """
 
-    def __init__(
-        self, seed: int, *, workers: int = 2, registers: bool = True, on_host: bool = True, **settings: Any
-    ) -> None:
+    def __init__(self, seed: int, *, workers: int = 2, registers: bool = True, **settings: Any) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.epoch = 0
         self.settings = {"replication": 2} | settings
         self.registers = registers
-        self.on_host = on_host
         self.timed: list[tuple[float, Callable[[], None]]] = []
         """What happens at a time."""
         self.ready: dict[tuple[str, Peer], deque[Callable[[], None]]] = {}
@@ -236,7 +232,7 @@ class World:
         port = 9000 + number
         name = name or f"standby/{number}"
         joiner = Joiner(role=Role.SERVER, name=name, incarnation=number, scheduler=(HOST, 1), advertised=(HOST, port))
-        node = Node(name, port, Coordinator(joiner, on_host=self.on_host), ParameterStore(get_backend("reference")))
+        node = Node(name, port, Coordinator(joiner), ParameterStore(get_backend("reference")))
         self.nodes[port] = node
         self.feed(node, st.Join(0, 30.0), b"")
         self.feed(node, st.Connected(SCHEDULER), b"")

@@ -382,15 +382,9 @@ def test_policies_that_answer_pushes_before_they_are_in_a_value_are_refused(make
     assert "replication = 2" in str(refused[0].answer)
 
 
-@pytest.mark.parametrize(
-    ("settings", "policy"),
-    [({"replication": 1}, "k_batch_async:1"), ({"on_host": False}, "bsp")],
-)
-def test_server_that_can_have_no_standby_says_so(
-    make_world: Callable[..., World], settings: dict[str, Any], policy: str
-) -> None:
-    world = make_world(0, workers=1, **settings)
-    world.run(once(lambda worker: worker.init("w", ONES, policy), push))
+def test_server_that_can_have_no_standby_says_so(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1, replication=1)
+    world.run(once(lambda worker: worker.init("w", ONES, "k_batch_async:1"), push))
     world.settle()
     assert world.standby is None
 

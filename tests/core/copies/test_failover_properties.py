@@ -142,7 +142,7 @@ def test_one_loss_after_the_other(make_world: Callable[..., World], policy: str)
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS), hs.integers(0, STEPS))
 def test_rounds_of_all_workers(
     make_world: Callable[..., World],
@@ -180,7 +180,7 @@ def disturb(world: World, disasters: list[tuple[int, str]]) -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("policy", ["asp", "ssp:1", "dssp:1:2", "sync_switch:0.5:5", "k_async:2", "round_robin"])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS))
 def test_other_policies(
     make_world: Callable[..., World], policy: str, seed: int, disasters: list[tuple[int, str]], again: int

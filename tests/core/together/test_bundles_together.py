@@ -21,7 +21,7 @@ SHAPES |= {f"k{i}": ((), (1,), (2,), (1, 1))[i % 4] for i in range(9)}
 """Chunks have 16 bytes here, so a server has these in bundles of up to four numbers."""
 
 SEEDS = hs.integers(0, 2**32)
-many_orders = settings(max_examples=100)
+many_orders = settings(max_examples=50)
 
 
 def filled(value: float, keys: list[Key]) -> dict[Key, Array]:

@@ -109,7 +109,7 @@ def undisturbed() -> dict[Key, Array]:
 
 
 @pytest.mark.parametrize("quietly", [False, True], ids=["connections break", "it hangs"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=SEEDS, rank=hs.integers(0, 1), moment=hs.integers(1, 160), alone=hs.booleans())
 def test_weights_are_those_of_a_run_in_which_nobody_dies(
     make_cluster: type[Cluster], quietly: bool, seed: int, rank: int, moment: int, alone: bool

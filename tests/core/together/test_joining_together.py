@@ -24,7 +24,7 @@ KEYS: dict[Key, tuple[int, ...]] = {"big": (7, 5), "small": (3,), "scalar": ()}
 STEPS = 6
 
 SEEDS = hs.integers(0, 2**32)
-many_orders = settings(max_examples=60)
+many_orders = settings(max_examples=30)
 
 
 def filled(value: float) -> dict[Key, Array]:

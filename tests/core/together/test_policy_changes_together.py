@@ -42,7 +42,7 @@ def counts_in(array: Array) -> list[int]:
     return [int(total) // 100**rank % 100 for rank in range(WORKERS)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(seed=SEEDS, servers=hs.integers(1, 3), first=hs.sampled_from(POLICIES), phases=PHASES, data=hs.data())
 def test_every_push_is_made_once_or_dropped(
     make_cluster: type[Cluster],
@@ -95,7 +95,7 @@ def test_every_push_is_made_once_or_dropped(
     assert not any(store.slots for store in cluster.stores.values())
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=SEEDS, servers=hs.integers(1, 3), first=hs.sampled_from(POLICIES))
 def test_each_policy_keeps_its_promise_from_its_first_step_on(
     make_cluster: type[Cluster], seed: int, servers: int, first: str
@@ -131,7 +131,7 @@ def test_each_policy_keeps_its_promise_from_its_first_step_on(
     assert max(leads) <= 1
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(seed=SEEDS, servers=hs.integers(1, 3), text=hs.sampled_from(["k_batch_sync:2", "k_batch_async:2"]))
 def test_keys_that_stay_have_rounds_of_two_again_once_the_others_have_left(
     make_cluster: type[Cluster], seed: int, servers: int, text: str

@@ -32,7 +32,7 @@ def assert_all(arrays: dict[Key, Array], value: float) -> None:
 
 
 SEEDS = hs.integers(0, 2**32)
-many_orders = settings(max_examples=50)
+many_orders = settings(max_examples=25)
 
 
 @many_orders

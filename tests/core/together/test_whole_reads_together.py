@@ -18,7 +18,7 @@ KEYS: dict[Key, tuple[int, ...]] = {"big": (7, 5), "small": (3,), "scalar": ()}
 POLICIES = ["backup:1", "k_sync:2", "k_batch_sync:2", "k_async:2", "k_batch_async:2", "ringmaster:2", "k_batch_async:3"]
 
 SEEDS = hs.integers(0, 2**32)
-many_orders = settings(max_examples=60)
+many_orders = settings(max_examples=30)
 
 
 def arrays(value: float) -> dict[Key, Array]:
