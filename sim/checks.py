@@ -67,8 +67,8 @@ class Checks:
         self._waits = all(get_policy(policy).waits for policy in run.policies)
         self._promises = Phases(run) if run.changes else Promises(run)
         self._keeps_all = all((rule := rule_of(policy)) is not None and not rule.drops for policy in run.policies)
-        self._told: dict[int, list[Rank]] = {}
-        """Who makes a step, as the first one was told that has asked."""
+        self._told: dict[int, dict[tuple[Rank, ...], list[WorkerRecord]]] = {}
+        """Who makes a step, by its number: all that was told, and who was told so."""
         self._groups = {tensor.key: tensor.group for tensor in run.scenario.tensors if tensor.group}
         self.dialogue = Dialogue(run, self.report, self._chunks)
         """Looks at the messages."""
@@ -144,12 +144,16 @@ class Checks:
         if asker.rank not in ranks or has_failed(self._run, asker, now):
             # It makes no step any more, or has not heard that the others go on without it: nobody relies on that.
             return
-        told = self._told.setdefault(step, ranks)
-        differ = set(told).symmetric_difference(ranks) - {asker.rank}
-        surprising = [one for one in self._run.workers if one.rank in differ and not self._may_go(one, now)]
-        for one in surprising:
-            text = f"{asker.name} was told that ranks {ranks} make step {step}, others were told {told}"
-            self.report([f"{text}; {one.name} is not lost"])
+        answers = self._told.setdefault(step, {})
+        for told, others in answers.items():
+            if all(other is asker or _is_void(other, step) for other in others):
+                continue
+            differ = set(told).symmetric_difference(ranks) - {asker.rank}
+            surprising = [one for one in self._run.workers if one.rank in differ and not self._may_go(one, now)]
+            for one in surprising:
+                text = f"{asker.name} was told that ranks {ranks} make step {step}, others were told {list(told)}"
+                self.report([f"{text}; {one.name} is not lost"])
+        answers.setdefault(tuple(ranks), []).append(asker)
 
     def _may_go(self, worker: WorkerRecord, now: float) -> bool:
         gone = has_failed(self._run, worker, now) or bool(worker.outages) or worker.struck
@@ -275,6 +279,12 @@ def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
 
 def _is_done(run: Run, worker: WorkerRecord) -> bool:
     return run.is_through(worker)
+
+
+def _is_void(worker: WorkerRecord, step: int) -> bool:
+    """Say whether what a worker was told of a step binds nobody: it was lost before it had made that step."""
+    is_made = any(each.answered for number, each in worker.numbered if number == step + 1)
+    return (worker.struck or bool(worker.outages)) and not is_made
 
 
 def _counts(run: Run, worker: WorkerRecord, version: Version) -> bool:

@@ -174,11 +174,20 @@ class _Cluster:
         self._wait_for(names, limit)
         if not limit.triggered and stop.departures:
             # A scheduler whose cluster never became complete goes on listening, so the end needs a limit.
-            grace = env.timeout(self._scenario.cluster.join_timeout)
+            grace = env.timeout(self._longest_end)
             self._wait_for(list(self._nodes), self._first_of(grace, limit))
             self._run.unstopped = [node.name for node in self._nodes.values() if node.ended is None]
         self._finish()
         return self._run
+
+    @property
+    def _longest_end(self) -> float:
+        """Seconds in which all others stop that follow the workers: the last one may come to join yet, and only then
+        it can be noticed that a worker is dead.
+        """
+        cluster = self._scenario.cluster
+        last = max(self._timeline.starts.values(), default=0.0)
+        return max(0.0, last - self._env.now) + cluster.join_timeout + cluster.death_timeout
 
     def _first_of(self, *events: simpy.Event) -> simpy.Event:
         """Return an event that happens with the first of these.

@@ -130,7 +130,11 @@ def _never_came(run: Run, worker: WorkerRecord) -> bool:
     if not isinstance(worker.error, UnknownKeyError):
         return False
     groups = {tensor.key: tensor.group for tensor in run.scenario.tensors}
-    group = groups[worker.error.details["key"]]
+    key = worker.error.details.get("key")
+    if key not in groups:
+        # It has no key at all.
+        return False
+    group = groups[key]
     root = group[0] if group else 0
     bringer = next((other for other in run.workers if other.rank == root), None)
     return bringer is None or bringer.struck or isinstance(bringer.error, StaleEpochError)

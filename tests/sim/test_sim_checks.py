@@ -167,3 +167,19 @@ def test_workers_that_are_told_of_other_members_of_a_step(bsp: Run) -> None:
     checks.on_members(first, 1, ranks[:-1], 0.0)
     told = f"others were told {ranks}; {bsp.workers[-1].name} is not lost"
     assert checks.found == [f"{first.name} was told that ranks {ranks[:-1]} make step 1, {told}"]
+
+
+def test_what_a_worker_was_told_of_a_step_that_it_did_not_live_to_make_binds_nobody(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    """Its successor makes the step again, maybe together with somebody who has joined meanwhile."""
+    run = simulate(make_scenario(3, 3), "asp", 1)
+    first, second, last = run.workers
+    last.steps.pop()
+    first.outages = [(first.steps[1].start, first.steps[1].end)]
+    for makes_it in (False, True):
+        checks = Checks(run, strict=False)
+        checks.on_members(first, 1, [0, 1], 0.0)
+        first.steps[1].answered = makes_it
+        checks.on_members(second, 1, [0, 1, 2], 0.0)
+        assert bool(checks.found) == makes_it

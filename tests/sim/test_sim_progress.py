@@ -10,7 +10,7 @@ import pytest
 from aiokv.errors import ProtocolError, UnknownKeyError
 from sim.cluster import simulate
 from sim.compute import Constant
-from sim.faults import Crash, HeartbeatLoss, Late, Link, Pause, Slow
+from sim.faults import Crash, Hang, HeartbeatLoss, Late, Link, Pause, Slow
 from sim.progress import heals, lacking_progress, lost_time
 from sim.sections import ClusterSection
 
@@ -97,6 +97,21 @@ def test_a_scheduler_may_wait_for_a_cluster_that_never_was(run_with: Callable[..
     run = run_with(Crash(node="worker-2", at=0.0))
     assert run.unstopped == ["scheduler"]
     assert lacking_progress(run) == []
+
+
+def test_a_server_that_comes_late_is_waited_for_before_others_are_said_to_go_on(run_with: Callable[..., Run]) -> None:
+    """Only then the cluster is complete, and notices that all of its workers are dead."""
+    dead = [Hang(node=f"worker-{number}", at=0.2) for number in range(3)]
+    run = run_with(*dead, Late(node="server-0", at=25.5))
+    assert lacking_progress(run) == []
+    assert run.unstopped == []
+
+
+def test_a_worker_without_keys_is_told_so_for_no_fault(run_with: Callable[..., Run]) -> None:
+    run = run_with(Crash(node="worker-0", at=2.5))
+    run.workers[1].error = UnknownKeyError("initialise the keys first")
+    [found] = [text for text in lacking_progress(run) if "worker-1" in text]
+    assert "although nothing happened to it" in found
 
 
 def test_a_key_that_is_not_there_is_a_reason_only_when_who_was_to_bring_it_is_lost(
