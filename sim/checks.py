@@ -146,7 +146,7 @@ class Checks:
             return
         answers = self._told.setdefault(step, {})
         for told, others in answers.items():
-            if all(other is asker or _is_void(other, step) for other in others):
+            if all(other is asker or self._is_void(other, step) for other in others):
                 continue
             differ = set(told).symmetric_difference(ranks) - {asker.rank}
             surprising = [one for one in self._run.workers if one.rank in differ and not self._may_go(one, now)]
@@ -159,6 +159,12 @@ class Checks:
         gone = has_failed(self._run, worker, now) or bool(worker.outages) or worker.struck
         planned = worker.left and worker.name in self._run.until
         return gone or (self._run.is_through(worker) and not planned)
+
+    def _is_void(self, worker: WorkerRecord, step: int) -> bool:
+        """Say whether what a worker was told of a step binds nobody: it was lost before it had made that step."""
+        is_made = any(each.answered for number, each in worker.numbered if number == step + 1)
+        ended = worker.struck or bool(worker.outages) or worker.error is not None
+        return not is_made and (ended or self.dialogue.is_given_up(worker.name))
 
     def on_drop(self, drop: DropRecord) -> None:
         """A server has answered that a push is in no update."""
@@ -279,12 +285,6 @@ def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
 
 def _is_done(run: Run, worker: WorkerRecord) -> bool:
     return run.is_through(worker)
-
-
-def _is_void(worker: WorkerRecord, step: int) -> bool:
-    """Say whether what a worker was told of a step binds nobody: it was lost before it had made that step."""
-    is_made = any(each.answered for number, each in worker.numbered if number == step + 1)
-    return (worker.struck or bool(worker.outages)) and not is_made
 
 
 def _counts(run: Run, worker: WorkerRecord, version: Version) -> bool:

@@ -178,6 +178,10 @@ class Dialogue:
             return None
         return self._computed.get((name, (update.key, update.start)), {}).get(number)
 
+    def is_given_up(self, worker: str) -> bool:
+        """Say whether the others were told that a worker is lost, whether it has heard so itself or not."""
+        return worker in _lost(self._published.view)
+
     def _is_lost(self, node: str, worker: str) -> bool:
         return worker in self._lost.get(node, ())
 
