@@ -205,26 +205,23 @@ def parse_scenario(content: bytes, file: str, changes: Sequence[tuple[str, Any]]
     if isinstance(scenario.compute, Recorded):
         path = str(Path(file).parent / scenario.compute.file)
         scenario = msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, file=path))
-    for check in (
-        _check_policies,
-        _check_changes,
-        _check_restarts,
-        _check_times,
-        _check_joins,
-        _check_names,
-        _check_tensors,
-        _check_trace,
-        _check_learning,
-        _check_assertions,
-    ):
-        found = check(scenario)
-        if found is not None:
-            raise mistake(file, text, *found)
+    found = first_mistake(scenario)
+    if found is not None:
+        raise mistake(file, text, *found)
     return msgspec.structs.replace(scenario, name=scenario.name or Path(file).stem)
 
 
 Found = tuple[str, str] | None
 """The path of a key and what is wrong with it."""
+
+
+def first_mistake(scenario: Scenario) -> Found:
+    """Return the first thing in a scenario that can't be."""
+    checks = (
+        *(_check_policies, _check_changes, _check_restarts, _check_times, _check_joins, _check_names),
+        *(_check_tensors, _check_trace, _check_learning, _check_assertions),
+    )
+    return next((found for check in checks if (found := check(scenario)) is not None), None)
 
 
 def _check_policies(scenario: Scenario) -> Found:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sim.faults import Link
+from sim.scenario import first_mistake
 from sim.sections import JobSection, NetworkSection, ServerSection
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], tries: int = M
     while progress and left > 0:
         progress = False
         for smaller in _smaller(scenario):
+            if first_mistake(smaller) is not None:
+                # It could not be read from a file.
+                continue
             left -= 1
             if left < 0:
                 break

@@ -8,8 +8,10 @@ import pytest
 from msgspec import structs
 
 from sim.faults import Crash, Link, Pause
+from sim.scenario import parse_scenario
 from sim.sections import ClusterSection, JobSection, NetworkSection, TensorSection
 from sim.shrink import shrink
+from sim.writing import to_toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,3 +78,14 @@ def test_it_is_tried_so_often_and_not_more(large: Scenario) -> None:
 
     shrink(large, fails, tries=5)
     assert len(asked) == 5
+
+
+def test_the_smallest_scenario_can_be_read_from_a_file(large: Scenario) -> None:
+    """Without the keys of all, some workers would have none."""
+
+    def fails(scenario: Scenario) -> bool:
+        return len(scenario.workers) == 5 and any(tensor.group for tensor in scenario.tensor)
+
+    smallest = shrink(large, fails)
+    assert len(smallest.tensor) == 2
+    assert parse_scenario(to_toml(smallest).encode(), "smallest.toml") == smallest
