@@ -55,6 +55,9 @@ class Steps:
         if chunk.rounds is None:
             decisions = self._deciding.of((str(chunk.policy), chunk.group))
             chunk.rounds = OpenRounds(decisions, decisions.newest + 1)
+            if chunk.since:
+                # The group may have had rounds before; what was read under another policy is none of them behind.
+                chunk.rounds.until[chunk.since - 1] = decisions.newest
 
     def _rounds_of(self, chunk: Chunk) -> OpenRounds:
         assert chunk.rounds is not None, "it takes part since it was made"

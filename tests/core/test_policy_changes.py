@@ -82,6 +82,24 @@ def test_new_policy_counts_from_the_change_on(two: Server) -> None:
     assert two.seen(ef.Apply)[-1].ranks == [0, 1]
 
 
+def test_what_was_read_under_the_policy_before_is_as_new_as_what_the_change_has_found(
+    make_server: type[Server],
+) -> None:
+    """Also where the keys come back to a policy under which rounds were made before."""
+    server = make_server(2, "ringmaster:2")
+    server.init()
+    for version in range(3):
+        server.push(0, read_version=version)
+    for rank in range(2):
+        ask(server, rank, "asp")
+    server.push(0)
+    for rank in range(2):
+        ask(server, rank, "ringmaster:2", old="asp")
+    assert server.push(1, read_version=3).answer == m.Done(5), "nothing was made since that it could have missed"
+    assert server.push(0, read_version=4).answer == m.Done(6)
+    assert server.push(1, read_version=4).answer == m.Done(6, "stale"), "two rounds were"
+
+
 def test_read_that_the_old_policy_holds_back_goes_on(make_server: type[Server]) -> None:
     server = make_server(2, "ssp:0")
     server.init()
