@@ -121,13 +121,12 @@ class OpenRounds(Record, eq=False):
         """
         if token.rank == rank or not self._waits_for(token, roster):
             return False
-        before = self.decisions.step_before(token)
-        if not before and self.decisions.resumed:
-            # What had come to the server that was here before comes again.
-            return self.clocks.get(token.rank, 0) > 0
-        if not before:
-            return self.decisions.counts.get(token.rank, 0) <= 1
-        return self.clocks.get(token.rank, 0) >= before
+        before, here = self.decisions.step_before(token), self.clocks.get(token.rank, 0)
+        if before:
+            return here >= before
+        # What had come to the server that was here before comes again.
+        is_known = self.decisions.resumed > 0 and here > 0
+        return is_known or self.decisions.counts.get(token.rank, 0) <= 1
 
     def add(self, number: Round, contribution: Contribution) -> Update:
         """Enter a contribution to a closed round, or to the next one if that is made already."""

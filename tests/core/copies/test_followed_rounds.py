@@ -242,11 +242,27 @@ def test_reader_waits_for_what_may_have_come_to_the_server_before(make_world: Ca
     world.settle()
     roster = world.primary.machine._answers.roster
     decisions = Decisions(("k_async:1", ()), None, 2, {1: [Token(1, 1)], 2: [Token(1, 2)]})
-    decisions.resumed = 2
+    decisions.resumed, decisions.counts[1] = 2, 2
     rounds = OpenRounds(decisions, 2)
     assert rounds.stage(0, roster, applying=False) == 2, "the other worker has never pushed this key"
     rounds.clocks[1] = 1
     assert rounds.stage(0, roster, applying=False) == 1
+
+
+def test_reader_waits_for_first_steps_of_which_the_server_before_may_have_had_all(
+    make_world: Callable[..., World],
+) -> None:
+    """Nothing is known yet of the keys that their workers push, as before any server was lost."""
+    world = make_world(0)
+    world.settle()
+    roster = world.primary.machine._roster
+    decisions = Decisions(("ringmaster:3", ()), None)
+    decisions.close(1, [Token(1, 1)])
+    decisions.resumed = 1
+    rounds = OpenRounds(decisions, 1)
+    assert rounds.stage(0, roster, applying=False) == 0
+    rounds.clocks[1] = 1
+    assert rounds.stage(0, roster, applying=False) == 1, "it has come"
 
 
 @pytest.mark.parametrize("index", [0, 1])
