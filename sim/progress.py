@@ -45,8 +45,8 @@ FAIR_ENDS = (MembershipError, CallTimeoutError, ClosedError)
 RECONNECTION = 0.5
 """Seconds in which a connection that has ended is there again, where nothing else goes wrong."""
 
-UNWAITING = ("asp", "ringmaster")
-"""Policies under which nobody ever waits for another worker."""
+HOLD_UP = (Bursts, Link, Pause, Slow)
+"""Faults that may keep a worker busy without anybody taking it for lost."""
 
 
 def lost_time(scenario: Scenario) -> float:
@@ -145,10 +145,12 @@ def _bystanders(run: Run) -> list[str]:
     scenario = run.scenario
     if run.changes or scenario.job.save_every:
         return []
-    waits_for_nobody = run.policy.split(":")[0] in UNWAITING and not scenario.job.barrier_every
-    if scenario.job.overlap and scenario.cluster.min_workers > 1 and get_policy(run.policy).decides:
-        # A step is several calls. Where one of them is in a round, so are the others, which wait for who is away.
-        waits_for_nobody = False
+    policy = get_policy(run.policy)
+    waits_for_nobody = (policy.per_step or policy.name == "asp") and not scenario.job.barrier_every
+    if scenario.job.overlap and policy.decides:
+        # A step is several calls. Where one of them is in a round, so are the others, and wait for who is away or slow.
+        is_held_up = scenario.cluster.min_workers > 1 or any(isinstance(one, HOLD_UP) for one in scenario.fault)
+        waits_for_nobody = waits_for_nobody and not is_held_up
     if not waits_for_nobody and not _goes_on(run):
         return []
     if not all(worker.steps for worker in run.workers):

@@ -381,4 +381,5 @@ def counts_together(run: Run) -> bool:
     nodes |= {name for fault in lasting if isinstance(fault, Link) for name in scenario.select(fault.to)}
     # Of a step that is pushed in several calls each counts by itself.
     is_one_call = not scenario.job.overlap
-    return scenario.cluster.on_worker_loss == "shrink" and is_one_call and nodes <= set(scenario.workers)
+    is_whole = scenario.cluster.on_worker_loss == "shrink" or all(get_policy(one).per_step for one in run.policies)
+    return is_whole and is_one_call and nodes <= set(scenario.workers)

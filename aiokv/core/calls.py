@@ -232,7 +232,7 @@ class Calls:
         return self._send(call, parts)
 
     def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
-        if self.whole:
+        if self.whole or self._directory.keys.binds:
             self._bind_together(parts)
         ask = self.requests.ask
         effects: list[Effect] = [

@@ -121,6 +121,11 @@ class Decisions(Record, eq=False):
     resumed: Round = 0
     leaving: dict[tuple[Key, ...], dict[Rank, None]] = field(default_factory=dict)
 
+    @property
+    def per_step(self) -> bool:
+        """Whether nobody waits for others under the policy of the group."""
+        return get_policy(self.group[0]).per_step
+
     def come(self, token: Token) -> Iterable[Chunk]:
         """Take note that something of a step has come; return the chunks that no longer wait for earlier ones."""
         if token.clock <= self.seen.get(token.rank, 0):

@@ -34,6 +34,8 @@ class KnownKeys:
         self.by_key: dict[Key, Known] = {}
         self.has_steps = False
         """Whether rounds of a key are decided for all keys at once."""
+        self.binds = False
+        """Whether the pushes of a call count together in any case, because of the policy of a key."""
         self._kind: type | None = None
         self._asking: dict[Key, None] = {}
         """Keys for which another policy was asked, and it is not known whether the servers have it."""
@@ -186,6 +188,7 @@ class KnownKeys:
         policy, known.round = get_policy(self.policy_of(known.options)), 0
         known.lane = (str(policy), tuple(known.options.group)) if policy.decides else None
         self.has_steps = self.has_steps or policy.decides
+        self.binds = self.binds or policy.per_step
 
 
 def _is_of(rank: Rank, known: Known) -> bool:

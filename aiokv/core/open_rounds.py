@@ -145,7 +145,10 @@ class OpenRounds(Record, eq=False):
         rank, clock = token
         if self.clocks.get(rank, 0) >= clock or self.decisions.seen.get(rank, 0) > clock:
             return False
-        return rank not in self.left and roster.is_member(rank)
+        if rank in self.left or not roster.is_member(rank):
+            return False
+        # Where nobody waits for others, what a lost worker has pushed is on all servers, or counts nowhere.
+        return rank not in roster.lost or not self.decisions.per_step
 
     def missing(self, roster: Roster) -> list[Rank]:
         """Return the ranks whose steps of the first round may still come here, ascending."""

@@ -59,6 +59,11 @@ class Policy(abc.ABC):
         """Whether chunks need nothing but their versions for it, so that small keys can be one chunk together."""
         return isinstance(self, ChunkPolicy) and self.gate() is None
 
+    @property
+    def per_step(self) -> bool:
+        """Whether each step of a worker makes a round of its own, or is dropped, so that nobody waits for others."""
+        return False
+
     def gate(self) -> Gate | None:
         """Return what decides which reads of one chunk wait; None: none does."""
         return None

@@ -88,6 +88,11 @@ class KSync(RoundPolicy):
     def __post_init__(self) -> None:
         at_least(self, "k", 1)
 
+    @property
+    def per_step(self) -> bool:
+        """Whether one is enough."""
+        return self.k == 1
+
     def decider(self) -> Decider:
         """Return what decides the rounds."""
         return FirstK(lambda members, _: min(self.k, len(members)), distinct=True, fresh=True)
@@ -130,6 +135,11 @@ class KBatchSync(RoundPolicy):
     def __post_init__(self) -> None:
         at_least(self, "k", 1)
 
+    @property
+    def per_step(self) -> bool:
+        """Whether one is enough."""
+        return self.k == 1
+
     def decider(self) -> Decider:
         """Return what decides the rounds."""
         return FirstK(lambda _, __: self.k, distinct=False, fresh=True)
@@ -148,6 +158,11 @@ class KAsync(RoundPolicy):
 
     def __post_init__(self) -> None:
         at_least(self, "k", 1)
+
+    @property
+    def per_step(self) -> bool:
+        """Whether one is enough."""
+        return self.k == 1
 
     def decider(self) -> Decider:
         """Return what decides the rounds."""
@@ -170,6 +185,11 @@ class KBatchAsync(RoundPolicy):
 
     def __post_init__(self) -> None:
         at_least(self, "k", 1)
+
+    @property
+    def per_step(self) -> bool:
+        """Whether one is enough."""
+        return self.k == 1
 
     def decider(self) -> Decider:
         """Return what decides the rounds."""

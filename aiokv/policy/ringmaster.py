@@ -52,6 +52,11 @@ class Ringmaster(RoundPolicy):
     def __post_init__(self) -> None:
         at_least(self, "r", 1)
 
+    @property
+    def per_step(self) -> bool:
+        """It is always so."""
+        return True
+
     def decider(self) -> Decider:
         """Return what decides the rounds."""
         return Recent(self.r)

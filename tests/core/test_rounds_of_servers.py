@@ -253,6 +253,20 @@ def test_lost_worker_is_left_to_the_first_server() -> None:
     assert pull.pending
 
 
+@pytest.mark.parametrize(("policy", "goes_on"), [("ringmaster:9", True), ("k_async:1", True), ("round_robin", False)])
+def test_what_a_lost_worker_has_not_brought_is_waited_for_only_where_workers_wait_for_others(
+    policy: str, goes_on: bool
+) -> None:
+    """Its step has come with one key, and it can bring the other one no longer."""
+    server = linked(policy, keys="wx")
+    answer(server, m.Verdict(1, "", ((1, ((0, 1),)),)))
+    pushed = server.push(1, key="x")
+    answer(server, m.Verdict(2, "", ((2, ((1, 1),)),)))
+    assert pushed.pending, "rank 0 may bring it yet"
+    server.lose(0)
+    assert isinstance(pushed.answer, m.Done if goes_on else WorkerLostError)
+
+
 def test_key_that_is_deleted_before_its_step_is_decided() -> None:
     server = linked()
     server.ask(0, m.Delete(("w",), 5.0))

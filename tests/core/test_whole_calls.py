@@ -611,16 +611,19 @@ def test_a_worker_can_not_ask() -> None:
 # --- the worker ---
 
 
-def test_a_worker_binds_the_pushes_of_a_call_together(make_worker: Any) -> None:
-    worker = make_worker(join=False)
+@pytest.mark.parametrize(("policy", "mode"), [("bsp", "shrink"), ("ringmaster:1", "fail"), ("ringmaster:1", "respawn")])
+def test_a_worker_binds_the_pushes_of_a_call_together(make_worker: Any, policy: str, mode: str) -> None:
+    """Where others go on without it when it is lost."""
+    worker = make_worker(join=False, policy=policy)
     worker.call(st.Join, timeout=10.0)
     worker.handle(st.Connected(SCHEDULER))
     view = worker.view()
-    view.on_worker_loss = "shrink"
+    view.on_worker_loss = mode
     worker.handle(st.Received(SCHEDULER, 0, view))
     for index in range(2):
         (attach,) = [one for one in worker.handle(st.Connected(index)) if isinstance(one, ef.Send)]
         worker.answer(attach)
+    worker.finish(worker.transfer("init", "a", "b", "c", shape=(20_000,)))
     sends = [worker.transfer("push", "a", "b", "c", shape=(20_000,)).sends for _ in range(2)]
     wholes = [{send.peer: send.message.whole for send in call} for call in sends]
     counts = [sum(send.peer == server for send in sends[0]) for server in (0, 1)]

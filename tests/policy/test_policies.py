@@ -107,6 +107,16 @@ def test_policy_has_to_answer_all_questions() -> None:
         Half()  # type: ignore[abstract]
 
 
+@pytest.mark.parametrize("text", ["ringmaster:3", "k_sync:1", "k_async:1", "k_batch_sync:1", "k_batch_async:1"])
+def test_nobody_waits_for_others_where_each_step_makes_a_round(text: str) -> None:
+    assert get_policy(text).per_step
+
+
+@pytest.mark.parametrize("text", ["k_sync:2", "k_async:2", "backup:1", "quorum:1:0.5", "round_robin", "bsp", "asp"])
+def test_steps_make_rounds_together_or_each_chunk_its_own(text: str) -> None:
+    assert not get_policy(text).per_step
+
+
 @pytest.mark.parametrize("text", ["bsp", "asp", "sum", "sync_switch:0.5:10"])
 def test_small_keys_are_bundled_only_where_chunks_need_nothing_else(text: str) -> None:
     assert get_policy(text).is_plain

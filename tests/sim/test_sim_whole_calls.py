@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from sim.checks import find_violations
 from sim.cluster import simulate
 from sim.compute import Constant, Erlang, Normal, ShiftedExponential
 from sim.faults import Crash, Hang
@@ -119,3 +122,22 @@ def test_key_without_a_round_that_a_lost_worker_alone_has_brought_is_not_behind_
         fault=(Hang(node="worker-0", at=1.368),),
     )
     assert lacking_progress(simulate(scenario, "adasync:1", 107104)) == []
+
+
+def test_where_nobody_waits_for_others_they_go_on_whatever_a_lost_worker_was_sending(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    """Its last call is in all keys or in none, although nobody takes it out (`on_worker_loss = "fail"`)."""
+    for tenths in range(21, 31, 3):
+        scenario = make_scenario(
+            3,
+            3,
+            Constant(mean=0.5),
+            cluster=structs.replace(cluster(3, 2), on_worker_loss="fail"),
+            tensor=tuple(TensorSection(key=f"key-{number}", shape=(40,)) for number in range(3)),
+            network=NetworkSection(bandwidth=2000.0),
+            fault=(Crash(node="worker-2", at=tenths / 10),),
+        )
+        run = simulate(scenario, "ringmaster:9", 1)
+        assert lacking_progress(run) == []
+        assert find_violations(run) == []
