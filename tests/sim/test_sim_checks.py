@@ -169,6 +169,22 @@ def test_workers_that_are_told_of_other_members_of_a_step(bsp: Run) -> None:
     assert checks.found == [f"{first.name} was told that ranks {ranks[:-1]} make step 1, {told}"]
 
 
+def test_who_joins_where_there_are_too_few_may_make_a_step_instead_of_who_is_gone(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    for least, found in ((2, False), (1, True)):
+        cluster = ClusterSection(workers=4, on_worker_loss="shrink", min_workers=least)
+        run = simulate(make_scenario(4, 3, cluster=cluster), "asp", 1)
+        first, second, lost, comer = run.workers
+        comer.steps.pop()
+        lost.struck = True
+        run.since[comer.name] = [1]
+        checks = Checks(run, strict=False)
+        checks.on_members(first, 1, [0, 1, 2], 0.0)
+        checks.on_members(second, 1, [0, 1, 3], 0.0)
+        assert bool(checks.found) == found
+
+
 def test_what_a_worker_was_told_of_a_step_that_it_did_not_live_to_make_binds_nobody(
     make_scenario: Callable[..., Scenario],
 ) -> None:
