@@ -340,12 +340,19 @@ class Copying:
         """Tell the scheduler when the standby has all that was there when answers began to wait for it."""
         if not self._filled or self._acks.acked < self._filled or self.link.entry is None:
             return []
-        view = self._joiner.view
-        if view is not None and view.on_worker_loss == "shrink" and not self._draining.is_over(self._catalog.chunks):
+        if not self._draining.is_over(self._bound):
             return []
         self._told = True
         text = f"{self._joiner.name}: {self.link.entry.name} has a copy of all parameters of server {self.link.index}"
         return [Log("info", text), Send(SCHEDULER, 0, m.StandbyReady(self.link.index, self.link.entry.name))]
+
+    @property
+    def _bound(self) -> dict[tuple[Key, int], Chunk]:
+        """The chunks to which pushes of lost workers count, which nobody sends again."""
+        view, chunks = self._joiner.view, self._catalog.chunks
+        if view is not None and view.on_worker_loss == "shrink":
+            return chunks
+        return {place: chunk for place, chunk in chunks.items() if chunk.policy.per_step}
 
     def _refuse(self, reason: str) -> list[Effect]:
         """Tell the scheduler that there can't be a copy; what waits does so until it says that there is none."""

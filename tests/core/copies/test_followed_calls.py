@@ -188,6 +188,22 @@ def test_standby_is_no_successor_before_all_that_counts_is_in_values(world: Worl
     assert world.state == "ready"
 
 
+@pytest.mark.parametrize(("policy", "state"), [("ringmaster:9", "filling"), ("bsp", "ready")])
+def test_in_other_modes_it_waits_for_what_counts_where_nobody_waits_for_others(
+    make_world: Callable[..., World], policy: str, state: str
+) -> None:
+    """Elsewhere a lost worker's push makes no value any longer, and the others send theirs again."""
+    world = make_world(0)
+    world.run(does(lambda worker: [worker.init(key, ZEROS, policy) for key in "wv"]))
+    world.run(nothing, does(lambda worker: [whole(worker, 1, key="w")] if policy != "bsp" else []))
+    world.begin(does(lambda worker: [whole(worker, 1, key="v")]), nothing)
+    world.settle()
+    assert world.standby is not None
+    world.crash(world.standby)
+    world.settle()
+    assert world.state == state, "the other worker may yet bring its part of the round before"
+
+
 def test_rows_and_bundles_are_copied_too(make_world: Callable[..., World]) -> None:
     world = make_world(0, on_worker_loss="shrink")
     numbers: list[int] = []
