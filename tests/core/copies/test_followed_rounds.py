@@ -255,7 +255,7 @@ def test_reader_waits_for_first_steps_of_which_the_server_before_may_have_had_al
     """Nothing is known yet of the keys that their workers push, as before any server was lost."""
     world = make_world(0)
     world.settle()
-    roster = world.primary.machine._roster
+    roster = world.primary.machine._answers.roster
     decisions = Decisions(("ringmaster:3", ()), None)
     decisions.close(1, [Token(1, 1)])
     decisions.resumed = 1
