@@ -9,10 +9,7 @@ from aiokv.core.effects import LetGo
 
 if TYPE_CHECKING:
     from aiokv.core.effects import Effect
-    from aiokv.types import Key
-
-Subject = tuple["Key", int]
-"""What a message is about: a chunk, by key and first element, or something else that is sent as a whole."""
+    from aiokv.core.subjects import Subject
 
 
 class Acknowledgements:
@@ -41,6 +38,13 @@ class Acknowledgements:
         self.copies += whole
         self._sent.append((self.last, subject, whole))
         return self.last
+
+    def handed_on(self, number: int, subject: Subject, *, whole: bool) -> int:
+        """Take note of a message that somebody else has given a number, and return that."""
+        self.last = number
+        self.copies += whole
+        self._sent.append((number, subject, whole))
+        return number
 
     def acknowledged(self, number: int) -> list[Effect]:
         """Take note of what the standby has, and let the answers go that have waited for it."""

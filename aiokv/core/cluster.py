@@ -89,7 +89,7 @@ class Cluster:
         return m.View(
             self.epoch,
             tuple(m.WorkerEntry(w.number, w.name, w.incarnation, w.state, w.reason, w.since, w.until) for w in workers),
-            tuple(self.standbys.entry(server) for server in servers),
+            tuple(self.standbys.chains.entry(server) for server in servers),
             plan.heartbeat,
             plan.chunk_bytes,
             plan.split_bytes,

@@ -182,7 +182,11 @@ class Coordinator:
             return twin.watch(effects + self._views.copied(twin.calls.there, now) if twin.calls.there else effects)
         effects = twin.watch(effects, now)
         taken = self._replication.take_over(now)
-        return effects + self._views.settled(taken, now) + self._connections.let_in(now) if taken else effects
+        if not taken:
+            return effects
+        effects += self._views.settled(taken, now) + self._connections.let_in(now)
+        now_twin = self._replication.twin
+        return now_twin.watch(effects) if isinstance(now_twin, Copying) else effects
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:

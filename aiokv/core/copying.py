@@ -38,21 +38,24 @@ from aiokv.core.effects import (
 )
 from aiokv.core.followed_calls import pushes_of, settled
 from aiokv.core.followed_rounds import all_decided, decided
+from aiokv.core.refilling import Refilling
 from aiokv.core.standby_link import ATTACH_REQUEST, StandbyLink
+from aiokv.core.subjects import CALLS, DECISIONS, GONE, SETTINGS, TOTALS
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from aiokv.core.acknowledgements import Subject
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
     from aiokv.core.compression import Codecs
     from aiokv.core.decisions import Deciding, Decisions
+    from aiokv.core.forwarding import Forwarding
     from aiokv.core.joiner import Joiner
     from aiokv.core.norms import Norms, Total
     from aiokv.core.open_rounds import Dropped
     from aiokv.core.resuming import Resuming
     from aiokv.core.rules import Rules
+    from aiokv.core.subjects import Subject
     from aiokv.core.whole_calls import CallName, WholeCall, WholeCalls
     from aiokv.policy import Token
     from aiokv.types import Key, Peer
@@ -62,21 +65,6 @@ MOST_COPIES = 8
 
 LOOKED_AT = 64
 """How many chunks that are to be sent are looked at each time; some may be in the middle of an update."""
-
-GONE = -2
-"""In the place of a first element of what is copied: the key is no more."""
-
-TOTALS = -4
-"""The same: totals of the key, which this server has added up for others too."""
-
-SETTINGS: Subject = ("", -3)
-"""All that is not in chunks, besides the following."""
-
-DECISIONS: Subject = ("", -5)
-"""What was decided about workers' steps."""
-
-CALLS: Subject = ("", -6)
-"""Pushes of calls that count as a whole, and what was decided about these."""
 
 News = m.CopyDecisions | m.CopyDropped | m.CopySettled | m.CopyPush
 
@@ -130,6 +118,8 @@ class Copying:
         """Whether answers wait for the standby."""
         self._dirty: dict[Subject, None] = {}
         """What the standby does not have as it is, and gets as a whole."""
+        self._again = Refilling()
+        """The same of what the standby has, and its own one does not."""
         self._acks = Acknowledgements()
         self.link = StandbyLink(joiner)
         """The connection to it."""
@@ -148,7 +138,7 @@ class Copying:
         """Take over what a newer view says of the standby."""
         is_first, new = self.link.entry is None, entry.standby
         effects: list[Effect] = []
-        if self.link.viewed(entry):
+        if self.link.viewed(entry.index, new):
             effects = self._begin_anew(alone=self._alone if is_first else True)
         if new is None:
             return effects
@@ -157,7 +147,18 @@ class Copying:
         elif self._told:
             # The scheduler may have been started again before it heard that.
             effects.append(Send(SCHEDULER, 0, m.StandbyReady(self.link.index, new.name)))
+        if self._again.told and new.standby is not None and new.standby.name == self._again.name:
+            effects += self._tell_refilled() if new.standby.state != "ready" else []
         return effects + self.link.look_for(now)
+
+    def take_up(self, forwarding: Forwarding, entry: m.ServerEntry) -> list[Effect]:
+        """Go on with the standby to which this node has handed on what came to it while it was a standby itself."""
+        self.link, self._acks = forwarding.link, forwarding.acks
+        standby = entry.standby
+        if forwarding.is_up and standby is not None and standby.state == "ready":
+            self._dirty = dict.fromkeys((SETTINGS, DECISIONS, CALLS))
+            return []
+        return self._begin_anew(alone=True)
 
     def _begin_anew(self, *, alone: bool) -> list[Effect]:
         """Go on with a standby that has nothing yet, or without one."""
@@ -165,7 +166,7 @@ class Copying:
         self._acks.begin_anew()
         totals = [(key, TOTALS) for key in self._norms.totalled]
         self._dirty = {SETTINGS: None, DECISIONS: None, CALLS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
-        self._new_totals, self._news = [], []
+        self._new_totals, self._news, self._again = [], [], Refilling()
         self._filled, self._told, self._refused, self.waits = 0, False, False, not alone
         if not alone:
             return effects
@@ -240,10 +241,12 @@ class Copying:
         if known != self._known:
             self._known = known
             self._dirty[SETTINGS] = None
-        if self._dirty and self.link.is_up and not self._resuming.is_busy:
+        if (self._dirty or self._again.left) and self.link.is_up and not self._resuming.is_busy:
             wanted += self._send_dirty()
         if not self._told:
             wanted += self._tell_ready()
+        if not self._again.told and self._is_there(self._again.filled, self._again.draining):
+            wanted += self._tell_refilled()
         if answers and self.waits and self._acks.must_wait(unsent=bool(self._dirty)):
             self._acks.hold(answers, unsent=bool(self._dirty))
             return [Hold(effect) if _is_answer(effect) else effect for effect in wanted]  # type: ignore[arg-type]
@@ -284,7 +287,6 @@ class Copying:
         for subject in list(islice(self._dirty, LOOKED_AT)):
             if self._acks.copies >= MOST_COPIES:
                 break
-            key, start = subject
             chunk = self._catalog.chunks.get(subject)
             if chunk is not None and is_changing(chunk):
                 continue
@@ -292,22 +294,46 @@ class Copying:
                 effects += self._refuse(f"policy {chunk.policy} answers pushes before they are in a value")
                 continue
             del self._dirty[subject]
-            if subject == SETTINGS:
-                effects.append(self._settings())
-            elif start == GONE:
-                number = self._acks.next(subject)
-                effects.append(Send(self.link.peer, number, m.ForgetKey(number, key)))
-            elif start == TOTALS:
-                effects.append(self._totals(key, self._norms.remembered(key)))
-            elif chunk is not None:
-                number = self._acks.next(subject, whole=True)
-                effects.append(Send(self.link.peer, number, *copy_of(chunk, self._catalog, number)))
+            effects += self._send_whole(subject)
+        if self._again.left:
+            effects += self._send_again()
         if not self._dirty:
             self._acks.all_sent()
             if not self._filled:
                 self._filled, self.waits = self._acks.last, True
                 self._draining = Draining(self._whole.asked_about)
+            if not self._again.left:
+                self._again.sent(self._acks.last, self._whole.asked_about)
         return effects
+
+    def _send_again(self) -> list[Effect]:
+        """Send, as far as it can be and may be, what the standby has and its own one does not."""
+        effects: list[Effect] = []
+        for subject in list(islice(self._again.left, LOOKED_AT)):
+            if self._acks.copies >= MOST_COPIES:
+                break
+            chunk = self._catalog.chunks.get(subject)
+            if chunk is None or not is_changing(chunk):
+                del self._again.left[subject]
+                # What is to be sent anyway goes to both.
+                effects += [] if subject in self._dirty else self._send_whole(subject)
+        return effects
+
+    def _send_whole(self, subject: Subject) -> list[Effect]:
+        """Send all of something, if it is still there."""
+        key, start = subject
+        chunk = self._catalog.chunks.get(subject)
+        if subject == SETTINGS:
+            return [self._settings()]
+        if start == GONE:
+            number = self._acks.next(subject)
+            return [Send(self.link.peer, number, m.ForgetKey(number, key))]
+        if start == TOTALS:
+            return [self._totals(key, self._norms.remembered(key))]
+        if chunk is None:
+            return []
+        number = self._acks.next(subject, whole=True)
+        return [Send(self.link.peer, number, *copy_of(chunk, self._catalog, number))]
 
     def _send_decided(self) -> list[Effect]:
         """Send all that is decided if it is to be sent as a whole: before chunks that may be made of it."""
@@ -336,15 +362,26 @@ class Copying:
         head = (number, self._rules.saved(), self._codecs.saved(), catalog.numbered())
         return Send(self.link.peer, number, m.CopySettings(*head, catalog.next_bundle))
 
+    def _is_there(self, filled: int, draining: Draining) -> bool:
+        """Tell whether all of a filling has arrived, and nothing counts that came before it."""
+        return 0 < filled <= self._acks.acked and draining.is_over(self._bound)
+
     def _tell_ready(self) -> list[Effect]:
         """Tell the scheduler when the standby has all that was there when answers began to wait for it."""
-        if not self._filled or self._acks.acked < self._filled or self.link.entry is None:
-            return []
-        if not self._draining.is_over(self._bound):
+        if self.link.entry is None or not self._is_there(self._filled, self._draining):
             return []
         self._told = True
-        text = f"{self._joiner.name}: {self.link.entry.name} has a copy of all parameters of server {self.link.index}"
-        return [Log("info", text), Send(SCHEDULER, 0, m.StandbyReady(self.link.index, self.link.entry.name))]
+        return self._say_ready(self.link.entry.name)
+
+    def _tell_refilled(self) -> list[Effect]:
+        """Tell the scheduler that the standby's own one has the same."""
+        self._again.told = True
+        return self._say_ready(self._again.name)
+
+    def _say_ready(self, name: str) -> list[Effect]:
+        index = self.link.index
+        text = f"{self._joiner.name}: {name} has a copy of all parameters of server {index}"
+        return [Log("info", text), Send(SCHEDULER, 0, m.StandbyReady(index, name))]
 
     @property
     def _bound(self) -> dict[tuple[Key, int], Chunk]:
@@ -373,12 +410,21 @@ class Copying:
         """Take in what the standby says."""
         if peer != self.link.peer:
             return []
+        if isinstance(message, m.FillAgain):
+            self._fill_again(message.name)
+            return []
         if not isinstance(message, m.Replicated):
             reason = message.message if isinstance(message, m.Error) else f"unexpected {type(message).__name__}"
             return [Disconnect(peer, reason), *self.link.lost(peer, reason, now)]
         if request == ATTACH_REQUEST and not self.link.is_up:
             return self._attached(message.number)
         return self._acknowledged(message.number)
+
+    def _fill_again(self, name: str) -> None:
+        """Begin to send all that there is once more: the standby hands it on to one of its own."""
+        self._dirty.update(dict.fromkeys((SETTINGS, DECISIONS, CALLS)))
+        totals = [(key, TOTALS) for key in self._norms.totalled]
+        self._again = Refilling(name, [*totals, *self._catalog.chunks])
 
     def _attached(self, number: int) -> list[Effect]:
         """Go on over a new link, behind what the standby has."""
@@ -389,6 +435,7 @@ class Copying:
         self.calls.send_again()
         if self._filled > number:
             self._filled = 0
+        self._again.attached(number)
         return effects
 
     def _acknowledged(self, number: int) -> list[Effect]:

@@ -160,7 +160,8 @@ class Membership:
         return self._keeper.wrote(member.number, message, now) + self._cluster.end_if_over(now)
 
     def _told_of_standby(self, server: Member, message: m.StandbyReady | m.DropStandby, now: float) -> list[Effect]:
-        if server.name not in self._members.servers:
+        is_ready = isinstance(message, m.StandbyReady)
+        if server.name not in self._members.servers and (is_ready or not self._standbys.is_standby(server)):
             raise MembershipError("only a server that serves has a standby")
         if isinstance(message, m.StandbyReady):
             return self._cluster.publish(now) if self._standbys.ready(server, message) else []

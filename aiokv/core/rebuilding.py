@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiokv.core.chains import standbys_of
 from aiokv.core.deadlines import earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Send
 from aiokv.core.members import Member
@@ -73,7 +74,7 @@ class Rebuilding(Record, eq=False):
             return False
         here = [entry.name for entry in self.view.workers if entry.state in {"alive", "finished"}]
         here += [entry.name for entry in self.view.servers if entry.state == "alive"]
-        standbys = [entry.standby for entry in self.view.servers if entry.standby is not None]
+        standbys = [standby for entry in self.view.servers for standby in standbys_of(entry)]
         here += [standby.name for standby in standbys if standby.state != "expected"]
         return all(name in self.back for name in here)
 
@@ -216,10 +217,10 @@ class Rebuild:
             head = (-1, 0, Role.SERVER, server.name, server.incarnation, server.host, server.port, now)
             self._restore_member(rebuilding, Member(*head, server.state, server.reason, server.index), now)
             self._cluster.standbys.restore(server, now)
-            standby = server.standby
-            if standby is not None and standby.state != "expected":
-                head = (-1, 0, Role.SERVER, standby.name, standby.incarnation, standby.host, standby.port, now)
-                self._restore_member(rebuilding, Member(*head), now)
+            for standby in standbys_of(server):
+                if standby.state != "expected":
+                    head = (-1, 0, Role.SERVER, standby.name, standby.incarnation, standby.host, standby.port, now)
+                    self._restore_member(rebuilding, Member(*head), now)
         self._cluster.epoch = view.epoch
         self._cluster.keeper.restarted()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiokv.core.chains import standbys_of
 from aiokv.core.copying import Copying
 from aiokv.core.effects import Disconnect, Effect, Log
 from aiokv.core.standby import Standby
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
     from aiokv.core.cluster_checkpoints import Checkpoints
     from aiokv.core.decisions import Deciding
+    from aiokv.core.forwarding import Forwarding
     from aiokv.core.joiner import Joiner
     from aiokv.core.resuming import Resuming
     from aiokv.core.rounds import Rounds
     from aiokv.core.rules import Rules
+    from aiokv.core.standby_link import StandbyLink
     from aiokv.core.whole_calls import WholeCall, WholeCalls
     from aiokv.types import Peer
     from aiokv.wire import messages as m
@@ -111,9 +114,7 @@ class Replication:
             if self.serves:
                 self.twin, self.serves = None, False
                 return self._stop("another node serves its part of the keys by now"), []
-            if self.twin is None and any(_holds(each, self._joiner.name) for each in view.servers):
-                self.twin = self._make_standby()
-            return [], []
+            return self._hold_copy(view, now), []
         if isinstance(self.twin, Standby):
             # It takes over when all is done that has come.
             self.twin.place = entry
@@ -123,6 +124,16 @@ class Replication:
         self._checkpoints.viewed(view, entry.index)
         effects += self._look_for_standby(entry, now)
         return effects, [] if entry.standby is not None else self._go_on_alone()
+
+    def _hold_copy(self, view: m.View, now: float) -> list[Effect]:
+        """Hold a copy of what a server has, if the view says so."""
+        mine = _copy_in(view, self._joiner.name)
+        if mine is None:
+            return []
+        if self.twin is None:
+            self.twin = self._make_standby()
+        assert isinstance(self.twin, Standby), "it serves nothing"
+        return self.twin.viewed(*mine, now)
 
     def _look_for_standby(self, entry: m.ServerEntry, now: float) -> list[Effect]:
         """Have a standby filled, if the view has one."""
@@ -146,27 +157,41 @@ class Replication:
 
     def linked(self, stimulus: Connected | ConnectFailed) -> list[Effect]:
         """Take in what has become of the link to the standby."""
-        if not isinstance(self.twin, Copying):
+        link = self._link
+        if link is None:
             return [Disconnect(stimulus.peer, "there is no standby")]
         if isinstance(stimulus, Connected):
-            return self.twin.link.connected(stimulus.peer)
-        return self.twin.link.connect_failed(stimulus.peer, stimulus.reason)
+            return link.connected(stimulus.peer)
+        return link.connect_failed(stimulus.peer, stimulus.reason)
+
+    @property
+    def _link(self) -> StandbyLink | None:
+        if isinstance(self.twin, Copying):
+            return self.twin.link
+        return None if self.twin is None else self.twin.forwarding.link
 
     def received(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
         """Take in what the standby says."""
-        return self.twin.received(peer, request, message, now) if isinstance(self.twin, Copying) else []
+        if isinstance(self.twin, Copying):
+            return self.twin.received(peer, request, message, now)
+        return [] if self.twin is None else self.twin.told(peer, request, message, now)
 
     def lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """Take note that the link to the standby has ended."""
-        return self.twin.link.lost(peer, reason, now) if isinstance(self.twin, Copying) else []
+        if isinstance(self.twin, Copying):
+            return self.twin.link.lost(peer, reason, now)
+        return [] if self.twin is None else self.twin.tail_lost(peer, reason, now)
 
     def deadline(self) -> float | None:
         """Return the time at which `due` wants to be called."""
-        return self.twin.link.deadline() if isinstance(self.twin, Copying) else None
+        link = self._link
+        return None if link is None else link.deadline()
 
     def due(self, now: float) -> list[Effect]:
         """Give up a standby that can't be reached."""
-        return self.twin.due(now) if isinstance(self.twin, Copying) else []
+        if isinstance(self.twin, Copying):
+            return self.twin.due(now)
+        return [] if self.twin is None else self.twin.forwarding.due(now)
 
     # --- a copy ---
 
@@ -187,10 +212,20 @@ class Replication:
             self._rounds.begin(chunk)
         text = f"{self._joiner.name} serves the part of server {entry.index} from now on"
         log = Log("warning", text, "failover", {"server": entry.index, "node": self._joiner.name})
-        effects = [log, *passed, *self._look_for_standby(entry, now)]
+        effects = [log, *passed, *self._take_up(standby.forwarding, entry), *self._look_for_standby(entry, now)]
         return effects + standby.calls.take_over(self._whole, now)
 
+    def _take_up(self, forwarding: Forwarding, entry: m.ServerEntry) -> list[Effect]:
+        """Go on with the standby that this node had while it was one itself."""
+        if forwarding.link.entry is None:
+            return []
+        if entry.standby is None:
+            return forwarding.link.close()
+        self.twin = copying = self._make_copying(self._had_none)
+        return copying.take_up(forwarding, entry)
 
-def _holds(entry: m.ServerEntry, name: str) -> bool:
-    """Tell whether a node is to have a copy of what a server has."""
-    return entry.standby is not None and entry.standby.name == name
+
+def _copy_in(view: m.View, name: str) -> tuple[int, m.StandbyEntry] | None:
+    """Return which server's copy a node is to have, and what a view says of the node; None: it is to have none."""
+    found = ((entry.index, standby) for entry in view.servers for standby in standbys_of(entry))
+    return next(((index, standby) for index, standby in found if standby.name == name), None)

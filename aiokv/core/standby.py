@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.chains import standbys_of
 from aiokv.core.chunk import NONE, Chunk, Contribution, Update
 from aiokv.core.effects import (
     Apply,
@@ -32,6 +33,7 @@ from aiokv.core.effects import (
 )
 from aiokv.core.followed_calls import FollowedCalls
 from aiokv.core.followed_rounds import FollowedRounds
+from aiokv.core.forwarding import Forwarding
 from aiokv.core.open_rounds import step_place
 from aiokv.core.rows import options_of
 from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, StaleEpochError
@@ -98,6 +100,10 @@ class Standby:
         self._norms = norms
         self._tallies = tallies
         self._stop = stop
+        self.forwarding = Forwarding(joiner)
+        """Whoever is to have all of it too."""
+        self._fills = True
+        """Whether not everything is here yet."""
         self.rounds = FollowedRounds()
         """Those that are decided for all keys at once."""
         self.calls = FollowedCalls()
@@ -130,12 +136,7 @@ class Standby:
         view = self._joiner.view
         entry = None if view is None else next((each for each in view.servers if each.index == message.index), None)
         here = (message.name, message.incarnation)
-        if (
-            entry is None
-            or (entry.name, entry.incarnation) != here
-            or entry.standby is None
-            or entry.standby.name != self._joiner.name
-        ):
+        if entry is None or _before(entry, self._joiner.name) != here:
             text = f"{message.name} (server {message.index}) is not the server whose standby {self._joiner.name} is"
             return [Refuse(peer, request, StaleEpochError(text, server=message.index))]
         effects: list[Effect] = []
@@ -145,12 +146,53 @@ class Standby:
             # A server has this standby for all of its life.
             return effects + self._give_up(f"it was filled by {self._primary[0]}, not by {message.name}")
         self._primary, self.peer = here, peer
-        return [*effects, Send(peer, request, m.Replicated(self._number))]
+        has = self.forwarding.acks.acked if self.forwarding.is_up else self._number
+        return [*effects, Send(peer, request, m.Replicated(has)), *self._ask_to_fill()]
 
     def forget_peer(self, peer: Peer) -> None:
         """Take note that a connection is over; what has come stays."""
         if peer == self.peer:
             self.peer = None
+
+    # --- its own standby ---
+
+    def viewed(self, index: int, entry: m.StandbyEntry, now: float) -> list[Effect]:
+        """Take over what a newer view says of this node."""
+        self._fills = entry.state != "ready"
+        was_up = self.forwarding.is_up
+        return self.forwarding.viewed(index, entry.standby, now) + self._changed(was_up)
+
+    def told(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+        """Take in what its own standby says."""
+        was_up, acked = self.forwarding.is_up, self.forwarding.acks.acked
+        effects = self.forwarding.received(peer, request, message, now)
+        if was_up and self.forwarding.is_up and self.forwarding.acks.acked > acked:
+            effects += self._acknowledge(self.forwarding.acks.acked)
+        return effects + self._changed(was_up)
+
+    def tail_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        """Take note that the link to its own standby has ended."""
+        was_up = self.forwarding.is_up
+        return self.forwarding.lost(peer, reason, now) + self._changed(was_up)
+
+    def _changed(self, was_up: bool) -> list[Effect]:
+        """Go on with its own standby that is there now, or without one that is gone."""
+        if was_up == self.forwarding.is_up:
+            return []
+        if was_up:
+            return self._acknowledge(self._number)
+        self.forwarding.begin(self._number)
+        return self._ask_to_fill()
+
+    def _ask_to_fill(self) -> list[Effect]:
+        """Let the server send all that there is, if that has to be handed on."""
+        entry = self.forwarding.link.entry
+        if self.peer is None or not self.forwarding.is_up or entry is None or entry.state == "ready":
+            return []
+        return [Send(self.peer, 0, m.FillAgain(entry.name))]
+
+    def _acknowledge(self, number: int) -> list[Effect]:
+        return [] if self.peer is None else [Send(self.peer, 0, m.Replicated(number))]
 
     # --- what it sends ---
 
@@ -162,7 +204,8 @@ class Standby:
             return freed(received.slot)
         self._number = message.number
         self._queue.append(received)
-        return [Send(received.peer, 0, m.Replicated(message.number)), *self._go_on(now)]
+        handed_on = self.forwarding.forward(received)
+        return [*(handed_on or self._acknowledge(message.number)), *self._go_on(now)]
 
     def watch(self, effects: list[Effect], now: float) -> list[Effect]:
         """Go on with what has come when the store has done what was before."""
@@ -218,6 +261,9 @@ class Standby:
 
     def _update(self, received: Received, message: m.Replicate) -> list[Effect]:
         chunk = self._catalog.chunks.get((message.key, message.start))
+        if chunk is None and self._fills:
+            # It was handed on; all of the chunk is still to come.
+            return freed(received.slot)
         if chunk is None or message.version != chunk.version + 1:
             has = "nothing" if chunk is None else f"version {chunk.version}"
             raise ProtocolError(f"key {message.key!r}: version {message.version} is to be made of {has}")
@@ -251,6 +297,8 @@ class Standby:
     def _drop(self, message: m.CopyDropped) -> list[Effect]:
         """Count a push that is in no update."""
         chunk = self._catalog.chunks.get((message.key, message.start))
+        if chunk is None and self._fills:
+            return []
         if chunk is None:
             raise ProtocolError(f"key {message.key!r}: a push of rank {message.rank} is dropped, but it is not here")
         self.rounds.dropped(chunk, message)
@@ -333,6 +381,7 @@ class Standby:
         chunk.pushed = dict(chunk.reflected)
         chunk.before = {each.rank: each.before for each in message.counts}
         chunk.clocks = {each.rank: each.clock for each in message.counts}
+        chunk.admitted = {each.rank: (each.count, each.joined) for each in message.counts if each.joined >= 0}
         self.rounds.copied(chunk, message)
         if chunk.gate is not None:
             members = chunk.members(self._answers.roster)
@@ -359,3 +408,13 @@ class Standby:
             + self._divide(key)
             + self._exchanges.forget(key, KeyDeletedError(f"key {key!r} was deleted", key=key))
         )
+
+
+def _before(server: m.ServerEntry, name: str) -> tuple[str, Incarnation] | None:
+    """Return whose standby a node is, as a view says; None: it is nobody's there."""
+    before = (server.name, server.incarnation)
+    for standby in standbys_of(server):
+        if standby.name == name:
+            return before
+        before = (standby.name, standby.incarnation)
+    return None

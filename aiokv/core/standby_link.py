@@ -29,7 +29,7 @@ class StandbyLink:
         self.entry: m.StandbyEntry | None = None
         """What the newest view says of the standby."""
         self.index = 0
-        """The server's own index in it."""
+        """The index of the server whose parameters it has."""
         self.peer = STANDBY
         """The connection, a new number for each: over an earlier one nothing counts any longer."""
         self.is_up = False
@@ -50,10 +50,10 @@ class StandbyLink:
         assert self._joiner.view is not None, "there is a standby in it"
         return self._joiner.view.death_timeout
 
-    def viewed(self, entry: m.ServerEntry) -> bool:
+    def viewed(self, index: int, new: m.StandbyEntry | None) -> bool:
         """Take over what a newer view says; tell whether it is another standby, or there is none."""
-        known, new = self.entry, entry.standby
-        self.entry, self.index = new, entry.index
+        known = self.entry
+        self.entry, self.index = new, index
         return known is None or new is None or not _is_same(known, new)
 
     def close(self) -> list[Effect]:

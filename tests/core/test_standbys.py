@@ -168,6 +168,16 @@ def test_one_that_can_not_be_reached_is_dropped(scheduler: Scheduler) -> None:
     assert isinstance(register(scheduler, name, 0, epoch=4).error, StaleEpochError)
 
 
+def test_one_whose_connection_has_ended_is_told_nothing_when_it_is_dropped(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=1, servers=3, replication=2, reconnect_grace=1.0)
+    scheduler.form("worker-0", *SERVERS)
+    name = fill(scheduler, 0)[0]
+    scheduler.drop(name)
+    dropped = say(scheduler, 0, m.DropStandby(0, name))
+    assert not [one for one in dropped if isinstance(one, ef.Send) and isinstance(one.message, m.Stop)]
+    assert standbys(scheduler)[0] is None
+
+
 # --- when nodes are lost ---
 
 

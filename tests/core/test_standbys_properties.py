@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
+from aiokv.core.chains import standbys_of
 from aiokv.types import Role
 from aiokv.wire import messages as m
 
@@ -71,36 +72,37 @@ class Ring(RuleBasedStateMachine):
             if notices:
                 self.scheduler.drop(node)
 
-    @rule(index=INDEX)
-    def standby_registers(self, index: int) -> None:
-        """Let a process start the standby that it was told to."""
-        standby = self.server(index).standby
+    @rule(index=INDEX, place=hs.integers(0, 1))
+    def standby_registers(self, index: int, place: int) -> None:
+        """Let a process start a standby that it was told to, or one of a standby."""
         told = [
             one.message.name
             for one in self.scheduler.effects
             if isinstance(one, ef.Send) and isinstance(one.message, m.HostStandby)
         ]
-        if standby is None or standby.process not in self.nodes or standby.name in self.nodes[standby.process]:
-            return
-        assert standby.name in told
-        self.nodes[standby.process].append(standby.name)
-        asked = self.scheduler.register(standby.name, Role.SERVER, number=-1, standby=index)
-        assert asked.answer is None or isinstance(asked.answer, Exception)
+        for standby in list(standbys_of(self.server(index)))[place : place + 1]:
+            if standby.process not in self.nodes or standby.name in self.nodes[standby.process]:
+                return
+            assert standby.name in told
+            self.nodes[standby.process].append(standby.name)
+            asked = self.scheduler.register(standby.name, Role.SERVER, number=-1, standby=index)
+            assert asked.answer is None or isinstance(asked.answer, Exception)
 
-    @rule(index=INDEX, is_ready=hs.booleans())
-    def server_says(self, index: int, is_ready: bool) -> None:
-        """Let a server say something about its standby, which may be news no more."""
+    @rule(index=INDEX, place=hs.integers(0, 1), is_ready=hs.booleans())
+    def server_says(self, index: int, place: int, is_ready: bool) -> None:
+        """Let a server say something about its standby, or that one's own, which may be news no more."""
         server = self.server(index)
         here = server.name in self.nodes.get(server.process or server.name, [])
-        if server.standby is None or not here or server.state != "alive":
+        if not here or server.state != "alive":
             return
-        if is_ready and server.standby.state == "expected":
-            return
-        kind = m.StandbyReady if is_ready else m.DropStandby
-        peer = self.scheduler.peers[server.name]
-        if is_ready:
-            self.ready.append(server.standby.name)
-        self.scheduler.handle(st.Received(peer, 0, kind(index, server.standby.name)))
+        for standby in list(standbys_of(server))[place : place + 1]:
+            if is_ready and standby.state == "expected":
+                return
+            kind = m.StandbyReady if is_ready else m.DropStandby
+            peer = self.scheduler.peers[server.name]
+            if is_ready:
+                self.ready.append(standby.name)
+            self.scheduler.handle(st.Received(peer, 0, kind(index, standby.name)))
 
     @rule(name=PROCESS)
     def leave(self, name: str) -> None:
@@ -161,7 +163,7 @@ class Ring(RuleBasedStateMachine):
 
 
 def _names(entry: m.ServerEntry) -> list[str]:
-    return [entry.name] if entry.standby is None else [entry.name, entry.standby.name]
+    return [entry.name, *(standby.name for standby in standbys_of(entry))]
 
 
 @pytest.mark.parametrize("grace", [0.0, 1.0])

@@ -20,6 +20,7 @@ from aiokv.wire.messages.copies import (
     CopySettings,
     CopySettled,
     CopyTotals,
+    FillAgain,
     ForgetKey,
     RankCount,
     Replicate,
@@ -160,6 +161,7 @@ __all__ = [
     "Enter",
     "Entered",
     "Error",
+    "FillAgain",
     "Finish",
     "ForgetKey",
     "Freed",
@@ -320,6 +322,7 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     122: CopyDropped,
     123: CopyPush,
     124: CopySettled,
+    125: FillAgain,
 }
 """Frame type number -> the class of its control message."""
 

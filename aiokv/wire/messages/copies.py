@@ -25,6 +25,9 @@ class AttachStandby(Message):
 class RankCount(Message):
     """What a chunk knows of a rank: how many of its pushes are in the value, how many were when its policy began, and
     the clock of the last one. Where pushes may be dropped, which count all the same, the last one that is `made`.
+
+    `joined` is how many are in the value of one that has joined and pushed nothing since; `count` is only the number
+    with which it begins then. -1: it has not.
     """
 
     rank: int
@@ -32,6 +35,7 @@ class RankCount(Message):
     before: int
     clock: int
     made: int = 0
+    joined: int = -1
 
 
 class Copy(Message):
@@ -175,3 +179,9 @@ class Replicated(Message):
     """All is here up to this number."""
 
     number: int
+
+
+class FillAgain(Message):
+    """From a standby: all that comes goes on to its own standby, with this name; send it all that there is, too."""
+
+    name: str

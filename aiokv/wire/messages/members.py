@@ -55,6 +55,8 @@ class StandbyEntry(Message):
 
     `state` is "expected" (it has not registered yet, so its address is not known), "filling" (the server copies what it
     has) or "ready". `process` is the name of the node whose process it is in.
+
+    While a place moves, the standby has one of its own, to which all goes on that comes to it.
     """
 
     name: str
@@ -63,6 +65,7 @@ class StandbyEntry(Message):
     host: str = ""
     port: int = 0
     state: str = "expected"
+    standby: StandbyEntry | None = None
 
 
 class ServerEntry(Message):
@@ -216,14 +219,20 @@ class HostStandby(Message):
 
 
 class StandbyReady(Message):
-    """To the scheduler: the standby with this name has all that this server has, and every answer waits for it."""
+    """To the scheduler: the standby with this name has all that this server has, and every answer waits for it.
+
+    It may be the standby's own.
+    """
 
     index: int
     name: str
 
 
 class DropStandby(Message):
-    """To the scheduler: the standby with this name can't be reached. A view without it says that it counts no more."""
+    """To the scheduler: the standby with this name can't be reached. A view without it says that it counts no more.
+
+    From the server, or from the standby if it is its own.
+    """
 
     index: int
     name: str

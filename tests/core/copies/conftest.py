@@ -218,6 +218,11 @@ class World:
         """Whether there is a process for another standby when one is lost."""
         self.standby: Node | None = None
         self.state = ""
+        self.tail: Node | None = None
+        """The standby of the standby, while the place moves."""
+        self.switches = True
+        """Whether it does so when all have everything."""
+        self.tail_state = ""
         self.primary = self.make("server-0")
         self.hire()
         self.publish()
@@ -250,15 +255,48 @@ class World:
             self.state = "filling"
             self.publish()
 
+    def move(self) -> None:
+        """Begin to let another node have the place: the standby gets one of its own."""
+        if self.standby is None or self.state != "ready" or self.tail is not None or not self.primary.alive:
+            return
+        self.tail, self.tail_state = self.make(), "expected"
+        self.publish()
+        self.later(partial(self.register_tail, self.tail))
+
+    def register_tail(self, node: Node) -> None:
+        """Let the standby's own one be known to all."""
+        if self.tail is node and node.alive and self.tail_state == "expected":
+            self.tail_state = "filling"
+            self.publish()
+        elif self.standby is node:
+            self.register(node)
+
+    def switch(self) -> None:
+        """Let the primary give its place to its standby, which has one itself."""
+        assert self.standby is not None, "it takes the place"
+        self.primary, self.standby, self.state = self.standby, self.tail, self.tail_state
+        self.tail = None
+        self.publish()
+        self.connect_workers()
+
+    def connect_workers(self) -> None:
+        """Let the workers go over to the primary."""
+        for worker in self.workers:
+            if worker.alive:
+                self.later(partial(worker.connect, self.primary))
+
     def entry(self) -> m.ServerEntry:
         """Return what the view says of the only server."""
         standby = None
         if self.standby is not None:
-            known = self.state != "expected"
-            address = (self.standby.machine._joiner.incarnation, HOST, self.standby.port) if known else (0, "", 0)
-            standby = m.StandbyEntry(self.standby.name, "p", *address, self.state)
+            standby = self._entry_of(self.standby, self.state)
+            standby.standby = None if self.tail is None else self._entry_of(self.tail, self.tail_state)
         me = self.primary
         return m.ServerEntry(0, me.name, me.machine._joiner.incarnation, HOST, me.port, "alive", "", standby, "q")
+
+    def _entry_of(self, node: Node, state: str) -> m.StandbyEntry:
+        address = (0, "", 0) if state == "expected" else (node.machine._joiner.incarnation, HOST, node.port)
+        return m.StandbyEntry(node.name, "p", *address, state)
 
     def publish(self) -> None:
         """Let the scheduler tell everybody the next view."""
@@ -273,8 +311,12 @@ class World:
         """Let the scheduler find that a node is lost."""
         if node is self.standby:
             self.standby = None
+            self.drop_tail()
             if self.replaces:
                 self.hire()
+            self.publish()
+        elif node is self.tail:
+            self.tail = None
             self.publish()
         elif node is self.primary:
             assert self.state == "ready", "nobody can take its place"
@@ -289,25 +331,37 @@ class World:
     def promote(self) -> None:
         """Let the standby take the place of the primary, and another one that of the standby."""
         assert self.standby is not None, "there is one"
-        self.primary, self.standby = self.standby, None
-        if self.replaces:
+        self.primary, self.standby, self.state = self.standby, self.tail, self.tail_state
+        self.tail = None
+        if self.standby is None and self.replaces:
             self.hire()
         self.publish()
-        for worker in self.workers:
-            if worker.alive:
-                self.later(partial(worker.connect, self.primary))
+        self.connect_workers()
 
     def told(self, node: Node, message: m.Message) -> None:
         """Take in what a node tells the scheduler."""
         match message:
-            case m.StandbyReady(0, name):
-                if node is self.primary and self.standby is not None and self.standby.name == name:
+            case m.StandbyReady(0, name) if node is self.primary:
+                if self.standby is not None and self.standby.name == name:
                     self.state = "ready"
                     self.publish()
+                elif self.tail is not None and self.tail.name == name:
+                    self.tail_state = "ready"
+                    (self.switch if self.switches else self.publish)()
             case m.DropStandby(0, name):
                 if node is self.primary and self.standby is not None and self.standby.name == name:
                     self.standby = None
+                    self.drop_tail()
                     self.publish()
+                elif node is self.standby and self.tail is not None and self.tail.name == name:
+                    self.drop_tail()
+                    self.publish()
+
+    def drop_tail(self) -> None:
+        """Let the standby's own one end, if there is one."""
+        node, self.tail = self.tail, None
+        if node is not None:
+            self.put(node, SCHEDULER, st.Received(SCHEDULER, 0, m.Stop("nobody needs it")), b"")
 
     # --- what happens ---
 

@@ -421,6 +421,17 @@ def test_only_the_primary_of_the_newest_view_fills_a_standby(make_world: Callabl
     assert isinstance(refused, ef.Refuse | ef.Hold)
 
 
+def test_nobody_fills_a_standby_that_is_in_no_view(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    node, world.standby = there(world.standby), None
+    world.publish()
+    world.settle()
+    (refused,) = node.machine.handle(attach(world, "server-0", 1), now=0.0)
+    assert isinstance(refused, ef.Refuse)
+
+
 def test_what_comes_from_elsewhere_is_no_copy(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1)
     world.run(once(init))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 STEPS = 5
 SEEDS = hs.integers(0, 2**32)
-DISASTERS = hs.lists(hs.tuples(hs.integers(1, 120), hs.sampled_from(["primary", "standby", "link"])), max_size=4)
+LOST = ["primary", "standby", "link", "move", "tail", "tail link"]
+DISASTERS = hs.lists(hs.tuples(hs.integers(1, 120), hs.sampled_from(LOST)), max_size=4)
 """How many events after the one before what is lost."""
 
 
@@ -116,6 +117,13 @@ def lose(world: World, what: str) -> None:
     if what == "link":
         for peer in [peer for peer in world.primary.links if peer < STANDBY]:
             world.cut(world.primary, peer)
+    elif what == "move":
+        world.move()
+    elif what == "tail" and world.tail is not None:
+        world.crash(world.tail)
+    elif what == "tail link" and world.standby is not None:
+        for peer in [peer for peer in world.standby.links if peer < STANDBY]:
+            world.cut(world.standby, peer)
     elif what == "standby" and world.standby is not None and world.primary.alive:
         world.crash(world.standby)
     elif what == "primary" and world.state == "ready" and world.standby is not None and world.standby.alive:
@@ -137,6 +145,21 @@ def test_one_loss_after_the_other(make_world: Callable[..., World], policy: str)
     undisturbed.run(trainer)
     world.begin(trainer)
     disturb(world, [(50, "link"), (60, "primary"), (70, "link"), (40, "standby"), (60, "primary"), (90, "link")])
+    assert trainer.results(world) == trainer.results(undisturbed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("lost", LOST)
+def test_a_place_that_moves_and_what_may_be_lost_meanwhile(
+    make_world: Callable[..., World], lost: str, seed: int
+) -> None:
+    trainer = Trainer("sgd", {"learning_rate": 0.5, "momentum": 0.9}, "bsp", alone=2, again=3)
+    undisturbed, world = make_world(0), make_world(seed)
+    undisturbed.run(trainer)
+    world.begin(trainer)
+    while world.state != "ready":
+        world.step()
+    disturb(world, [(1, "move"), (10 * seed, lost), (60, "move"), (70, "primary")])
     assert trainer.results(world) == trainer.results(undisturbed)
 
 
@@ -168,6 +191,11 @@ def disturb(world: World, disasters: list[tuple[int, str]]) -> None:
         lose(world, what)
     world.go_on()
     world.settle()
+    if world.standby is None:
+        # It was dropped, and the scheduler finds another one after a while.
+        world.hire()
+        world.publish()
+        world.settle()
     standby = world.standby
     assert standby is not None
     assert world.state == "ready"

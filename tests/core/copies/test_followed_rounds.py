@@ -10,10 +10,11 @@ import pytest
 from aiokv.core import followed_rounds
 from aiokv.core import stimuli as st
 from aiokv.core.chunk import Chunk, Contribution, Waiter
-from aiokv.core.copying import DECISIONS, Copying
+from aiokv.core.copying import Copying
 from aiokv.core.decisions import Decisions
 from aiokv.core.followed_rounds import FollowedRounds
 from aiokv.core.open_rounds import Dropped, OpenRounds
+from aiokv.core.subjects import DECISIONS
 from aiokv.policy import Token, get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m
