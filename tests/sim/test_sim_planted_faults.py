@@ -42,6 +42,17 @@ if TYPE_CHECKING:
 
 SEEDS = range(1000)
 
+SHOWN_BY = {
+    "a call counts when one server has it": 348,
+    "who is ahead may lead by one push more": 307,
+    "somebody else is taken for finished": 154,
+    "requests are counted instead of ranks": 115,
+    "who has finished is waited for": 108,
+    "a lost worker's last pushes count one by one": 93,
+    "the last of a group is not waited for": 56,
+}
+"""Seeds that are tried first, to save time: with few others these bugs show."""
+
 
 @pytest.fixture(autouse=True)
 def _no_checks_from_inside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +151,7 @@ def ignore_groups(original: Any) -> Any:
 
 
 def fold_in_the_order_of_arrival(original: Any) -> Any:
-    def fold(self: Chunk, update: Any, first_missing: Any, rate: Any) -> Any:
+    def fold(self: Chunk, update: Any, first_missing: Any, rate: Any, lamda: float = 0.0) -> Any:
         effects: list[Effect] = []
         for rank, part in update.contributions.items() if first_missing is None else ():
             update.folded.append(rank)
@@ -414,4 +425,5 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     places, expected = PLANTS[name]
     for (owner, attribute), plant in places.items():
         monkeypatch.setattr(owner, attribute, plant(getattr(owner, attribute)))
-    assert first_finding(SEEDS, expected) is not None
+    first = [SHOWN_BY[name]] if name in SHOWN_BY else []
+    assert first_finding([*first, *SEEDS], expected) is not None
