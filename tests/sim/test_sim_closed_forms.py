@@ -37,7 +37,7 @@ def staleness_by_rank(run: Run, first: int, last: int) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize(("workers", "rounds"), [(8, 2000), (16, 1000), (100, 200)])
+@pytest.mark.parametrize(("workers", "rounds"), [(8, 500), (16, 250), (100, 50)])
 def test_a_bsp_step_takes_as_long_as_the_slowest_worker(
     make_scenario: Callable[..., Scenario], workers: int, rounds: int
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_bsp_step_takes_as_long_as_the_slowest_worker(
 
 
 def test_a_shift_is_added_to_the_bsp_step_time(make_scenario: Callable[..., Scenario]) -> None:
-    rounds = 1000
+    rounds = 250
     scenario = make_scenario(16, rounds, ShiftedExponential(shift=1.0, scale=0.5))
     error = 0.5 * deviation_of_maximum(16) / math.sqrt(rounds)
     assert summarise(simulate(scenario, "bsp", 1)).step_time_s.mean == pytest.approx(2.690364, abs=3 * error)
@@ -58,13 +58,13 @@ def test_mean_asp_staleness_is_one_less_than_the_number_of_workers(
     make_scenario: Callable[..., Scenario], workers: int
 ) -> None:
     # Between two updates of a worker all others make one on average, whatever the law of the step times.
-    summary = summarise(simulate(make_scenario(workers, 1500, warmup=50), "asp", 1))
+    summary = summarise(simulate(make_scenario(workers, 500, warmup=50), "asp", 1))
     assert summary.staleness.mean == pytest.approx(workers - 1, rel=0.005)
 
 
 def test_asp_staleness_of_exponential_workers_is_geometric(make_scenario: Callable[..., Scenario]) -> None:
     workers = 16
-    run = simulate(make_scenario(workers, 1500), "asp", 1)
+    run = simulate(make_scenario(workers, 500), "asp", 1)
     last = max(update.version for update in run.updates if update.time <= min(w.ended for w in run.workers))
     values = [value for row in staleness_by_rank(run, 500, last).values() for value in row]
     error = math.sqrt(0.0625 * 0.9375 / len(values))
@@ -81,7 +81,7 @@ def test_asp_staleness_adds_up_to_the_versions_between_first_and_last_push(
 
 
 def test_a_slow_exponential_worker_governs_the_bsp_step_time(make_scenario: Callable[..., Scenario]) -> None:
-    rounds = 2000
+    rounds = 500
     run = simulate(make_scenario(8, rounds, slow={"worker-7": 4.0}), "bsp", 1)
     # E max(X, M) for X of mean 4 and M the maximum of 7 of mean 1: H_7 + B(1/4, 8).
     expected = sum(1 / i for i in range(1, 8)) + math.gamma(0.25) * math.gamma(8) / math.gamma(8.25)
@@ -90,7 +90,7 @@ def test_a_slow_exponential_worker_governs_the_bsp_step_time(make_scenario: Call
 
 
 def test_a_slow_exponential_worker_costs_asp_its_own_rate_only(make_scenario: Callable[..., Scenario]) -> None:
-    summary = summarise(simulate(make_scenario(8, 1000, slow={"worker-7": 4.0}, warmup=20), "asp", 1))
+    summary = summarise(simulate(make_scenario(8, 300, slow={"worker-7": 4.0}, warmup=20), "asp", 1))
     # A Poisson process of rate 7 + 1/4.
     error = math.sqrt(7.25 / summary.window_s)
     assert summary.updates_per_s == pytest.approx(7.25, abs=3 * error)
