@@ -19,13 +19,14 @@ import numpy as np
 
 from aiokv import files
 from aiokv.core.saved_chunks import ChunkState
+from aiokv.core.saved_rounds import RoundsState
 from aiokv.errors import AiokvError, DataError
 from aiokv.saving import SavedRule, file_head, tensor_name
 from aiokv.tensorfile import DTYPES, Array, Shapes, bytes_of, in_order, read_head
 from aiokv.wire.messages import CheckpointFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from aiokv.types import Rank
 
@@ -56,6 +57,7 @@ class PartContent(msgspec.Struct):
     clock: int
     rule: SavedRule
     chunks: list[SavedChunk]
+    rounds: list[RoundsState] = []
 
 
 class ManifestFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,7 +165,10 @@ def _make_folder(url: str, folder: str) -> None:
 
 
 def part_pieces(
-    clock: int, rule: SavedRule, chunks: Iterable[tuple[ChunkState, int, Mapping[str, Array]]]
+    clock: int,
+    rule: SavedRule,
+    chunks: Iterable[tuple[ChunkState, int, Mapping[str, Array]]],
+    rounds: Sequence[RoundsState] = (),
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a server's file, but for its checksum.
 
@@ -171,6 +176,7 @@ def part_pieces(
         clock: of the checkpoint.
         rule: the update rule.
         chunks: what is known of each part of a key, how many updates its state has seen, and its arrays by name.
+        rounds: those that the server decides.
     """
     arrays: dict[str, Array] = {}
     saved: list[SavedChunk] = []
@@ -179,7 +185,7 @@ def part_pieces(
         checksums = {name: _hex(bytes_of(array)) for name, array in own.items()}
         saved.append(SavedChunk(**msgspec.structs.asdict(state), updates=updates, arrays=checksums))
     shapes: Shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
-    yield file_head(FORMAT, PartContent(clock, rule, saved), shapes)
+    yield file_head(FORMAT, PartContent(clock, rule, saved, list(rounds)), shapes)
     for name in in_order(shapes):
         yield bytes_of(arrays[name])
 

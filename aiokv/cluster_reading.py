@@ -46,7 +46,8 @@ class Reading:
             self._chunks += [(part, chunk) for chunk in part.content.chunks]
         rules = RulesState(**msgspec.structs.asdict(parts[0].content.rule))
         states: list[ChunkState] = [chunk for _, chunk in self._chunks]
-        self.stimulus = CheckpointRead(manifest.clock, rules, states, manifest.workers)
+        rounds = [one for part in parts for one in part.content.rounds]
+        self.stimulus = CheckpointRead(manifest.clock, rules, states, manifest.workers, rounds=rounds)
         """What the state machine wants to know of it."""
 
     def arrays(self, wanted: WantedChunk) -> tuple[dict[str, Array], int]:

@@ -18,6 +18,7 @@ import msgspec
 from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.effects import DropSnapshots, Effect, Log, Send, Snapshot, WriteSnapshots
 from aiokv.core.saved_chunks import ChunkState
+from aiokv.core.saved_rounds import RoundsState, state_of
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
+    from aiokv.core.decisions import Deciding, Decisions, Group
     from aiokv.core.rules import Rules
     from aiokv.core.stimuli import PartWritten
+    from aiokv.policy import Token
     from aiokv.types import Key, TensorSpec
 
 
@@ -55,11 +58,14 @@ class Checkpoints:
     Args:
         catalog: the server's keys.
         rules: its update rule.
+        deciding: who decides rounds.
     """
 
-    def __init__(self, catalog: Catalog, rules: Rules) -> None:
+    def __init__(self, catalog: Catalog, rules: Rules, deciding: Deciding) -> None:
         self._catalog = catalog
         self._rules = rules
+        self._deciding = deciding
+        deciding.on_closing = self.closing
         self._view: m.View | None = None
         self._index = 0
         self.newest = 0
@@ -68,6 +74,8 @@ class Checkpoints:
         """Of the checkpoint that is asked for, and not written yet; 0: there is none."""
         self._holds = False
         """Whether something is held on to for it."""
+        self._rounds: dict[Group, RoundsState] = {}
+        """What was decided before the first round behind its clock, where there is such a round."""
         self.unmade: dict[Chunk, None] = {}
         """When all workers are past its clock, chunks that have something of before to make."""
         self._writing = 0
@@ -103,6 +111,19 @@ class Checkpoints:
             return self._drop(f"{chunk.label} has got an update of round {clock} after others had gone on")
         return []
 
+    def closing(self, decisions: Decisions, tokens: list[Token]) -> None:
+        """Keep what was decided before a round that is about to be closed, if it belongs to no open checkpoint."""
+        if not self._clock or decisions.group in self._rounds:
+            return
+        if any(token.clock > self._clock for token in tokens):
+            self._rounds[decisions.group] = state_of(decisions)
+
+    @property
+    def _reached(self) -> int:
+        """The clock of the newest update that is made, or that is decided here."""
+        decided = [decisions.high for decisions in self._deciding.groups if decisions.decider is not None]
+        return max([self.newest, *decided])
+
     def removing(self, chunks: Iterable[Chunk], clock: int) -> list[Effect]:
         """Hold on to a key that is about to be deleted by a worker after its push of a clock."""
         if not 0 < self._clock < clock:
@@ -134,6 +155,10 @@ class Checkpoints:
         counts = tuple(sorted(chunk.counted.items()))
         state = ChunkState(key, spec.shape, spec.dtype, start, stop, chunk.version, counts, entry.policy, entry.group)
         state.digest, state.made = entry.digest, chunk.version - chunk.since
+        if chunk.rounds is not None:
+            state.round = chunk.rounds.first - 1 - chunk.applying
+            clocks = sorted(chunk.rounds.clocks.items())
+            state.pushes = tuple((rank, chunk.pushed[rank], clock) for rank, clock in clocks)
         if entry.rows is not None:
             state.sparse, state.lazy = True, entry.rows.lazy
             state.initializer = msgspec.to_builtins(entry.rows.initializer)
@@ -160,12 +185,13 @@ class Checkpoints:
         return effects + self._answer(clock)
 
     def _answer(self, clock: int) -> list[Effect]:
-        if clock >= self.newest:
+        newest = self._reached
+        if clock >= newest:
             self._clock = clock
             for chunk in self._catalog.chunks.values():
                 # A scheduler that was started again may ask for one that was held on to before, and let go.
                 chunk.cut = 0
-        return [Send(SCHEDULER, 0, m.CheckpointClock(clock, self.newest))]
+        return [Send(SCHEDULER, 0, m.CheckpointClock(clock, newest))]
 
     def rest(self, clock: int) -> list[Effect]:
         """Hold on to all that has not changed since a clock, and write what is held.
@@ -197,7 +223,13 @@ class Checkpoints:
         self._clock, self._holds = 0, False
         self._writing, self._is_wanted = clock, True
         rules = self._rules.saved(until=clock)
-        return [*effects, WriteSnapshots(clock, place_of(self._view, clock), self._index, rules)]
+        rounds, self._rounds = self._decided(), {}
+        return [*effects, WriteSnapshots(clock, place_of(self._view, clock), self._index, rules, rounds)]
+
+    def _decided(self) -> list[RoundsState]:
+        """Return what this server had decided when all was made that is held on to."""
+        own = [decisions for decisions in self._deciding.groups if decisions.decider is not None]
+        return [self._rounds.get(decisions.group) or state_of(decisions) for decisions in own]
 
     def written(self, written: PartWritten) -> list[Effect]:
         """Tell the scheduler how the writing went, and answer if it has asked for another one meanwhile."""
@@ -213,7 +245,7 @@ class Checkpoints:
 
     def _let_go(self) -> list[Effect]:
         clock, held = self._clock, self._holds
-        self._clock, self._holds, self.unmade = 0, False, {}
+        self._clock, self._holds, self.unmade, self._rounds = 0, False, {}, {}
         return [DropSnapshots(clock)] if held else []
 
     # --- what makes one impossible ---
@@ -226,10 +258,10 @@ class Checkpoints:
 
     def _pass_over(self) -> list[Effect]:
         """Tell the scheduler, if the one that is asked for can't be made any longer; nothing is held for it."""
-        clock = self._clock
-        if not clock or clock >= self.newest:
+        clock, newest = self._clock, self._reached
+        if not clock or clock >= newest:
             return []
-        return [*self._let_go(), Send(SCHEDULER, 0, m.CheckpointClock(clock, self.newest))]
+        return [*self._let_go(), Send(SCHEDULER, 0, m.CheckpointClock(clock, newest))]
 
     def scheduler_gone(self) -> list[Effect]:
         """Drop what is open: nobody is there to complete it."""

@@ -94,13 +94,13 @@ class Coordinator:
         norms = self._norms = Norms(catalog, neighbours)
         deciding = self._deciding = Deciding(neighbours)
         answers = self._answers = Answers(deadlines, codecs, tallies)
-        checkpoints = self._checkpoints = Checkpoints(catalog, rules)
+        checkpoints = self._checkpoints = Checkpoints(catalog, rules, deciding)
         making = Making(rules, tallies, checkpoints)
         steps = self._steps = Steps(deciding, answers, making, tallies)
         rounds = self._rounds = Rounds(answers, making, steps, norms, tallies)
 
         # Who deals with what is asked.
-        resuming = self._resuming = Resuming(catalog, rules, rounds.begin)
+        resuming = self._resuming = Resuming(catalog, rules, deciding, rounds.begin)
         saving = Saving(catalog, rules, creation)
         boundaries = self._boundaries = Boundaries(catalog, checkpoints)
         control = self._control = Control(joiner, catalog, rules, codecs, saving, tallies, checkpoints, deciding)

@@ -99,6 +99,10 @@ class Decisions(Record, eq=False):
         before_end: the last one that a server was told over its connection before, by its index; it may not have come.
         unasked: steps about which the deciding server could not be asked, and what they have read.
         resumed: the last round that was closed when this server took the place of another one, which may have told it.
+        passed: the clock of each rank's last step that is decided.
+        high: the newest clock of all steps in rounds.
+        highs: what that was when each of the newest rounds was closed.
+        known: what the decider knew of ranks behind the last round; see `Decider.known`.
         leaving: by the keys that are to leave the group, the ranks that have asked for that; on the deciding server.
     """
 
@@ -119,6 +123,10 @@ class Decisions(Record, eq=False):
     before_end: dict[int | None, Round] = field(default_factory=dict)
     unasked: dict[Token, Round] = field(default_factory=dict)
     resumed: Round = 0
+    passed: dict[Rank, int] = field(default_factory=dict)
+    high: int = 0
+    highs: dict[Round, int] = field(default_factory=dict)
+    known: dict[Rank, int] = field(default_factory=dict)
     leaving: dict[tuple[Key, ...], dict[Rank, None]] = field(default_factory=dict)
 
     @property
@@ -145,16 +153,19 @@ class Decisions(Record, eq=False):
         self.unasked.pop(token, None)
         self.settled[token.rank] = self.newest
         self.counts[token.rank] = self.counts.get(token.rank, 0) + 1
+        self.passed[token.rank] = max(token.clock, self.passed.get(token.rank, 0))
         self.verdicts[token] = verdict
         if len(self.verdicts) > REMEMBERED:
             _, oldest = self.verdicts.popitem(last=False)
             if isinstance(oldest, int):
                 self.rounds.pop(oldest, None)
+                self.highs.pop(oldest, None)
 
-    def close(self, number: Round, tokens: list[Token]) -> None:
-        """Remember a round."""
+    def close(self, number: Round, tokens: Sequence[Token]) -> None:
+        """Remember a round, or more steps of it."""
         self.newest = number
-        self.rounds[number] = tokens
+        self.rounds.setdefault(number, []).extend(tokens)
+        self.high = self.highs[number] = max([self.high, *[token.clock for token in tokens]])
         for token in tokens:
             self.settle(token, number)
 
@@ -210,26 +221,30 @@ class Deciding:
         """What workers have reported last."""
         self.on_decided: Callable[[Decisions, list[Token]], None] | None = None
         """Is told of steps that are decided, or of ranks that leave, before anything is done with it."""
+        self.on_closing: Callable[[Decisions, list[Token]], None] = lambda decisions, tokens: None
+        """Is told of a round that this server is about to close."""
 
     @property
     def groups(self) -> Iterable[Decisions]:
         """What is known of all groups."""
         return self._groups.values()
 
-    def resume(self, decisions: Decisions, known: Mapping[Rank, int]) -> None:
-        """Go on in a group from what the server knew in whose place this one is.
+    def resume(self, decisions: Decisions, known: Mapping[Rank, int], *, taken_over: bool = True) -> None:
+        """Go on in a group from what the server knew in whose place this one is, or from what was saved.
 
         Args:
             decisions: what it had decided or heard; who waits for more asks again.
             known: what its decider knew of ranks besides, if it had one.
+            taken_over: others know more than that of the server.
         """
-        decisions.resumed = decisions.newest
+        decisions.resumed = decisions.newest if taken_over else 0
         self._groups[decisions.group] = decisions
         if self._neighbours.index == LEADER:
             policy = get_policy(decisions.group[0])
             assert isinstance(policy, RoundPolicy), "others decide nothing"
             decisions.decider = policy.decider()
-            decisions.decider.resume(decisions.newest, known)
+            decisions.decider.resume(decisions.newest, decisions.rounds.get(decisions.newest, ()), known)
+            decisions.known = decisions.decider.known()
 
     def of(self, group: Group) -> Decisions:
         """Return what is known about the rounds of a group of keys.
@@ -332,10 +347,11 @@ class Deciding:
         return decided
 
     def _made(self, decisions: Decisions, made: Sequence[Decision]) -> Decided:
-        decided = Decided()
+        decided, before = Decided(), decisions.newest
         tokens: list[Token] = []
         for decision in made:
             if isinstance(decision, Closed):
+                self.on_closing(decisions, decision.tokens)
                 decisions.close(decision.round, decision.tokens)
                 settled: list[tuple[Token, Verdict]] = [(token, decision.round) for token in decision.tokens]
             else:
@@ -345,6 +361,8 @@ class Deciding:
             for token, verdict in settled:
                 decided.held += decisions.release(token, verdict)
                 decided.effects += [decisions.answer(name, verdict) for name in decisions.askers.pop(token, [])]
+        if decisions.newest > before and decisions.decider is not None:
+            decisions.known = decisions.decider.known()
         if tokens:
             self._tell(decisions, tokens)
         return decided

@@ -31,7 +31,7 @@ def decided(decisions: Decisions, tokens: Iterable[Token]) -> m.CopyDecisions:
     """Return what a standby has to hear of steps that are decided, without its number."""
     verdicts = [(token, decisions.verdicts[token]) for token in tokens]
     steps = [(*token, 0, verdict) if isinstance(verdict, str) else (*token, verdict, "") for token, verdict in verdicts]
-    known = () if decisions.decider is None else tuple(decisions.decider.known().items())
+    known = tuple(decisions.known.items())
     leaving = tuple((keys, tuple(ranks)) for keys, ranks in decisions.leaving.items())
     return m.CopyDecisions(0, *decisions.group, tuple(steps), known, leaving)
 
@@ -67,9 +67,9 @@ class FollowedRounds:
             if token in decisions.verdicts:
                 continue
             if number:
-                decisions.newest = number
-                decisions.rounds.setdefault(number, []).append(token)
-            decisions.settle(token, number or reason)
+                decisions.close(number, [token])
+            else:
+                decisions.settle(token, reason)
         self._known[decisions.group] = dict(message.known)
         decisions.leaving = {keys: dict.fromkeys(ranks) for keys, ranks in message.leaving}
 

@@ -67,7 +67,9 @@ class Making:
         """Apply an update, or first let the norms be computed that its rule needs."""
         chunk.applying = True
         apply = self._apply(chunk, update, roster)
-        effects = self._checkpoints.before(chunk, apply.clock)
+        # Where rounds are the same for all keys, so is the first one behind a checkpoint, whatever comes to this key.
+        clock = apply.clock if chunk.rounds is None else chunk.rounds.clock_of_last(apply.clock)
+        effects = self._checkpoints.before(chunk, clock)
         if not apply.rule.norm_counts:
             effects.append(chunk.completed(update, apply, self._rate(chunk)))
         else:

@@ -9,6 +9,8 @@ from aiokv.core.chunk import Update
 from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from aiokv.core.chunk import Chunk, Contribution, Waiter
     from aiokv.core.decisions import Decisions
     from aiokv.core.roster import Roster
@@ -79,6 +81,11 @@ class OpenRounds(Record, eq=False):
     left: dict[Rank, None] = field(default_factory=dict)
     made: dict[Rank, int] = field(default_factory=dict)
     passed: dict[Rank, int] = field(default_factory=dict)
+
+    def go_on(self, version: Version, clocks: Mapping[Rank, int]) -> None:
+        """Begin with a version that has all rounds before the first one, and all steps of ranks up to these clocks."""
+        self.until[version - 1] = self.first - 2
+        self.clocks, self.passed = dict(clocks), dict(clocks)
 
     def read(self, rank: Rank, version: Version, newest: Version) -> Round:
         """Return the last round in a version that a rank has read.
@@ -173,6 +180,10 @@ class OpenRounds(Record, eq=False):
         update.version = version + 1
         self.skip_to(number, version)
         return update
+
+    def clock_of_last(self, clock: int) -> int:
+        """Return the newest clock of all steps up to the round that was begun last, or that of what has come for it."""
+        return max(clock, self.decisions.highs.get(self.first - 1, 0))
 
     def skip_to(self, number: Round, version: Version) -> None:
         """Take note that the version behind this one is made of a round, and that all rounds before are over."""

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 from aiokv.core.effects import Configure, Effect, Install, InstallRows, LoadSnapshots, Log, ReadCheckpoint, WantedChunk
 from aiokv.core.placement import place, place_rows
 from aiokv.core.rows import options_of
+from aiokv.core.saved_rounds import SavedRounds
 from aiokv.errors import AiokvError, MembershipError
 from aiokv.optim import Assign
 from aiokv.types import Piece
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from aiokv.core.catalog import Catalog
     from aiokv.core.chunk import Chunk
+    from aiokv.core.decisions import Deciding, Group
     from aiokv.core.placement import Chunk as Place
     from aiokv.core.rules import Rules
     from aiokv.core.saved_chunks import ChunkState
@@ -37,15 +39,18 @@ class Resuming:
     Args:
         catalog: where the keys are entered.
         rules: where the update rule is set.
+        deciding: who decides rounds, or knows of them.
         begin: is told of each chunk that is made.
     """
 
-    def __init__(self, catalog: Catalog, rules: Rules, begin: Callable[[Chunk], None]) -> None:
+    def __init__(self, catalog: Catalog, rules: Rules, deciding: Deciding, begin: Callable[[Chunk], None]) -> None:
         self._catalog = catalog
         self._rules = rules
+        self._deciding = deciding
         self._begin = begin
         self._view: m.View | None = None
         self._saved_workers = 0
+        self._decided: dict[Group, SavedRounds] = {}
         self._index = 0
         self.is_busy = False
         """Whether the values are not there yet."""
@@ -74,9 +79,13 @@ class Resuming:
             assert read.rules is not None, "there is a rule or an error"
             self._saved_workers = read.workers
             effects = self._set_rule(read.rules, read.clock)
+            for state in read.rounds:
+                rounds = SavedRounds(state, read.states)
+                self._decided[rounds.group] = rounds
+                self._deciding.resume(rounds.decisions(), dict(state.known), taken_over=False)
             effects += self._make_all(read.states)
             for chunk in self._catalog.chunks.values():
-                chunk.clocks = dict.fromkeys(chunk.pushed, read.clock)
+                chunk.clocks = dict.fromkeys(chunk.pushed, read.clock) | chunk.clocks
         except AiokvError as error:
             self.error = error
             return []
@@ -186,6 +195,7 @@ class Resuming:
             for rank, count in part.counts:
                 if rank < self._workers:
                     chunk.pushed[rank] = max(count, chunk.pushed.get(rank, 0))
+        decided = self._count_decided(chunk, sources.values())
         most = max(chunk.pushed.values(), default=0)
         for rank in range(self._saved_workers, 0 if chunk.group else self._workers):
             # Who is new begins where those are that have come furthest, which is the same in all chunks.
@@ -196,8 +206,22 @@ class Resuming:
         chunk.since = chunk.version - made
         chunk.before = {rank: count - made for rank, count in chunk.pushed.items()}
         self._begin(chunk)
+        if decided is not None and chunk.rounds is not None:
+            chunk.rounds.go_on(chunk.version, chunk.clocks)
+            # A push may come again of which these know what became of it.
+            chunk.former = chunk.rounds.decisions
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
         self._wanted.append(WantedChunk(chunk.key, chunk.start, chunk.stop, chunk.version, rule, list(sources), nbytes))
+
+    def _count_decided(self, chunk: Chunk, parts: Iterable[ChunkState]) -> SavedRounds | None:
+        """Count what was pushed to a chunk and is decided; return the rounds in which it goes on, if there are any."""
+        decided = self._decided.get((str(chunk.policy), chunk.group))
+        if decided is not None:
+            for rank, (count, clock) in decided.counts(parts).items():
+                if rank < self._workers:
+                    chunk.pushed[rank] = max(count, chunk.pushed.get(rank, 0))
+                    chunk.clocks[rank] = clock
+        return decided
 
 
 def _overlap(spot: Place, part: ChunkState) -> bool:

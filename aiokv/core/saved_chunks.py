@@ -13,8 +13,9 @@ class ChunkState(msgspec.Struct, eq=False):
     """Elements, or rows, [start, stop) of a key, and what was pushed to them.
 
     `counts` are ranks with the number of their pushes that the value holds. `bundle` are the keys with which it is one
-    chunk, if it is, in their order. `made` is how many updates were made under its policy. All else is as in
-    `aiokv.wire.messages.Init` or, of a `sparse` key, `InitRows`.
+    chunk, if it is, in their order. `made` is how many updates were made under its policy. Where rounds are decided for
+    all keys at once, `round` is the last one that the value has, and `pushes` says of each rank which of its pushes has
+    come last, and with which clock. All else is as in `aiokv.wire.messages.Init` or, of a `sparse` key, `InitRows`.
     """
 
     key: Key
@@ -32,6 +33,8 @@ class ChunkState(msgspec.Struct, eq=False):
     initializer: dict[str, Any] = {}
     bundle: tuple[Key, ...] = ()
     made: int = 0
+    round: int = 0
+    pushes: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def spec(self) -> TensorSpec:

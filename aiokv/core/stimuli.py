@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from aiokv.core.effects import Sums
     from aiokv.core.saved_chunks import ChunkState
+    from aiokv.core.saved_rounds import RoundsState
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
     from aiokv.wire.messages import CheckpointFile, Message, RulesState
@@ -130,8 +131,8 @@ class PartWritten(Record):
 
 
 class CheckpointRead(Record):
-    """What a checkpoint has, or why it can't be used: its clock, the update rule, all parts of keys, and how many
-    workers there were.
+    """What a checkpoint has, or why it can't be used: its clock, the update rule, all parts of keys, how many workers
+    there were, and the rounds that were decided for all keys at once.
     """
 
     clock: int
@@ -139,6 +140,7 @@ class CheckpointRead(Record):
     states: list[ChunkState]
     workers: int
     error: AiokvError | None = None
+    rounds: list[RoundsState] = field(default_factory=list)
 
 
 class SnapshotsLoaded(Record):

@@ -80,7 +80,7 @@ class CheckpointFiles:
             return
         rule = msgspec.convert(msgspec.structs.asdict(effect.rules), SavedRule)
         held = [(one.state, one.updates, one.arrays) for one in self._snapshots.held(clock)]
-        name, pieces = part_name(effect.index), part_pieces(clock, rule, held)
+        name, pieces = part_name(effect.index), part_pieces(clock, rule, held, effect.rounds)
         written = await asyncio.to_thread(write_own, effect.place, name, pieces, self._folder)
         self._snapshots.release(clock)
         self._feed(st.PartWritten(clock, *written))

@@ -13,6 +13,7 @@ from aiokv.policy.options import at_least
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from aiokv.policy.base import Token
     from aiokv.types import Rank, Round
 
 SIZE: Final = -1
@@ -53,9 +54,9 @@ class Grown(FirstK):
         """Return how many workers make a round."""
         return {SIZE: self._newest}
 
-    def resume(self, number: Round, known: Mapping[Rank, int]) -> None:
+    def resume(self, number: Round, last: Sequence[Token], known: Mapping[Rank, int]) -> None:
         """Go on from that number of workers: the losses that come from now on are compared with the first of them."""
-        super().resume(number, known)
+        super().resume(number, last, known)
         self._k = self._newest = known.get(SIZE, self._k)
 
 

@@ -168,14 +168,15 @@ class Decider(abc.ABC):
         """Return what `resume` needs to know of ranks besides what was decided."""
         return {}
 
-    def resume(self, number: Round, known: Mapping[Rank, int]) -> None:
+    def resume(self, number: Round, last: Sequence[Token], known: Mapping[Rank, int]) -> None:
         """Go on behind the last round that another has closed; who is in no round will come again.
 
         Args:
-            number: the last round.
-            known: what the other one has `known`.
+            number: the last round; 0: there is none.
+            last: its steps.
+            known: what the other one has `known` behind it.
         """
-        del known
+        del last, known
         self.round = number
 
     @abc.abstractmethod

@@ -51,14 +51,10 @@ class Turns(Decider):
             self._last = turn
         return decisions
 
-    def known(self) -> dict[Rank, int]:
-        """Return whose turn was the last one."""
-        return {self._last: self.round}
-
-    def resume(self, number: Round, known: Mapping[Rank, int]) -> None:
+    def resume(self, number: Round, last: Sequence[Token], known: Mapping[Rank, int]) -> None:
         """Go on behind the last turn that another has given."""
-        super().resume(number, known)
-        self._last = next(iter(known), -1)
+        super().resume(number, last, known)
+        self._last = next((token.rank for token in last), -1)
 
     def _turn(self, members: Sequence[Rank]) -> Rank:
         place = bisect_right(members, self._last)

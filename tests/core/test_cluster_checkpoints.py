@@ -11,11 +11,15 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.catalog import Catalog
 from aiokv.core.cluster_checkpoints import Checkpoints
+from aiokv.core.decisions import Deciding
+from aiokv.core.joiner import Joiner
+from aiokv.core.neighbours import Neighbours
 from aiokv.core.rules import Rules
 from aiokv.core.saved_chunks import ChunkState
 from aiokv.errors import DataError
-from aiokv.types import SCHEDULER
+from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
+from tests.core.conftest import ADDRESS
 
 AT_2 = {"checkpoint_at": 2, "checkpoints": "/ck", "run": 3}
 PLACE = "/ck/run-000003-clock-0000000002"
@@ -738,7 +742,8 @@ def test_next_checkpoint_is_the_one_after_the_loaded_one(make_server: Make) -> N
 def test_who_takes_the_place_of_another_server_may_be_past_what_it_was_asked_for_before(
     asked: int, told: list[m.Message]
 ) -> None:
-    checkpoints = Checkpoints(Catalog(), Rules())
+    joiner = Joiner(role=Role.SERVER, name="server-1", incarnation=1, scheduler=ADDRESS, advertised=ADDRESS)
+    checkpoints = Checkpoints(Catalog(), Rules(), Deciding(Neighbours(joiner)))
     assert checkpoints.asked(asked) == [ef.Send(SCHEDULER, 0, m.CheckpointClock(asked, 0))]
     view = m.View(9, (), (), 1.0, 64, 64, 10.0)
     assert checkpoints.taken_over(view, 1, 4) == [ef.Send(SCHEDULER, 0, message) for message in told]

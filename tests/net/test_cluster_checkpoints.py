@@ -312,6 +312,38 @@ async def test_async_pushes_are_counted_once_or_not_at_all(cluster: MakeCluster,
                 store.release(value)
 
 
+async def take_turns(worker: aiokv.Client, start: int, stop: int) -> dict[str, Any]:
+    """Take steps in each of which another worker comes when the round is closed without it; return the values then."""
+    values = initial()
+    await worker.pull(list(values), list(values.values()))
+    for step in range(start, stop):
+        is_late = worker.rank == step % 3
+        if is_late:
+            await worker.barrier()
+        await worker.pushpull(gradients(values, worker.rank, step), out=values)
+        if not is_late:
+            await worker.barrier()
+        await worker.barrier()
+    return values
+
+
+async def test_rounds_that_one_server_decides_go_on_with_the_same_bits(cluster: MakeCluster, tmp_path: Path) -> None:
+    options = {"workers": 3, "policy": "backup:1"}
+    settings = options | {"checkpoint_folder": str(tmp_path), "checkpoint_every": 4}
+    async with cluster(servers=2, **options) as undisturbed:
+        await begin(undisturbed, RULES[1])
+        expected = (await undisturbed.each(lambda worker: take_turns(worker, 0, 7)))[0]
+    async with cut_off(cluster, servers=2, **settings) as first:
+        await begin(first, RULES[1])
+        await first.each(lambda worker: take_turns(worker, 0, 5))
+        await settled(tmp_path, 4)
+    async with cluster(servers=3, **settings, resume="latest") as second:
+        await begin(second, RULES[1])
+        await go_on(second, 4)
+        results = await second.each(lambda worker: take_turns(worker, 4, 7))
+    assert_same(results[0], expected)
+
+
 async def train_until(cluster: Cluster, folder: Path, values: dict[str, Any], step: int, count: int) -> dict[int, Any]:
     """Take step after step until there are so many complete checkpoints; return the values after each."""
     after = {step: values}

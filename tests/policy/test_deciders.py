@@ -192,7 +192,7 @@ def test_without_a_loss_so_many_make_a_round_as_at_first() -> None:
 def test_who_goes_on_with_the_rounds_begins_with_as_many_workers() -> None:
     rounds, other = (Rounds("adasync:1", list(range(9))) for _ in range(2))
     assert sizes(rounds, [9.0, 1.0]) == [1, 3]
-    other.decider.resume(2, rounds.decider.known())
+    other.decider.resume(2, [], rounds.decider.known())
     assert other.open[1] == 3
     assert sizes(other, [1.0, 0.25]) == [3, 6]
 
@@ -351,7 +351,7 @@ def test_without_members_nobody_is_missing() -> None:
 @pytest.mark.parametrize("text", ["k_sync:2", "k_async:2", "ringmaster:1"])
 def test_rounds_are_counted_on_from_those_of_the_one_before(text: str) -> None:
     rounds = Rounds(text)
-    rounds.decider.resume(7, {})
+    rounds.decider.resume(7, [Token(0, 1)], {})
     rounds.push(2)
     assert rounds.push(0)[-1][0] == (9 if text == "ringmaster:1" else 8)
 
@@ -362,16 +362,13 @@ def test_quorum_remembers_who_was_late_before_it() -> None:
     before.push(1)
     assert shown(before.decider.due(THREE, 1.0)) == [(1, [(0, 1), (1, 1)])]
     rounds = Rounds("quorum:2:1.0:1")
-    rounds.decider.resume(1, before.decider.known())
+    rounds.decider.resume(1, [Token(0, 1), Token(1, 1)], before.decider.known())
     assert rounds.push(0) == []
     assert rounds.push(1) == [(2, [(0, 1), (1, 1)])]
 
 
 def test_turns_go_on_behind_the_last_one() -> None:
-    before = Rounds("round_robin")
-    before.push(0)
-    before.push(1)
     rounds = Rounds("round_robin")
-    rounds.decider.resume(2, before.decider.known())
+    rounds.decider.resume(2, [Token(1, 1)], {})
     assert rounds.push(0) == []
     assert rounds.push(2) == [(3, [(2, 1)]), (4, [(0, 1)])]

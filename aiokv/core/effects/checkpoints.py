@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.core.records import Record
+from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
     from aiokv.core.saved_chunks import ChunkState
+    from aiokv.core.saved_rounds import RoundsState
     from aiokv.optim import Optimizer
     from aiokv.types import Key, Rank, Version
     from aiokv.wire.messages import CheckpointFile, RulesState
@@ -35,13 +36,14 @@ class DropSnapshots(Record):
 class WriteSnapshots(Record):
     """Write all that is held for the checkpoint of a clock to the folder `place`, and let go; ends in `PartWritten`.
 
-    It is the part of server number `index`. Nothing else waits for that.
+    It is the part of server number `index`. Nothing else waits for that. `rounds` are those that this server decides.
     """
 
     clock: int
     place: str
     index: int
     rules: RulesState
+    rounds: list[RoundsState] = field(default_factory=list)
 
 
 class ReadCheckpoint(Record):

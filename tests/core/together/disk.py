@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from aiokv.core.membership import Membership
 from aiokv.core.saved_chunks import ChunkState
 from aiokv.core.session import Session
 from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from aiokv.core.saved_rounds import RoundsState
 
 Make = Callable[..., Any]
 Saved = list[tuple[ChunkState, Any]]
@@ -35,6 +38,14 @@ class Disk:
         self.held: dict[tuple[str, int], Saved] = {}
         self.parts: dict[str, dict[int, Saved]] = {}
         self.complete: dict[int, Saved] = {}
+        self.decided: dict[int, list[RoundsState]] = {}
+        """By the clock of a checkpoint, what was decided for all keys at once."""
+
+    def of(self, clock: int) -> Disk:
+        """Return another one that has the checkpoint of a clock."""
+        other = Disk(**self.rounds)
+        other.complete[clock], other.decided[clock] = self.complete[clock], self.decided[clock]
+        return other
 
 
 def with_disk(make_cluster: Make, disk: Disk, *, resume: int = 0, every: int = 2, **options: Any) -> Any:
@@ -80,7 +91,7 @@ def with_disk(make_cluster: Make, disk: Disk, *, resume: int = 0, every: int = 2
             if isinstance(effect, ef.Snapshot | ef.DropSnapshots | ef.WriteSnapshots):
                 save(self, disk, node, effect)
             elif isinstance(effect, ef.ReadCheckpoint | ef.LoadSnapshots):
-                load(self, disk.complete[resume], node, effect)
+                load(self, disk, node, effect)
             else:
                 super().perform_rule(node, store, effect)
 
@@ -95,24 +106,27 @@ def save(cluster: Any, disk: Disk, node: Any, effect: Any) -> None:
             held += zip(states, cut(cluster.stores[node.name], key, start, version), strict=True)
         case ef.DropSnapshots(clock):
             del disk.held[node.name, clock]
-        case ef.WriteSnapshots(clock, place, index):
+        case ef.WriteSnapshots(clock, place, index, rounds=rounds):
+            disk.decided.setdefault(clock, []).extend(rounds)
             disk.parts.setdefault(place, {})[index] = disk.held.pop((node.name, clock), [])
             written = st.PartWritten(clock, m.CheckpointFile(str(index), 1, "", 0, ""))
             cluster.writing.append((cluster.round + disk.rounds.get(node.name, 0), node, written))
 
 
-def load(cluster: Any, saved: Saved, node: Any, effect: Any) -> None:
+def load(cluster: Any, disk: Disk, node: Any, effect: Any) -> None:
     """Read what there is, or put it into chunks."""
+    plan = cluster.nodes["scheduler"].machine._plan
+    clock = plan.checkpoints.clock
+    saved = disk.complete[clock]
     if isinstance(effect, ef.LoadSnapshots):
         for wanted in effect.chunks:
             value = join(wanted, [saved[number] for number in wanted.sources])
             cluster.stores[node.name].chunks[wanted.key, wanted.start] = {wanted.version: value}
         cluster.soon(node, st.SnapshotsLoaded())
     else:
-        plan = cluster.nodes["scheduler"].machine._plan
-        rules = m.RulesState("", {}, "sum", (), plan.checkpoints.clock)
-        states = [state for state, _ in saved]
-        cluster.soon(node, st.CheckpointRead(plan.checkpoints.clock, rules, states, plan.num_workers))
+        rules = m.RulesState("", {}, "sum", (), clock)
+        states, decided = [state for state, _ in saved], disk.decided[clock]
+        cluster.soon(node, st.CheckpointRead(clock, rules, states, plan.num_workers, rounds=decided))
 
 
 def cut(store: Any, key: Any, start: int, version: int) -> list[Any]:
