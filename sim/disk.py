@@ -67,9 +67,15 @@ class Disk:
             raise InvariantError(f"{effect.place}: is of the parts {sorted(parts)}, not of {effect.parts}")
         states = [state for index in sorted(parts) for state in parts[index]]
         cuts: dict[tuple[str, tuple[int, ...]], ChunkState] = {}
+        rounds: dict[tuple[str, tuple[int, ...]], int] = {}
         for state in states:
             self._check(effect.place, state)
-            if get_policy(state.policy).in_step:
+            policy = get_policy(state.policy)
+            if policy.decides and rounds.setdefault((state.policy, state.group), state.round) != state.round:
+                # So it goes on from one cut through all keys.
+                text = f"{effect.place}: key {state.key!r} has round {state.round} of {state.policy}"
+                raise InvariantError(f"{text}, others {rounds[state.policy, state.group]}")
+            if policy.in_step:
                 # All keys of a job are pushed in each step.
                 other = cuts.setdefault((state.policy, state.group), state)
                 if self._whole(other.counts) != self._whole(state.counts):

@@ -53,7 +53,7 @@ class Entrant(Record, eq=False):
     """A worker that wants to count, or that `leaves` and has said so with a request over a connection (`asked`).
 
     Its `clock` is the boundary that was asked for last; `fixed`: it is in a view. Where no worker `meets` others, in no
-    key, nobody has to be past the boundary.
+    key, nobody has to be past the boundary; and where that is known, they `go_on` even if there are too few of them.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Entrant(Record, eq=False):
     clock: int = 0
     fixed: bool = False
     meets: bool = False
+    go_on: bool = False
     silent: dict[str, None] = field(default_factory=dict)
     """Who has not said yet whether it can be."""
     passed: dict[Rank, None] = field(default_factory=dict)
@@ -194,7 +195,7 @@ class Admissions:
         if len(peers) < len(parties):
             # Who is not reached at the moment is back soon, or is lost: either way there is news.
             return []
-        if self._stuck:
+        if self._is_stuck(entrant):
             entrant.clock = max(1, self._made)
         else:
             self._asked = entrant.clock = max(self._newest, self._asked) + self._ahead
@@ -203,7 +204,11 @@ class Admissions:
         return [Send(peer, 0, m.Boundary(entrant.clock, entrant.rank)) for peer in peers]
 
     def _is_asked(self, entrant: Entrant, party: Party) -> bool:
-        return not entrant.leaves if party.rank is None else not self._stuck
+        return not entrant.leaves if party.rank is None else not self._is_stuck(entrant)
+
+    def _is_stuck(self, entrant: Entrant) -> bool:
+        """Tell whether no round can be made, so that it does not matter to what the workers have gone."""
+        return self._stuck and not entrant.go_on
 
     def answered(self, name: str, answer: m.BoundaryClock, *, is_server: bool) -> list[Effect]:
         """Take note whether a node can be at the boundary that was asked for; ask for a later one if not."""
@@ -224,6 +229,9 @@ class Admissions:
                 return self._plan(entrant, entrant.clock)
             if entrant.meets and self._loss is not None:
                 return self._fail(entrant, self._loss)
+            if self._is_stuck(entrant) and not entrant.meets:
+                entrant.go_on = True
+                return self._ask(entrant)
             entrant.fixed = True
             self.verdicts.append(Verdict(entrant.name, entrant.clock))
         return []

@@ -305,13 +305,17 @@ class Chunk(Record, eq=False):
         """Let a rank count from now on, whose first push has the clock after `since`."""
         members = self.members(roster)
         others = [self.count(other, self.reflected.get(other, 0)) for other in members if other != rank]
-        # It begins with the next round. Without rounds it has the same number in all chunks, and is where the slowest
-        # is, but not beyond the boundary.
+        # It begins with the next round. Where the versions are not those of its steps it has the same number in all
+        # chunks, and is where the slowest is, but not beyond the boundary.
         number = self.version if self.policy.in_step else since
         count = number - self.since if self.policy.in_step else min([since, *others])
         self.admitted[rank] = (number, self.counted.get(rank, 0))
         self.pushed[rank] = self.reflected[rank] = number
-        self.before[rank], self.clocks[rank] = number - count, since
+        self.clocks[rank] = since
+        if self.rounds is not None:
+            self.rounds.admit(rank, since)
+        else:
+            self.before[rank] = number - count
         if self.reads is not None:
             self.reads.begin(rank, self.version)
         if self.gate is not None:

@@ -104,6 +104,7 @@ class Decisions(Record, eq=False):
         highs: what that was when each of the newest rounds was closed.
         known: what the decider knew of ranks behind the last round; see `Decider.known`.
         leaving: by the keys that are to leave the group, the ranks that have asked for that; on the deciding server.
+        early: ranks that have joined, and push before the view that lets rounds wait for them is here; also there.
     """
 
     group: Group
@@ -128,6 +129,7 @@ class Decisions(Record, eq=False):
     highs: dict[Round, int] = field(default_factory=dict)
     known: dict[Rank, int] = field(default_factory=dict)
     leaving: dict[tuple[Key, ...], dict[Rank, None]] = field(default_factory=dict)
+    early: dict[Rank, None] = field(default_factory=dict)
 
     @property
     def per_step(self) -> bool:
@@ -172,10 +174,12 @@ class Decisions(Record, eq=False):
     def members(self, roster: Roster) -> list[Rank]:
         """Return the ranks that count."""
         members = roster.members_of(self.group[1])
-        if not self.leaving:
+        if not (self.leaving or roster.leavers or self.early):
             return members
         leaving = {rank for ranks in self.leaving.values() for rank in ranks}
-        return [rank for rank in members if rank not in leaving]
+        leaving.update(rank for rank, until in roster.leavers.items() if self.passed.get(rank, 0) >= until)
+        early = [rank for rank in self.early if roster.is_pushing(rank)]
+        return [rank for rank in sorted({*members, *early}) if rank not in leaving]
 
     def catch_up(self, ranks: Iterable[Rank]) -> None:
         """Count what ranks have of keys that come to the group as the value of all rounds so far."""
@@ -337,8 +341,10 @@ class Deciding:
 
     def _decide(self, decisions: Decisions, token: Token, read: Round, roster: Roster, now: float) -> Decided:
         assert decisions.decider is not None, "it is asked on the server that decides"
+        if token.rank in roster.newcomers and not roster.is_member(token.rank):
+            decisions.early[token.rank] = None
         made = decisions.decider.arrived(token, read, decisions.members(roster), now)
-        decided = self._made(decisions, made)
+        decided = self._made(decisions, made, roster, now)
         if token not in decisions.verdicts:
             decisions.accepted[token] = None
             decided.held.append(decisions.hold(token))
@@ -346,7 +352,15 @@ class Deciding:
             self._check_stuck(decisions, [token], roster, decided)
         return decided
 
-    def _made(self, decisions: Decisions, made: Sequence[Decision]) -> Decided:
+    def _made(self, decisions: Decisions, made: Sequence[Decision], roster: Roster, now: float) -> Decided:
+        """Take note of what was decided, and whether that lets somebody go for whom the next round would wait."""
+        decided = self._settled(decisions, made)
+        while made and roster.leavers and decisions.decider is not None:
+            made = decisions.decider.changed(decisions.members(roster), now)
+            decided.add(self._settled(decisions, made))
+        return decided
+
+    def _settled(self, decisions: Decisions, made: Sequence[Decision]) -> Decided:
         decided, before = Decided(), decisions.newest
         tokens: list[Token] = []
         for decision in made:
@@ -376,8 +390,9 @@ class Deciding:
         decided = Decided()
         for decisions in self._groups.values():
             if decisions.decider is not None:
+                decisions.early = {rank: None for rank in decisions.early if not roster.is_member(rank)}
                 made = decisions.decider.changed(decisions.members(roster), now)
-                decided.add(self._made(decisions, made))
+                decided.add(self._made(decisions, made, roster, now))
                 self._check_stuck(decisions, decisions.accepted, roster, decided)
         return decided
 
@@ -467,7 +482,8 @@ class Deciding:
         if decisions is not None and decisions.decider is not None:
             decisions.leaving.setdefault(keys, {})[rank] = None
             self._tell(decisions, [])
-            decided.add(self._made(decisions, decisions.decider.changed(decisions.members(roster), now)))
+            made = decisions.decider.changed(decisions.members(roster), now)
+            decided.add(self._made(decisions, made, roster, now))
             self._check_stuck(decisions, decisions.accepted, roster, decided)
         return decided
 
@@ -522,5 +538,6 @@ class Deciding:
         for decisions in self._groups.values():
             when = decisions.decider.deadline() if decisions.decider is not None else None
             if decisions.decider is not None and when is not None and when <= now:
-                decided.add(self._made(decisions, decisions.decider.due(decisions.members(roster), now)))
+                made = decisions.decider.due(decisions.members(roster), now)
+                decided.add(self._made(decisions, made, roster, now))
         return decided

@@ -87,6 +87,11 @@ class OpenRounds(Record, eq=False):
         self.until[version - 1] = self.first - 2
         self.clocks, self.passed = dict(clocks), dict(clocks)
 
+    def admit(self, rank: Rank, clock: int) -> None:
+        """Let a rank begin behind a clock, whatever it had made before."""
+        self.clocks[rank] = self.passed[rank] = clock
+        self.left.pop(rank, None)
+
     def read(self, rank: Rank, version: Version, newest: Version) -> Round:
         """Return the last round in a version that a rank has read.
 
@@ -152,7 +157,7 @@ class OpenRounds(Record, eq=False):
         rank, clock = token
         if self.clocks.get(rank, 0) >= clock or self.decisions.seen.get(rank, 0) > clock:
             return False
-        if rank in self.left or not roster.is_member(rank):
+        if rank in self.left or not roster.is_pushing(rank):
             return False
         # Where nobody waits for others, what a lost worker has pushed is on all servers, or counts nowhere.
         return rank not in roster.lost or not self.decisions.per_step

@@ -138,6 +138,10 @@ class Roster:
         entry = self._workers.get(rank)
         return entry is not None and entry.state in COUNTED
 
+    def is_pushing(self, rank: Rank) -> bool:
+        """Return True when more may come of a rank: rounds wait for it, or it joins and is not to be waited for yet."""
+        return self.is_member(rank) or rank in self.newcomers
+
     def members_of(self, group: tuple[Rank, ...]) -> list[Rank]:
         """Return the members that are in a group, ascending; an empty one is that of all workers."""
         if not group:

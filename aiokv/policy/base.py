@@ -98,6 +98,7 @@ class RoundPolicy(Policy):
     """A policy whose rounds depend on who comes first, so one server decides each round, once for all keys."""
 
     decides: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
 
     @abc.abstractmethod
     def decider(self) -> Decider:

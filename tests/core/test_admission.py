@@ -351,6 +351,21 @@ def test_below_the_minimum_who_comes_takes_the_place_of_one_that_is_away(
     assert isinstance(late.error, ClusterFullError)
 
 
+def test_below_the_minimum_workers_are_asked_where_they_go_on_all_the_same(make_scheduler: type[Scheduler]) -> None:
+    """Under a policy that waits for nobody some may have been told who counts in later steps."""
+    scheduler = make_scheduler(workers=2, servers=1, max_workers=2, min_workers=2, respawn_timeout=3.0)
+    scheduler.form(*EVERYBODY)
+    scheduler.ask("worker-1", m.Leave(early=True))
+    asked = enter(scheduler)
+    say(scheduler, "server-0", m.BoundaryClock(1, 1, waits=False))
+    assert boundaries(scheduler, "worker-0") == [m.Boundary(2, 2)]
+    say(scheduler, "server-0", m.BoundaryClock(2, 1, waits=False))
+    assert asked.pending
+    say(scheduler, "worker-0", m.BoundaryClock(2, 2))
+    assert (entry(scheduler, 1).state, entry(scheduler).since) == ("evicted", 2)
+    assert asked.answer == m.Entered(2)
+
+
 # --- a scheduler that was started again ---
 
 

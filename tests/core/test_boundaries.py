@@ -211,8 +211,8 @@ def test_keys_of_other_groups_are_not_concerned(make_server: type[Server]) -> No
     assert not any(each.pending for each in pushes)
 
 
-@pytest.mark.parametrize("policy", ["k_sync:1", "sync_switch:0.5:10", "round_robin"])
-def test_a_policy_with_which_nobody_can_join_is_named(make_server: type[Server], policy: str) -> None:
+def test_a_policy_with_which_nobody_can_join_is_named(make_server: type[Server]) -> None:
+    policy = "sync_switch:0.5:10"
     server = make_server(2, policy=policy)
     server.init()
     view(server)
@@ -246,3 +246,112 @@ def test_a_boundary_holds_although_an_earlier_view_is_taken_over_only_now(make_s
     second = server.push(0, whole=m.Whole(2, 1, 2), clock=2)
     decide("")
     assert (first.pending, second.pending) == (False, True)
+
+
+# --- rounds that one server decides ---
+
+
+@pytest.fixture
+def decided(make_server: type[Server]) -> Server:
+    """A server of two workers that have made two rounds of all who are there; a third one has come."""
+    server = make_server(2, policy="k_async:9")
+    server.init()
+    for _ in range(2):
+        step(server, 0, 1)
+    view(server)
+    return server
+
+
+def let_in(server: Server, clock: int) -> object:
+    """Let the rank count behind a clock, and begin; return where."""
+    assert announce(server, clock) == m.BoundaryClock(clock, 2)
+    view(server, since=clock)
+    view(server, state="alive", since=clock)
+    return begin(server)
+
+
+def leaves_behind(server: Server, clock: int) -> None:
+    """Let the last of three ranks leave behind a clock."""
+    last = server.machine._joiner.view
+    assert last is not None
+    leaving = structs.replace(last.workers[2], until=clock)
+    server.handle(st.Received(SCHEDULER, 0, structs.replace(last, epoch=9, workers=(*last.workers[:2], leaving))))
+    server.epoch = 9
+
+
+def test_a_round_that_is_open_when_the_server_hears_of_it_waits_for_the_rank(decided: Server) -> None:
+    assert let_in(decided, 3) == m.Pushes(3, 3)
+    (first,) = step(decided, 0)
+    (second,) = step(decided, 1)
+    assert (first.pending, second.pending) == (True, True)
+    assert decided.push(NEW, clock=4, read_version=2).answer == m.Done(3)
+    assert (first.answer, second.answer) == (m.Done(3), m.Done(3))
+
+
+def test_who_pushes_before_the_view_is_here_counts_already(decided: Server) -> None:
+    announce(decided, 3)
+    view(decided, since=3)
+    begin(decided)
+    asked = decided.push(NEW, clock=4, read_version=2)
+    (first,) = step(decided, 0)
+    assert (asked.pending, first.pending) == (True, True)
+    (second,) = step(decided, 1)
+    assert [each.answer for each in (asked, first, second)] == [m.Done(3)] * 3
+
+
+def test_a_step_of_an_earlier_life_is_before_the_boundary(decided: Server) -> None:
+    """It has been decided, and would be taken for the new one."""
+    decided.push(1, clock=9, read_version=2)
+    decided.leave(1)
+    view(decided, rank=1)
+    assert announce(decided, 5, rank=1) == m.BoundaryClock(5, 9)
+
+
+def test_other_servers_wait_for_a_step_of_a_rank_that_joins(make_server: type[Server]) -> None:
+    """Its view may come late; without the step the round would be another one than elsewhere."""
+    server = make_server(2, policy="k_async:9", index=1, servers=2)
+    server.init()
+    leader = peer_of_server(0)
+    view(server)
+    announce(server, 3)
+    begin(server)
+    (first,) = step(server, 0)
+    server.handle(st.Connected(leader))
+    server.handle(st.Received(leader, 1, m.Done()))
+    server.handle(st.Received(leader, 2, m.Verdict(1, "", ((1, ((0, 1), (NEW, 4))),))))
+    assert first.pending
+    assert server.push(NEW, clock=4).answer == m.Done(1)
+    assert first.answer == m.Done(1)
+
+
+def test_what_a_rank_had_made_in_an_earlier_life_is_not_forgotten(decided: Server) -> None:
+    chunk = decided.machine._catalog.chunks["w", 0]
+    decided.leave(1)
+    view(decided, rank=1)
+    announce(decided, 4, rank=1)
+    view(decided, rank=1, state="alive", since=4)
+    begin(decided, 1)
+    assert chunk.counted == {0: 2, 1: 2}
+    decided.push(1, clock=5, read_version=2)
+    step(decided, 0)
+    assert chunk.counted == {0: 3, 1: 5}
+
+
+def test_rounds_wait_no_longer_for_who_leaves_when_its_last_step_is_decided(make_server: type[Server]) -> None:
+    server = make_server(3, policy="k_async:9")
+    server.init()
+    leaves_behind(server, 2)
+    step(server, 0, 1, 2)
+    asked = step(server, 0, 1, 2)
+    assert [each.pending for each in asked] == [False, False, False]
+    assert [each.pending for each in step(server, 0, 1)] == [False, False]
+
+
+def test_a_round_that_is_complete_without_who_leaves_is_closed_with_its_last_step(make_server: type[Server]) -> None:
+    server = make_server(3, policy="k_async:9")
+    server.init()
+    leaves_behind(server, 1)
+    asked = [*step(server, 0, 1), *step(server, 0, 1)]
+    assert all(each.pending for each in asked)
+    assert server.push(2, clock=1).answer == m.Done(1)
+    assert [each.answer for each in asked] == [m.Done(1), m.Done(1), m.Done(2), m.Done(2)]

@@ -229,12 +229,41 @@ async def test_async_updates_count_at_once(cluster: MakeCluster) -> None:
         np.testing.assert_array_equal(await running.workers[0].pull("small"), 5000.0 + steps)
 
 
+async def test_rounds_that_one_server_decides_wait_for_who_joins_and_for_who_leaves_no_longer(
+    cluster: MakeCluster,
+) -> None:
+    """Each round is one of all workers that are there, so that its sum says who they were."""
+    policy = "k_async:9"
+    async with cluster(policy=policy, **SETTINGS) as running:
+        await running.each(begin)
+        sums: list[list[float]] = [[], []]
+
+        async def train(kv: aiokv.Client) -> None:
+            mine = sums[kv.rank]
+            # Two more steps when the third has gone again; both are told of the same steps.
+            while mine[-2:] != [1001.0] * 2 or 1001001.0 not in mine:
+                mine.append(await step_of(kv))
+
+        training = asyncio.gather(*(train(kv) for kv in running.workers))
+        async with joining(running, "worker-2", policy=policy) as kv:
+            start = await begin(kv)
+            joined = [await step_of(kv) for _ in range(3)]
+            await kv.plan_leave()
+            assert 2 not in await kv.members(start + 3)
+            await kv.leave()
+        await training
+        assert joined == [1001001.0] * 3
+        assert sums[0] == sums[1]
+        assert [one for one in sums[0] if one != 1001.0] == joined
+
+
 async def test_a_policy_with_which_nobody_can_join_is_named(cluster: MakeCluster) -> None:
-    async with cluster(policy="k_sync:1", **SETTINGS) as running:
+    policy = "sync_switch:0.5:10"
+    async with cluster(policy=policy, **SETTINGS) as running:
         await running.each(lambda kv: kv.init("w", np.zeros(3)))
-        async with joining(running, "worker-2", policy="k_sync:1") as kv:
+        async with joining(running, "worker-2", policy=policy) as kv:
             await kv.init("w", np.zeros(3))
-            with pytest.raises(PolicyError, match="worker-2 can't join: key 'w' has policy k_sync:1"):
+            with pytest.raises(PolicyError, match=f"worker-2 can't join: key 'w' has policy {policy}"):
                 await kv.resume_step()
 
 

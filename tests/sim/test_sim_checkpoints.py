@@ -176,6 +176,11 @@ def state(key: str, *counts: int) -> ChunkState:
     return ChunkState(key, (1,), "float32", 0, 1, 2, tuple(enumerate(counts)), "bsp")
 
 
+def decided(key: str, number: int) -> ChunkState:
+    """Return what is saved of a key whose value has all rounds up to one that are decided for all keys."""
+    return ChunkState(key, (1,), "float32", 0, 1, 2, ((0, 2), (1, 2)), "k_sync:2", round=number)
+
+
 def test_checkpoint_that_counts_what_was_pushed_is_accepted(disk: Disk) -> None:
     disk.finish(written(disk, state("w", 2, 2)))
     assert list(disk.complete) == ["ck"]
@@ -186,6 +191,7 @@ def test_checkpoint_that_counts_what_was_pushed_is_accepted(disk: Disk) -> None:
     [
         ([state("w", 2, 1)], "has push 2 of rank 1, and says 1"),
         ([state("w", 2, 2), state("v", 1, 1)], "are not of one round"),
+        ([decided("w", 2), decided("v", 1)], "key 'v' has round 1 of k_sync:2, others 2"),
     ],
 )
 def test_checkpoint_that_counts_wrongly_is_found(disk: Disk, states: list[ChunkState], problem: str) -> None:

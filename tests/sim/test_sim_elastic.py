@@ -107,6 +107,21 @@ def test_without_rounds_it_begins_at_once(policy: str) -> None:
     assert len(mine) == len(worker(run, 2).steps) >= STEPS - 6
 
 
+@pytest.mark.parametrize("policy", ["k_async:3", "k_sync:3", "quorum:3:9.0", "backup:0"])
+def test_where_one_server_decides_rounds_are_of_all_who_are_there(policy: str) -> None:
+    """It asks during the fourth step, makes three, and leaves; no round waits for it afterwards, and none is lost."""
+    leaves = Leave(node="worker-2", after=3, planned=True)
+    run = elastic(Join(node="worker-2", at=3.5), leaves, policy=policy)
+    rounds = rounds_of(run)
+    # One of the others may be late for the first round with it.
+    first = rounds.index(next(ranks for ranks in rounds if 2 in ranks))
+    assert rounds == [[0, 1]] * first + [[0, 1, 2]] * 3 + [[0, 1]] * (STEPS - first - 3)
+    assert first in (3, 4, 5)
+    for key, start in dict.fromkeys((update.key, update.start) for update in run.updates):
+        assert rounds_of(run, str(key), start) == rounds
+    assert lacking_progress(run) == []
+
+
 def test_barriers_open_with_those_who_count() -> None:
     run = elastic(Join(node="worker-2", at=3.5), job=JobSection(barrier_every=1))
     assert lacking_progress(run) == []
@@ -150,7 +165,7 @@ def test_a_file_says_who_joins() -> None:
     [
         ("max_workers = 3\n", "", "cluster.max_workers: expected 3, for that many workers are there, got 0"),
         ('node = "worker-2"', 'node = "worker-7"', "fault[0].node: expected worker-2, in the order in which they come"),
-        ('["bsp"]', '["k_sync:1"]', "policies: nobody can join a running job with k_sync:1"),
+        ('["bsp"]', '["sync_switch:0.5:5"]', "policies: nobody can join a running job with sync_switch:0.5:5"),
         ("max_workers = 3", "max_workers = 3\nrestarts = 1", "cluster.restarts: the workers are the same"),
     ],
 )

@@ -25,6 +25,7 @@ STEPS = 6
 
 SEEDS = hs.integers(0, 2**32)
 many_orders = settings(max_examples=30)
+some_orders = settings(max_examples=15)
 
 
 def filled(value: float) -> dict[Key, Array]:
@@ -171,6 +172,59 @@ def test_without_rounds_each_push_of_who_joins_counts_once_in_every_element(
     for store in cluster.stores.values():
         for versions in store.chunks.values():
             np.testing.assert_array_equal(versions[max(versions)], 1 + total)
+
+
+@some_orders
+@given(
+    seed=SEEDS,
+    servers=hs.integers(1, 3),
+    policy=hs.sampled_from(["k_async:2", "k_batch_async:2", "adasync:1", "round_robin", "k_async:4"]),
+    mode=hs.sampled_from(["fail", "shrink"]),
+    moments=hs.lists(hs.integers(1, 300), min_size=1, max_size=2),
+    stays=hs.lists(hs.integers(1, STEPS), min_size=2, max_size=2),
+)
+def test_where_one_server_decides_each_push_of_who_joins_counts_once_in_every_element(
+    make_cluster: type[Cluster],
+    seed: int,
+    servers: int,
+    policy: str,
+    mode: str,
+    moments: list[int],
+    stays: list[int],
+) -> None:
+    cluster = make_cluster(seed, workers=2, servers=servers, max_workers=4, policy=policy, on_worker_loss=mode)
+    elastic = Elastic(cluster, moments, stays)
+    elastic.is_counted = True
+    cluster.run(elastic.train)
+    cluster.settle()
+    total = sum(32**rank * len(steps) for rank, steps in elastic.took.items())
+    for store in cluster.stores.values():
+        for versions in store.chunks.values():
+            np.testing.assert_array_equal(versions[max(versions)], 1 + total)
+
+
+@some_orders
+@given(
+    seed=SEEDS,
+    servers=hs.integers(1, 3),
+    policy=hs.sampled_from(["k_sync:2", "backup:1", "k_batch_sync:2", "quorum:3:0.0:2", "ringmaster:2"]),
+    moments=hs.lists(hs.integers(1, 300), min_size=1, max_size=2),
+    stays=hs.lists(hs.integers(1, STEPS), min_size=2, max_size=2),
+)
+def test_where_some_are_dropped_those_of_who_joins_count_in_all_elements_or_in_none(
+    make_cluster: type[Cluster], seed: int, servers: int, policy: str, moments: list[int], stays: list[int]
+) -> None:
+    cluster = make_cluster(seed, workers=2, servers=servers, max_workers=4, policy=policy)
+    elastic = Elastic(cluster, moments, stays)
+    elastic.is_counted = True
+    cluster.run(elastic.train)
+    cluster.settle()
+    newest = [versions[max(versions)] for store in cluster.stores.values() for versions in store.chunks.values()]
+    total = int(newest[0].flat[0])
+    for value in newest:
+        np.testing.assert_array_equal(value, total)
+    for rank, steps in elastic.took.items():
+        assert (total - 1) // 32**rank % 32 <= len(steps)
 
 
 @many_orders
