@@ -347,3 +347,67 @@ def test_a_device_that_is_behind_does_not_hold_up_another_one() -> None:
         complete(schedule, schedule.handle(r.Landed(100 + number, BYTES, number % 2)))
     begun = [(number % 2, len(update(schedule, number))) for number in (0, 2, 4, 1, 3)]
     assert begun == [(0, 1), (0, 1), (0, 0), (1, 1), (1, 1)]
+
+
+def kept(schedule: Schedule) -> tuple[r.Buffer, r.Buffer]:
+    """Install a chunk and update it once; return where its value lies, and where the one before, which is kept."""
+    first = install(schedule)
+    complete(schedule, first)
+    complete(schedule, schedule.handle(r.Landed(1, BYTES, 0)))
+    [update] = tasks(effects := schedule.handle(r.Update(W, 1, 1, "update", keeps=True)))
+    complete(schedule, effects)
+    assert isinstance(update, Begun)
+    before, now = update.buffers[:2]
+    return now, before
+
+
+def test_a_gradient_is_compared_with_the_value_and_with_the_one_that_was_read() -> None:
+    schedule = Schedule([10_000])
+    now, before = kept(schedule)
+    [copy] = copies(schedule.handle(r.Landed(2, BYTES, 0)))
+    [compared] = tasks(schedule.handle(r.Compare(2, W, 0, "compare", BYTES)))
+    assert isinstance(compared, Begun)
+    assert compared.buffers == [copy.target, now, before]
+    assert compared.waits == [copy.event]
+    # Whatever uses the gradient waits for that.
+    [update] = tasks(schedule.handle(r.Update(W, 2, 2, "update")))
+    assert isinstance(update, Begun)
+    assert update.buffers == [now, copy.target]
+    schedule.validate()
+
+
+def test_a_gradient_that_becomes_wider_is_compared_into_another_buffer() -> None:
+    schedule = Schedule([10_000])
+    now, before = kept(schedule)
+    [copy] = copies(effects := schedule.handle(r.Landed(2, BYTES, 0)))
+    complete(schedule, effects)
+    [compared] = tasks(schedule.handle(r.Compare(2, W, 0, "compare", 2 * BYTES)))
+    assert isinstance(compared, Begun)
+    wide, *others = compared.buffers
+    assert others == [copy.target, now, before]
+    assert wide not in others
+    assert schedule.nbytes_of(2) == 2 * BYTES
+    schedule.validate()
+
+
+def test_a_gradient_on_another_device_is_compared_on_that_of_its_chunk() -> None:
+    schedule = Schedule([10_000, 10_000])
+    kept(schedule)
+    complete(schedule, schedule.handle(r.Landed(2, BYTES, 1)))
+    moved, compared = tasks(schedule.handle(r.Compare(2, W, 0, "compare", BYTES)))
+    assert isinstance(moved, r.Copy)
+    assert isinstance(compared, Begun)
+    assert compared.stream == Stream(0, Kind.COMPUTE)
+    assert compared.buffers[0] == moved.target
+    assert schedule.device_of(2) == 0
+    schedule.validate()
+
+
+def test_a_gradient_for_which_there_is_no_room_stays_as_it_is() -> None:
+    schedule = Schedule([3 * BYTES])
+    kept(schedule)
+    complete(schedule, schedule.handle(r.Landed(2, BYTES, 0)))
+    with pytest.raises(DeviceMemoryError):
+        schedule.handle(r.Compare(2, W, 0, "compare", 2 * BYTES))
+    assert schedule.nbytes_of(2) == BYTES
+    schedule.validate()
