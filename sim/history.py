@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from aiokv.types import Key, Version
     from sim.record import Run, Token, UpdateRecord
@@ -36,10 +36,10 @@ def history(run: Run, *, unit: float = 1.0) -> list[str]:
     and for each chunk `makes`: a version, and the gradients that are in it and not in the version before.
 
     Args:
-        run: what happened. The chunks of its keys are never divided.
+        run: what happened.
         unit: seconds that count as one.
     """
-    seen = _seen(run, {place: range(len(updates) + 1) for place, updates in _by_place(run).items()})
+    seen = _seen(run, lambda key, start, version: version)
     made = (
         (update.time, "model", "makes", update.key, update.start, update.version, update.tokens)
         for update in run.updates
@@ -56,12 +56,13 @@ def history_by_clock(run: Run, *, unit: float = 1.0) -> list[str]:
     `ssp:0`, which makes one of each gradient, have equal events.
 
     Args:
-        run: as for `history`; none of its gradients was dropped.
+        run: as for `history`; none of its gradients was dropped, and no chunk was divided.
         unit: seconds that count as one.
     """
     contents = {place: _contents(run, updates) for place, updates in _by_place(run).items()}
     completed = (line for place, updates in _by_place(run).items() for line in _clocks(run, place, updates))
-    return _texts(itertools.chain(_of_workers(run, _seen(run, contents)), completed), unit)
+    seen = _seen(run, lambda key, start, version: contents[key, start][version])
+    return _texts(itertools.chain(_of_workers(run, seen), completed), unit)
 
 
 def digest_of_history(lines: Iterable[str]) -> str:
@@ -81,12 +82,12 @@ def _by_place(run: Run) -> dict[tuple[Key, int], list[UpdateRecord]]:
     return places
 
 
-def _seen(run: Run, contents: dict[tuple[Key, int], Any]) -> dict[Token, list[Any]]:
+def _seen(run: Run, content: Callable[[Key, int, Version], Any]) -> dict[Token, list[Any]]:
     """Return what each gradient was computed from, chunk by chunk.
 
     Args:
         run: what happened.
-        contents: what stands for each version of a chunk.
+        content: returns what stands for a version of a chunk.
     """
     read: dict[Token, dict[tuple[Key, int], Version]] = {}
     for update in run.updates:
@@ -95,7 +96,7 @@ def _seen(run: Run, contents: dict[tuple[Key, int], Any]) -> dict[Token, list[An
     for drop in run.drops:
         read.setdefault(drop.token, {})[drop.key, drop.start] = drop.read
     return {
-        token: sorted((str(key), start, contents[key, start][version]) for (key, start), version in places.items())
+        token: sorted((str(key), start, content(key, start, version)) for (key, start), version in places.items())
         for token, places in read.items()
     }
 
