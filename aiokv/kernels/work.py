@@ -142,21 +142,21 @@ def decodes(codec: Codec, dtype: str) -> bool:
 
 
 def has_kernel(rule: Optimizer) -> bool:
-    """Tell whether a device can make a rule's updates: those that take nothing but weight, gradient and state."""
-    return not isinstance(rule, OwnRule) and not rule.by_row and not plan_update(rule).inputs
+    """Tell whether a device can make a rule's updates: those that take weights, gradient and state alone."""
+    return not isinstance(rule, OwnRule) and not rule.by_row and set(plan_update(rule).inputs) <= {"read"}
 
 
 def runs_on_device(work: Work) -> bool:
     """Tell whether a device can do the work."""
     match work:
-        case Combine() | Compensate():
+        case Combine():
             return False
         case Squares():
             return all(piece.size for piece in work.pieces)
         case Renew(rule, steps):
             # At a rate of 0 nothing is computed.
             stands = rule.divides_by_rate and not all(step.learning_rate for step in steps)
-            return has_kernel(rule) and not stands and not work.reads
+            return has_kernel(rule) and not stands
         case _:
             return True
 
@@ -168,12 +168,14 @@ def kind_of(work: Any) -> Hashable:
             return work
         case Scale(out, source) | Divide(out, source):
             return type(work), out, source
+        case Compensate(out, source, weight):
+            return Compensate, out, source, weight
         case Decode(codec):
             return Decode, type(codec)
         case Squares(rule, phase) if runs_on_device(work):
             return Squares, plan_norms(rule, phase), work.weight, work.total, work.names
         case Renew(rule) if runs_on_device(work):
-            return Renew, plan_update(rule), work.weight, work.total, work.out, work.names
+            return Renew, plan_update(rule), work.weight, work.total, work.out, work.names, work.reads
         case _:
             return None
 

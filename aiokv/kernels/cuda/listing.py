@@ -12,7 +12,7 @@ from aiokv.kernels.cuda.streaming import Streaming, streaming_kernel
 from aiokv.kernels.plan import plan_norms, plan_update
 from aiokv.kernels.reference import LANES
 from aiokv.kernels.work import MOST_ADDED
-from aiokv.optim import LAMB, LARS, NAG, SGD, Adam, AdamW, LearningRule
+from aiokv.optim import DCASGD, LAMB, LARS, NAG, SGD, Adam, AdamW, LearningRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +111,7 @@ RULES: dict[str, LearningRule] = {
     "adamw": AdamW(),
     "lamb": LAMB(),
     "lars": LARS(momentum=0.9),
+    "dcasgd": DCASGD(momentum=0.9),
 }
 
 
@@ -118,12 +119,16 @@ def _updates() -> list[Listed]:
     found = []
     for name, rule in RULES.items():
         plan = plan_update(rule)
-        plain = optimize.update_spec(plan, "float32", "float32", "float32", None)
+        plain = optimize.update_spec(plan, "float32", "float32", "float32", None, ("float32",) * len(plan.inputs))
         found.append(streaming(f"{name}, float32", plain))
         for low in ("float16", "bfloat16"):
-            spec = optimize.update_spec(plan, "float32", "float32", "float32", low, master=True)
+            spec = optimize.update_spec(
+                plan, "float32", "float32", "float32", low, (low,) * len(plan.inputs), master=True
+            )
             found.append(streaming(f"{name}, master and {low} copy", spec))
-    return found
+    compensate = optimize.compensation_spec("float32", None, "float32")
+    low_source = optimize.compensation_spec("float32", "float16", "float16")
+    return [*found, streaming("compensate float32", compensate), streaming("compensate float16", low_source)]
 
 
 def _norms() -> list[Listed]:

@@ -18,6 +18,7 @@ from aiokv.kernels.cuda.streaming import Streaming, make_kernel
 from aiokv.kernels.cuda.tensors import tensor_of
 from aiokv.kernels.plan import Plan, parameters
 from aiokv.kernels.reference import LANES
+from aiokv.optim import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +51,11 @@ def update_spec(
         weight: dtype of the weight; that of the computation when it is a master copy.
         total: dtype of the sum.
         out: dtype of the new weight; None when it goes where the sum is.
-        inputs: dtypes of the plan's inputs.
+        inputs: dtypes of the plan's inputs; without any, what was read is the weight.
         master: the weight is written, too.
     """
     reads = [("weight", weight), ("total", total), *((_kept(name), precision) for name in plan.state)]
-    reads += [(_kept(name), dtype) for name, dtype in zip(plan.inputs, inputs, strict=True)]
+    reads += [(_kept(name), dtype) for name, dtype in zip(plan.inputs, inputs, strict=bool(inputs))]
     writes = [("total", total) if out is None else ("out", out)]
     writes += [(_kept(name), precision) for name in plan.state] + [("weight", weight)] * master
     results = ["w", *plan.state]
@@ -63,11 +64,32 @@ def update_spec(
     return Streaming(f"update_{plan.function}", tuple(reads), tuple(writes), "\n".join(lines), plan.numbers, precision)
 
 
+@functools.cache
+def compensation_spec(out: str, source: str | None, weight: str) -> Streaming:
+    """Return the kernel that compensates a gradient for what was changed since its weight was read.
+
+    Args:
+        out: dtype of the result.
+        source: that of the gradient; None where the result takes its place.
+        weight: dtype of the weight, and of what was read.
+    """
+    gradient = "out" if source is None else "source"
+    element = f"def element_of({gradient}, weight, read, lamda):\n"
+    element += f"    result, = compensation(to_precision(weight), {gradient}, to_precision(read), lamda)\n"
+    element += "    return result,"
+    reads = ((gradient, source or out), ("weight", weight), ("read", weight))
+    return Streaming("compensate", reads, (("out", out),), element, ("lamda",), PRECISIONS[out])
+
+
 def _prepared(plan: Plan, reads: Sequence[tuple[str, str]], name: str = "element_of") -> list[str]:
-    taken = [name for name, _ in reads] + list(plan.numbers)
+    arrays = [name for name, _ in reads]
+    taken = arrays + list(plan.numbers)
     lines = [f"def {name}({', '.join(taken)}):"]
     lines += ["    w = to_precision(weight)", "    g = to_precision(total)"]
-    lines += [f"    {name} = to_precision({_kept(name)})" for name in plan.state + plan.inputs]
+    lines += [
+        f"    {name} = {f'to_precision({_kept(name)})' if _kept(name) in arrays else 'w'}"
+        for name in plan.state + plan.inputs
+    ]
     return lines + [f"    g = {_call(function)}" for function in plan.prepare]
 
 

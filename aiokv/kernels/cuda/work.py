@@ -13,7 +13,7 @@ from aiokv.kernels.cuda.launches import Launches
 from aiokv.kernels.cuda.optimize import SquaresLaunch, places_of
 from aiokv.kernels.cuda.tensors import Tensor, tensor_of
 from aiokv.kernels.plan import plan_norms, plan_update, prepare
-from aiokv.kernels.work import Add, Cast, Decode, Divide, Renew, Scale, Squares, Work, Zero
+from aiokv.kernels.work import Add, Cast, Compensate, Decode, Divide, Renew, Scale, Squares, Work, Zero
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,6 +87,9 @@ class Works:
             case Divide(out, source, divisor):
                 named = {"out": buffers[0], "source": buffers[-1]}
                 return self._whole(reduce.quotient_spec(out, source), named, [divisor])
+            case Compensate(out, source, weight, lamda):
+                named = {"out": buffers[0], "source": buffers[-3], "weight": buffers[-2], "read": buffers[-1]}
+                return self._whole(optimize.compensation_spec(out, source, weight), named, [lamda])
             case Renew():
                 return self._renewed(work, buffers)
             case _:
@@ -164,6 +167,8 @@ class Works:
         plan = plan_update(work.rule)
         prepared = prepare(work.rule, "update", precision)
         named = self._named(work, plan, buffers)
+        if work.reads:
+            named["array_read"] = (buffers[-1], work.weight)
         if work.out:
             named["out"] = (buffers[2 + len(work.names)], work.weight)
         spec = optimize.update_spec(
@@ -172,6 +177,7 @@ class Works:
             named["weight"][1],
             work.total,
             work.weight if work.out else None,
+            (work.weight,) if work.reads else (),
             master="master" in work.names,
         )
         norms = work.norms or [()] * len(work.steps)

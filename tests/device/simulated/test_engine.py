@@ -19,7 +19,7 @@ from aiokv.kernels.cuda import launch
 from aiokv.kernels.cuda.engine import Engine
 from aiokv.kernels.cuda.memory import SIMULATED
 from aiokv.kernels.cuda.work import Works
-from aiokv.optim import LAMB, LARS, NAG, SGD, SGLD, Adam, AdamW, Assign, Optimizer, RMSProp
+from aiokv.optim import DCASGD, LAMB, LARS, NAG, SGD, SGLD, Adam, AdamW, Assign, Optimizer, RMSProp
 from aiokv.store.device import DeviceStore
 from aiokv.store.host_work import do_on_host
 from aiokv.store.memory import ParameterStore
@@ -42,6 +42,7 @@ RULES: dict[str, Optimizer] = {
     "lars": LARS(momentum=0.9),
     "rmsprop": RMSProp(),
     "sgld": SGLD(),
+    "dcasgd": DCASGD(momentum=0.9, multi_precision=True),
 }
 
 
@@ -151,6 +152,30 @@ def make_round(side: Side, version: int, rule: Optimizer, dtype: str) -> None:
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_updates_have_the_bits_of_the_host(device: OnDevice, rule: Optimizer, dtype: str) -> None:
     assert train(device, rule, dtype, ()) == train(OnHost(), rule, dtype, ())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("multi_precision", [False, True])
+def test_delayed_gradients_have_the_bits_of_the_host(
+    device: OnDevice, dtype: str, multi_precision: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single one, compared in the update, and two that are compensated before they are added. All is done there."""
+    rule = DCASGD(learning_rate=0.1, momentum=0.5, lamda=0.5, multi_precision=multi_precision)
+    monkeypatch.setattr(Engine, "_do_on_host", None)
+
+    def weights(side: Side) -> bytes:
+        side.do(ef.Install("w", 0, dtype, SIZE, land(side, 0, dtype), PIECES))
+        side.do(ef.Apply("w", 0, 1, land(side, 1, dtype), [0], [0], 1, rule, 1, [], 0))
+        side.finish()
+        side.do(ef.Apply("w", 0, 2, land(side, 2, dtype), [0], [1], 2, rule, 1, [], 0))
+        side.finish()
+        slots = [land(side, n, dtype) for n in (3, 4)]
+        side.do(*(ef.Compensate(slot, dtype, "w", 0, 0, rule.compensation) for slot in slots))
+        side.do(ef.Fold(slots[0], slots[1], dtype), ef.Apply("w", 0, 3, slots[0], [0, 1], [2, 2], 3, rule, 2, [], 2))
+        side.finish()
+        return side.read(ef.StoredState("w", 0, 3, "b", 0, arrays=True))
+
+    assert weights(device) == weights(OnHost())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
