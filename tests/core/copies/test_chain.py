@@ -75,7 +75,12 @@ def test_nobody_is_answered_before_the_last_one_has_it(world: World) -> None:
     tail = there(world.tail)
     tail.alive = False
     asked = []
-    world.begin(once(lambda worker: asked.append(worker.push("w", ONES, 1)) or asked[0]))
+
+    def ask(worker: Worker) -> Asked:
+        asked.append(worker.push("w", ONES, 1))
+        return asked[0]
+
+    world.begin(once(ask))
     for _ in range(30):
         world.step()
         if not any(world.ready.values()):
