@@ -71,8 +71,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every async test on asyncio's own loop, and on uvloop where there is one."""
+    """Run every async test on asyncio's own loop, and on uvloop where there is one, unless it says that one will do."""
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.get_closest_marker("one_loop"):
+        return factories
     with contextlib.suppress(ImportError):
         factories["uvloop"] = _make_uvloop_factory()
     return factories

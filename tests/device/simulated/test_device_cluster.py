@@ -109,6 +109,7 @@ CASES: dict[str, tuple[str | None, dict[str, Any], str, int]] = {
 }
 
 
+@pytest.mark.one_loop("it is about what is computed")
 @pytest.mark.parametrize(("rule", "params", "dtype", "servers"), CASES.values(), ids=CASES)
 async def test_weights_have_the_bits_of_a_cluster_on_the_host(
     rule: str | None, params: dict[str, Any], dtype: str, servers: int
@@ -123,6 +124,7 @@ async def test_weights_have_the_bits_of_a_cluster_on_the_host(
 DECODED = ["1bit", "2bit", "fp16", "bf16", "fp8"]
 
 
+@pytest.mark.one_loop("it is about what is computed")
 @pytest.mark.parametrize(("codec", "decodes"), [*((name, True) for name in DECODED), ("qsgd", False)])
 async def test_compressed_gradients_and_values(codec: str, decodes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of keys that are sent together, too: three steps of two workers, whose large key has two chunks.

@@ -22,6 +22,8 @@ from tests.device.simulated.test_device_cluster import SETTINGS, cluster, gradie
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+pytestmark = pytest.mark.one_loop("standbys on both loops are in tests/net")
+
 STEPS, LOSS = 4, 2
 TABLE = (40, 3)
 
