@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as hy
 
 from aiokv.core import decisions
@@ -651,6 +651,7 @@ class Steps:
         *[("ringmaster:2", 1), ("round_robin", 1), ("quorum:3:1e6", 3), ("adasync:2", 2)],
     ],
 )
+@settings(max_examples=40)
 @given(seed=hy.integers(0, 2**32), servers=hy.integers(2, 3), keys=hy.integers(1, 2), breaks=hy.sampled_from([0, 9]))
 def test_every_key_of_every_server_has_the_same_steps_in_the_same_rounds(
     policy: str, size: int, seed: int, servers: int, keys: int, breaks: int
@@ -681,6 +682,7 @@ def test_gradients_of_k_sync_are_never_stale(seed: int) -> None:
 
 
 @pytest.mark.no_cover
+@settings(max_examples=50)
 @given(seed=hy.integers(0, 2**32), servers=hy.integers(1, 3), policy=hy.sampled_from(["k_sync:2", "k_async:2"]))
 def test_key_that_is_left_out_of_steps_has_of_each_round_what_was_pushed(seed: int, servers: int, policy: str) -> None:
     cluster = Together(servers, 3, policy, 2, seed)
