@@ -165,7 +165,7 @@ def test_a_place_that_moves_and_what_may_be_lost_meanwhile(
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS), hs.integers(0, STEPS))
 def test_rounds_of_all_workers(
     make_world: Callable[..., World],
@@ -208,7 +208,7 @@ def disturb(world: World, disasters: list[tuple[int, str]]) -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("policy", ["asp", "ssp:1", "dssp:1:2", "sync_switch:0.5:5", "k_async:2", "round_robin"])
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(SEEDS, DISASTERS, hs.integers(0, STEPS))
 def test_other_policies(
     make_world: Callable[..., World], policy: str, seed: int, disasters: list[tuple[int, str]], again: int

@@ -20,7 +20,7 @@ SHAPES: dict[Key, tuple[int, ...]] = {"big": (7, 5), "other": (20,), "small": (3
 """Chunks have 16 bytes here: the first two lie on all servers, the last ones are bundled where they share a server."""
 
 SEEDS = hs.integers(0, 2**32)
-many_orders = settings(max_examples=30)
+many_orders = settings(max_examples=60)
 
 
 def filled(value: float) -> dict[Key, Array]:

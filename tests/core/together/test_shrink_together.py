@@ -20,7 +20,7 @@ KEYS: dict[Key, tuple[int, ...]] = {"big": (7, 5), "small": (3,), "scalar": ()}
 STEPS = 4
 
 SEEDS = hs.integers(0, 2**32)
-many_orders = settings(max_examples=30)
+many_orders = settings(max_examples=60)
 
 
 def arrays(value: float) -> dict[Key, Array]:
