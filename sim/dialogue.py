@@ -46,7 +46,7 @@ _MAKING: Final = frozenset((m.Init, m.InitBundle, m.SetPolicy, m.Switched))
 _ASKED: Final = _EXCHANGES | _MAKING | {m.Attach, m.Barrier, m.Finish, m.Leave, m.PlanLeave, m.ReportLoss}
 """Messages that are to be answered."""
 
-_ANSWERS: Final = frozenset((m.Done, m.Bundled, m.Value, m.Error))
+_ANSWERS: Final = frozenset((m.Done, m.Bundled, m.Value, m.Met, m.Error))
 
 COUNTED: Final = ("alive", "away", "lost")
 """States of workers for which rounds and barriers wait."""
@@ -233,7 +233,7 @@ class Dialogue:
             if question is not None:
                 now = now if question.decided is None else question.decided
                 found = self._answer(node, question, request, message, payload, now)
-            elif isinstance(message, (m.Done, m.Value)) and not to.startswith("server"):
+            elif isinstance(message, (m.Done, m.Value, m.Met)) and not to.startswith("server"):
                 found = [f"{type(message).__name__} answers nothing that is open"]
             if found:
                 self._report([f"{node} to {to}: {text}" for text in found])

@@ -19,6 +19,10 @@ Place = tuple[str, tuple["Rank", ...]]
 """A barrier: its name, and the group whose it is; an empty one is that of all workers."""
 
 
+MOST_KNOWN = 4096
+"""So many barriers are remembered, at most, that another scheduler has opened."""
+
+
 @dataclass(slots=True, eq=False)
 class Arrival:
     """A call that waits at a barrier."""
@@ -29,6 +33,7 @@ class Arrival:
     rank: Rank
     waits: float
     said: dict[str, Any] | None
+    after: int
 
 
 class Barriers:
@@ -39,6 +44,10 @@ class Barriers:
         self._waiting: Deadlines[tuple[Peer, int]] = Deadlines()
         self._gave_up: dict[Place, dict[Rank, None]] = {}
         """Ranks that had come and waited too long, while others still wait there for whom they both waited."""
+        self.opened = 0
+        """How many have been opened."""
+        self._known: dict[Place, m.Opened] = {}
+        """What workers have passed before this scheduler was there: others may still wait to be let through."""
 
     def deadline(self) -> float | None:
         """Return the time at which a call has waited too long."""
@@ -53,13 +62,13 @@ class Barriers:
         group = roster.check_group(message.group)
         if group and rank not in group:
             raise MembershipError(f"barrier {message.name!r} of ranks {list(group)}: rank {rank} is none of them")
-        arrival = Arrival((message.name, group), peer, request, rank, message.timeout, message.said)
+        arrival = Arrival((message.name, group), peer, request, rank, message.timeout, message.said, message.after)
         self._arrivals[peer, request] = arrival
         self._waiting.add((peer, request), now + message.timeout)
 
     def release(self, roster: Roster) -> list[Effect]:
-        """Answer at the barriers where everybody is; refuse where somebody is lost."""
-        effects: list[Effect] = []
+        """Answer at the barriers where everybody is, or was before; refuse where somebody is lost."""
+        effects = self._let_through()
         for place in dict.fromkeys(arrival.place for arrival in self._arrivals.values()):
             absent = self._absent(place, roster)
             lost = [rank for rank in absent if rank in roster.lost]
@@ -67,15 +76,44 @@ class Barriers:
                 continue
             self._gave_up.pop(place, None)
             arrivals = [arrival for arrival in self._arrivals.values() if arrival.place == place]
-            answer = _answer(arrivals)
+            if not lost:
+                self.opened += 1
+                self._known.pop(place, None)
+            answer = m.Met(_said(arrivals), self.opened)
             for arrival in arrivals:
-                del self._arrivals[arrival.peer, arrival.request]
-                self._waiting.discard((arrival.peer, arrival.request))
+                self._take_out(arrival)
                 if lost:
                     effects.append(Refuse(arrival.peer, arrival.request, roster.loss(lost, f"barrier {place[0]!r}")))
                 else:
                     effects.append(Send(arrival.peer, arrival.request, answer))
         return effects
+
+    def told(self, passed: m.Opened, roster: Roster) -> None:
+        """Take note of a barrier that a worker has passed, of another scheduler perhaps.
+
+        Raises:
+            MembershipError: its group has ranks that do not exist.
+        """
+        place = passed.name, roster.check_group(passed.group)
+        known = self._known.pop(place, passed)
+        self._known[place] = max(known, passed, key=lambda each: each.number)
+        self.opened = max(self.opened, passed.number)
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _let_through(self) -> list[Effect]:
+        """Answer those that wait at a barrier which another scheduler has opened, and has not told them so."""
+        effects: list[Effect] = []
+        for arrival in list(self._arrivals.values()):
+            known = self._known.get(arrival.place)
+            if known is not None and arrival.after < known.number:
+                self._take_out(arrival)
+                effects.append(Send(arrival.peer, arrival.request, m.Met(known.said, known.number)))
+        return effects
+
+    def _take_out(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival.peer, arrival.request]
+        self._waiting.discard((arrival.peer, arrival.request))
 
     def _absent(self, place: Place, roster: Roster) -> list[Rank]:
         here = {arrival.rank for arrival in self._arrivals.values() if arrival.place == place}
@@ -134,7 +172,7 @@ class Barriers:
         assert len(self._arrivals) == len(self._waiting)
 
 
-def _answer(arrivals: list[Arrival]) -> m.Message:
+def _said(arrivals: list[Arrival]) -> tuple[tuple[Rank, dict[str, Any]], ...]:
     """Return what all who have met are told; of a worker that has asked twice, the last word counts."""
     said = {arrival.rank: arrival.said for arrival in arrivals if arrival.said is not None}
-    return m.Met(tuple(sorted(said.items()))) if said else m.Done()
+    return tuple(sorted(said.items()))

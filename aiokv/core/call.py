@@ -67,7 +67,7 @@ class Call(Record, eq=False, gc=False):
                 self.result = [*(self.result or []), message]
             case m.CommandResult(result) if isinstance(self.result, dict):
                 self.result[peer] = result
-            case m.Met(said):
+            case m.Met(said) if said:
                 self.result = dict(said)
             case m.Pushes() if part is not None and isinstance(self.result, list):
                 self.result.append((part.key, message))

@@ -22,6 +22,7 @@ from aiokv.core.effects import (
 )
 from aiokv.core.encoding import Encodings, ask_compressed, refer_to_encoded
 from aiokv.core.joiner import answer_time
+from aiokv.core.meetings import Meetings
 from aiokv.core.requests import Requests
 from aiokv.core.stimuli import Operation
 from aiokv.core.turns import Turns
@@ -66,6 +67,8 @@ class Calls:
         """How many calls have got values that are not of one round."""
         self.outage: ErrorOf | None = None
         """Why the scheduler can't be asked at the moment."""
+        self.meetings = Meetings()
+        """The barriers that were passed."""
         self.requests = Requests()
         """What they have asked, and what the session has asked for itself."""
         self._calls: dict[int, Call] = {}
@@ -289,7 +292,11 @@ class Calls:
         part = pending.part
         effects: list[Effect] = []
         freed: tuple[Key, ...] = ()
-        if part is not None:
+        if part is None:
+            if type(message) is m.Met and isinstance(pending.message, m.Barrier):
+                # Also if nobody waits for it any longer.
+                self.meetings.passed(pending.message, message)
+        else:
             # Not by `isinstance`, which takes five times as long to say no.
             counted = type(message) is not m.Error or is_counted(message.code)
             push = part.push

@@ -101,6 +101,7 @@ class Cluster:
             plan.checkpoints.resume,
             plan.replication,
             plan.num_workers if len(workers) > plan.num_workers else 0,
+            self.barriers.opened,
         )
 
     def tell_keepers(self, now: float) -> list[Effect]:

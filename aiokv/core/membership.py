@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from aiokv.core.members import Member
     from aiokv.types import Peer
 
-Said = m.View | m.CheckpointPart | m.CheckpointClock | m.StandbyReady | m.DropStandby | m.BoundaryClock | m.Passed
+Said = (
+    m.Opened
+    | m.View
+    | m.CheckpointPart
+    | m.CheckpointClock
+    | m.StandbyReady
+    | m.DropStandby
+    | m.BoundaryClock
+    | m.Passed
+)
 """What nodes tell the scheduler without asking for anything."""
 
 
@@ -121,7 +130,7 @@ class Membership:
         member = self._cluster.worker(peer)
         if member.state == "joining":
             # The others have met there long ago.
-            return self._members.remember([Send(peer, request, m.Done())])
+            return self._members.remember([Send(peer, request, m.Met(()))])
         self._barriers.arrive(peer, request, member.number, message, self._cluster.roster, now)
         return self._cluster.release()
 
@@ -147,6 +156,9 @@ class Membership:
             return self._told_of_standby(member, message, now)
         if isinstance(message, m.CheckpointClock):
             return self._keeper.answered(peer, message, now)
+        if isinstance(message, m.Opened):
+            self._cluster.barriers.told(message, self._cluster.roster)
+            return self._cluster.release()
         if isinstance(message, m.BoundaryClock):
             is_server = member.role is Role.SERVER
             return self._admissions.answered(member.name, message, is_server=is_server)

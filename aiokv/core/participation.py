@@ -79,6 +79,7 @@ class Participation:
         if first:
             self.rank = self.roster.rank_of(self._name)
             self.is_new = self._is_joining
+        self._calls.meetings.viewed(view, is_counted=not self._is_joining)
         return effects + self._limit()
 
     def called(self, stimulus: PlaceCall, now: float) -> list[Effect]:

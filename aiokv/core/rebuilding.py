@@ -222,6 +222,7 @@ class Rebuild:
                     head = (-1, 0, Role.SERVER, standby.name, standby.incarnation, standby.host, standby.port, now)
                     self._restore_member(rebuilding, Member(*head), now)
         self._cluster.epoch = view.epoch
+        self._cluster.barriers.opened = view.barriers
         self._cluster.keeper.restarted()
 
     def _restore_member(self, rebuilding: Rebuilding, member: Member, now: float) -> None:

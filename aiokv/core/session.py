@@ -298,7 +298,7 @@ class Session:
             self._calls.outage = None
         if not first and not was_registered:
             back = Log("info", f"{self._joiner.name} is back at the scheduler")
-            effects = [back, *self._calls.ask_scheduler_again(now)]
+            effects = [back, *self._calls.meetings.tell(), *self._calls.ask_scheduler_again(now)]
         if not is_news:
             return effects
         if first and view.death_timeout >= self._call_timeout:

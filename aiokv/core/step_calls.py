@@ -109,7 +109,8 @@ class StepCalls:
     def _enter_barrier(self, stimulus: st.EnterBarrier, now: float) -> list[Effect]:
         name, timeout = stimulus.name, stimulus.timeout
         call = Call(stimulus.call, f"barrier {name!r}", timeout)
-        message = m.Barrier(name, answer_time(timeout), stimulus.group, stimulus.said)
+        after = self._calls.meetings.last(name, stimulus.group)
+        message = m.Barrier(name, answer_time(timeout), stimulus.group, stimulus.said, after)
         if stimulus.leaves:
             # Lost servers may be just what the others are to hear of.
             self._standing.check_open(call)

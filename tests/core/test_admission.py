@@ -59,8 +59,8 @@ def test_who_comes_is_a_member_at_once_and_nobody_waits_for_it(scheduler: Schedu
     assert entry(scheduler) == m.WorkerEntry(2, "worker-2", 1, "joining")
     assert scheduler.views["worker-2"][-1].declared == 2
     waiting = [scheduler.barrier("worker-0"), scheduler.barrier("worker-1")]
-    assert [each.answer for each in waiting] == [m.Done()] * 2
-    assert scheduler.barrier("worker-2").answer == m.Done()
+    assert [each.answer for each in waiting] == [m.Met((), 1)] * 2
+    assert scheduler.barrier("worker-2").answer == m.Met(())
 
 
 def test_it_counts_behind_a_boundary_to_which_all_agree_and_is_told_when_all_are_past_it(scheduler: Scheduler) -> None:
@@ -79,7 +79,7 @@ def test_it_counts_behind_a_boundary_to_which_all_agree_and_is_told_when_all_are
     assert scheduler.ask("worker-2", m.Enter(5.0)).answer == m.Entered(1)
     waiting = [scheduler.barrier("worker-0"), scheduler.barrier("worker-1")]
     assert waiting[0].pending
-    assert scheduler.barrier("worker-2").answer == waiting[0].answer == m.Done()
+    assert scheduler.barrier("worker-2").answer == waiting[0].answer == m.Met((), 1)
 
 
 def test_where_no_key_goes_in_rounds_nobody_has_to_be_past_it(scheduler: Scheduler) -> None:

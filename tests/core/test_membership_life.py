@@ -40,7 +40,7 @@ def test_barrier_opens_when_every_worker_is_here(scheduler: Scheduler) -> None:
     first = [scheduler.barrier(f"worker-{rank}") for rank in (2, 0)]
     assert [asked.answer for asked in first] == [None, None]
     last = scheduler.barrier("worker-1")
-    assert [asked.answer for asked in (*first, last)] == [m.Done()] * 3
+    assert [asked.answer for asked in (*first, last)] == [m.Met((), 1)] * 3
 
 
 def test_scenario_6_barrier_counts_ranks_and_not_calls(scheduler: Scheduler) -> None:
@@ -48,7 +48,7 @@ def test_scenario_6_barrier_counts_ranks_and_not_calls(scheduler: Scheduler) -> 
     asked = [scheduler.barrier("worker-0"), scheduler.barrier("worker-0"), scheduler.barrier("worker-1")]
     assert [a.answer for a in asked] == [None] * 3
     asked.append(scheduler.barrier("worker-2"))
-    assert [a.answer for a in asked] == [m.Done()] * 4
+    assert [a.answer for a in asked] == [m.Met((), 1)] * 4
 
 
 def test_what_workers_say_at_a_barrier_is_told_to_all(scheduler: Scheduler) -> None:
@@ -62,7 +62,7 @@ def test_what_workers_say_at_a_barrier_is_told_to_all(scheduler: Scheduler) -> N
             ("worker-1", None),
         )
     ]
-    assert [a.answer for a in asked] == [m.Met(((0, {"n": 9}), (2, {"n": 2})))] * 4
+    assert [a.answer for a in asked] == [m.Met(((0, {"n": 9}), (2, {"n": 2})), 1)] * 4
 
 
 def test_barriers_of_different_names_do_not_mix(scheduler: Scheduler) -> None:
@@ -71,9 +71,9 @@ def test_barriers_of_different_names_do_not_mix(scheduler: Scheduler) -> None:
 
 
 def test_barrier_can_be_used_many_times(scheduler: Scheduler) -> None:
-    for _ in range(3):
+    for number in (1, 2, 3):
         asked = [scheduler.barrier(f"worker-{rank}") for rank in range(3)]
-        assert [a.answer for a in asked] == [m.Done()] * 3
+        assert [a.answer for a in asked] == [m.Met((), number)] * 3
 
 
 def test_scenario_7_late_barrier_names_the_absent_to_everybody(scheduler: Scheduler) -> None:
@@ -110,7 +110,7 @@ def test_who_gave_up_is_waited_for_again(scheduler: Scheduler) -> None:
     scheduler.tick(0.5)
     scheduler.barrier("worker-2", timeout=5.0)
     assert last.pending
-    assert scheduler.barrier("worker-0").answer == last.answer == m.Done()
+    assert scheduler.barrier("worker-0").answer == last.answer == m.Met((), 1)
     assert not scheduler.machine._barriers._gave_up
 
 
@@ -119,8 +119,8 @@ def test_barrier_can_be_used_again_after_a_time_out(scheduler: Scheduler) -> Non
     scheduler.tick(0.5)
     asked = [scheduler.barrier(f"worker-{rank}") for rank in (1, 2)]
     assert [a.answer for a in asked] == [None, None]
-    assert scheduler.barrier("worker-0").answer == m.Done()
-    assert [a.answer for a in asked] == [m.Done()] * 2
+    assert scheduler.barrier("worker-0").answer == m.Met((), 1)
+    assert [a.answer for a in asked] == [m.Met((), 1)] * 2
 
 
 def test_retry_outlives_the_call_that_timed_out(scheduler: Scheduler) -> None:
@@ -129,20 +129,20 @@ def test_retry_outlives_the_call_that_timed_out(scheduler: Scheduler) -> None:
     for rank in (1, 2):
         scheduler.barrier(f"worker-{rank}")
     assert isinstance(first.answer, BarrierTimeoutError)
-    assert retry.answer == m.Done()
+    assert retry.answer == m.Met((), 1)
 
 
 def test_barrier_does_not_wait_for_one_who_has_left(scheduler: Scheduler) -> None:
     asked = [scheduler.barrier(f"worker-{rank}") for rank in (0, 1)]
     scheduler.ask("worker-2", m.Leave())
-    assert [a.answer for a in asked] == [m.Done()] * 2
+    assert [a.answer for a in asked] == [m.Met((), 1)] * 2
 
 
 def test_barrier_of_a_group_waits_for_its_ranks_alone(scheduler: Scheduler) -> None:
     alone = scheduler.ask("worker-0", m.Barrier("b", 5.0))
     first = scheduler.ask("worker-2", m.Barrier("b", 5.0, (2, 0)))
     assert first.pending
-    assert scheduler.ask("worker-0", m.Barrier("b", 5.0, (0, 2))).answer == first.answer == m.Done()
+    assert scheduler.ask("worker-0", m.Barrier("b", 5.0, (0, 2))).answer == first.answer == m.Met((), 1)
     assert alone.pending, "that of all workers is another one"
 
 
@@ -152,7 +152,7 @@ def test_group_of_all_is_the_barrier_of_all(scheduler: Scheduler) -> None:
         scheduler.ask("worker-1", m.Barrier("b", 5.0, (0, 1, 2))),
     ]
     scheduler.ask("worker-2", m.Barrier("b", 5.0))
-    assert [asked.answer for asked in waiting] == [m.Done()] * 2
+    assert [asked.answer for asked in waiting] == [m.Met((), 1)] * 2
 
 
 @pytest.mark.parametrize("group", [(1, 2), (0, 7)], ids=["of others", "of nobody"])
@@ -166,7 +166,7 @@ def test_barrier_of_another_group_is_refused(scheduler: Scheduler, group: tuple[
 def test_nobody_waits_for_one_who_has_finished(scheduler: Scheduler) -> None:
     asked = [scheduler.barrier(f"worker-{rank}") for rank in (0, 1)]
     assert scheduler.ask("worker-2", m.Finish()).answer == m.Done()
-    assert [a.answer for a in asked] == [m.Done()] * 2
+    assert [a.answer for a in asked] == [m.Met((), 1)] * 2
     states = [entry.state for entry in scheduler.views["worker-2"][-1].workers]
     assert states == ["alive", "alive", "finished"], "it is told, because it stays"
 
@@ -215,7 +215,7 @@ def test_lost_server_does_not_fail_a_barrier(make_scheduler: type[Scheduler]) ->
     scheduler.drop("server-1")
     assert waiting.pending
     scheduler.barrier("worker-1")
-    assert waiting.answer == m.Done()
+    assert waiting.answer == m.Met((), 1)
 
 
 # --- losses ---

@@ -67,7 +67,7 @@ def test_it_goes_on_when_all_are_back(scheduler: Scheduler) -> None:
     assert states(scheduler) == {"worker-1": "left"}
     assert [entry.rank for entry in scheduler.views["worker-2"][-1].workers] == [0, 1, 2]
     waiting = scheduler.barrier("worker-0")
-    assert scheduler.barrier("worker-2").answer == waiting.answer == m.Done()
+    assert scheduler.barrier("worker-2").answer == waiting.answer == m.Met((), 1)
 
 
 def test_who_knows_a_newer_epoch_is_asked(scheduler: Scheduler) -> None:
@@ -116,6 +116,53 @@ def test_newcomers_wait_until_it_is_known_what_the_cluster_is(make_scheduler: ty
     come_back(scheduler, "worker-0")
     assert not stranger.pending, "all places are taken"
     assert scheduler.views["worker-2"][-1].workers[2] == m.WorkerEntry(2, "worker-2", 9)
+
+
+def back_from_barrier(scheduler: Scheduler, **opened: int) -> None:
+    """Let all come back, after a barrier "b" that some workers know to be opened, in the 5th opening of any."""
+    come_back(scheduler, "server-0", "server-1", "worker-0", "worker-2")
+    known = view()
+    known.barriers = 4
+    tell(scheduler, "server-1", known)
+    for name, number in opened.items():
+        scheduler.ask(name.replace("_", "-"), m.Opened("b", (), number, ((0, {"n": 1}),)))
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["who waits is back first", "who was told is back first"])
+def test_a_barrier_that_had_opened_for_some_opens_for_the_others(scheduler: Scheduler, *, is_first: bool) -> None:
+    """Of those who waited there one was told, and has gone on; the other asks again, and is told the same."""
+    message = m.Barrier("b", 5.0, after=3)
+    if is_first:
+        back_from_barrier(scheduler)
+        waiting = scheduler.ask("worker-2", message)
+        assert waiting.pending
+        scheduler.ask("worker-0", m.Opened("b", (), 5, ((0, {"n": 1}),)))
+    else:
+        back_from_barrier(scheduler, worker_0=5)
+        waiting = scheduler.ask("worker-2", message)
+    assert waiting.answer == m.Met(((0, {"n": 1}),), 5)
+    nexts = [scheduler.ask(name, m.Barrier("b", 5.0, after=5)) for name in ("worker-2", "worker-0")]
+    assert [each.answer for each in nexts] == [m.Met((), 6)] * 2
+
+
+def test_a_barrier_that_had_opened_for_all_is_closed_again(scheduler: Scheduler) -> None:
+    back_from_barrier(scheduler, worker_0=5, worker_2=4)
+    waiting = scheduler.ask("worker-2", m.Barrier("b", 5.0, after=5))
+    assert waiting.pending
+    assert scheduler.ask("worker-2", m.Barrier("c", 5.0, after=4)).pending, "it is another one"
+    assert scheduler.ask("worker-0", m.Barrier("b", 5.0, after=5)).answer == waiting.answer == m.Met((), 6)
+
+
+def test_so_many_barriers_are_remembered_that_had_opened(scheduler: Scheduler) -> None:
+    back_from_barrier(scheduler)
+    for number in range(4097):
+        scheduler.ask("worker-0", m.Opened(f"b{number}", (), 5 + number))
+    assert scheduler.ask("worker-2", m.Barrier("b0", 5.0, after=4)).pending
+    assert scheduler.ask("worker-2", m.Barrier("b1", 5.0, after=4)).answer == m.Met((), 6)
+
+
+def test_only_members_say_which_barriers_have_opened(scheduler: Scheduler) -> None:
+    assert isinstance(scheduler.ask("worker-0", m.Opened("b", (), 5)).error, MembershipError)
 
 
 def test_who_was_not_told_of_the_cluster_is_of_it_all_the_same(scheduler: Scheduler) -> None:

@@ -69,7 +69,7 @@ def test_a_barrier_is_entered_again(scheduler: Scheduler) -> None:
     waiting = scheduler.barrier("worker-0")
     assert waiting.pending, "whoever is not connected is not here"
     back(scheduler, "worker-1")
-    assert scheduler.barrier("worker-1").answer == waiting.answer == m.Done()
+    assert scheduler.barrier("worker-1").answer == waiting.answer == m.Met((), 1)
 
 
 def test_what_was_answered_is_not_done_again(scheduler: Scheduler) -> None:
@@ -78,7 +78,7 @@ def test_what_was_answered_is_not_done_again(scheduler: Scheduler) -> None:
     scheduler.drop("worker-1")
     back(scheduler, "worker-1")
     again = scheduler.ask_again("worker-1", asked[1], m.Barrier("b", 5.0))
-    assert again.answer == m.Done()
+    assert again.answer == m.Met((), 1)
     assert scheduler.barrier("worker-0").pending
 
 
@@ -103,9 +103,9 @@ def test_who_has_finished_is_not_made_to_finish_again(scheduler: Scheduler) -> N
 
 
 def test_only_so_many_answers_are_kept(scheduler: Scheduler) -> None:
-    for _ in range(70):
+    for number in range(70):
         first = scheduler.barrier("worker-0")
-        assert scheduler.barrier("worker-1").answer == first.answer == m.Done()
+        assert scheduler.barrier("worker-1").answer == first.answer == m.Met((), number + 1)
     assert len(scheduler.machine._members.by_name["worker-0"].answered) == 64
 
 

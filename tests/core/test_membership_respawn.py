@@ -82,7 +82,7 @@ def test_barriers_wait_for_who_is_away(scheduler: Scheduler) -> None:
     assert waiting.pending
     scheduler.register("worker-1", again=True, incarnation=7)
     assert waiting.pending
-    assert scheduler.barrier("worker-1").answer == waiting.answer == m.Done()
+    assert scheduler.barrier("worker-1").answer == waiting.answer == m.Met((), 1)
 
 
 def test_what_the_process_before_had_entered_counts_no_longer(scheduler: Scheduler) -> None:
@@ -92,7 +92,7 @@ def test_what_the_process_before_had_entered_counts_no_longer(scheduler: Schedul
     scheduler.register("worker-1", again=True, incarnation=7)
     waiting = scheduler.barrier("worker-0", timeout=20.0)
     assert waiting.pending
-    assert scheduler.barrier("worker-1").answer == waiting.answer == m.Done()
+    assert scheduler.barrier("worker-1").answer == waiting.answer == m.Met((), 1)
 
 
 def test_a_place_that_nobody_takes_is_lost(scheduler: Scheduler) -> None:

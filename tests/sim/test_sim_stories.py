@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from aiokv.errors import CallTimeoutError, ClusterFullError, JoinTimeoutError, ServerLostError, WorkerLostError
 from sim.cluster import simulate
 from sim.compute import Constant, Exponential
-from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Slow, Spot
+from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Reset, Slow, Spot
 from sim.report import notes, poisoned_updates, summarise
 from sim.sections import ClusterSection, JobSection, NetworkSection, ServerSection, StopSection, TensorSection
 from sim.split import end_of, split
@@ -268,6 +269,20 @@ def test_joins_that_no_scheduler_hears_end_at_their_deadline(run_with: Callable[
     run = run_with(Crash(node="scheduler", at=2.0), Late(node="worker-2", at=7.0))
     assert all(isinstance(worker.error, JoinTimeoutError) for worker in run.workers)
     assert all("within 30 s: waiting for the scheduler" in str(worker.error) for worker in run.workers)
+
+
+@pytest.mark.parametrize("at", [2.0, 2.1, 2.15, 2.2, 2.25, 2.3])
+def test_a_barrier_that_a_scheduler_has_opened_for_some_is_opened_for_the_others(
+    run_with: Callable[..., Run], at: float
+) -> None:
+    """Rank 1 hears of what is opened after 0.2 s, or not at all, as its connection and the scheduler end meanwhile."""
+    faults = (
+        Link(node="worker-1", to="scheduler", latency=0.2),
+        Reset(node="worker-1", to="scheduler", at=at),
+        Crash(node="scheduler", at=at + 0.02, restart=2.0),
+    )
+    cluster = msgspec.structs.replace(CLUSTER, reconnect_grace=1.0)
+    assert is_complete(run_with(*faults, job=JobSection(barrier_every=1), cluster=cluster))
 
 
 @pytest.mark.parametrize("at", [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07])

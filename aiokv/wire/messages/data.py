@@ -336,9 +336,13 @@ class Reached(Message):
 
 
 class Met(Message):
-    """Every worker of a barrier's group is there; what each of them has said, by rank."""
+    """Every worker of a barrier's group is there; what each of them has said, by rank.
+
+    The scheduler gives each opening of any barrier the next number.
+    """
 
     said: tuple[tuple[int, dict[str, Any]], ...]
+    number: int = 0
 
 
 # --- another policy for keys that are there; see `core.policy_changes` ---

@@ -97,6 +97,8 @@ class View(Message):
     `replication` is on how many servers every parameter is: with 2 each has a standby.
 
     `declared` is how many workers the cluster has begun with; 0: as many as there are in `workers`.
+
+    `barriers` is how many have been opened.
     """
 
     epoch: int
@@ -113,6 +115,7 @@ class View(Message):
     resume: str = ""
     replication: int = 1
     declared: int = 0
+    barriers: int = 0
 
 
 class GetView(Message):
@@ -126,13 +129,24 @@ class Heartbeat(Message):
 class Barrier(Message):
     """Answer when every worker of the group has sent this name; an empty group is all of them.
 
-    The answer is `Done`, or `Met` if one of them has `said` something.
+    The answer is `Met`. `after` is the number of the last opening of this barrier that the worker has passed, or before
+    which nobody waited for it.
     """
 
     name: str
     timeout: float
     group: tuple[int, ...] = ()
     said: dict[str, Any] | None = None
+    after: int = 0
+
+
+class Opened(Message):
+    """I have passed a barrier, whose last opening that I know of has this number; what each rank has `said` there."""
+
+    name: str
+    group: tuple[int, ...]
+    number: int
+    said: tuple[tuple[int, dict[str, Any]], ...] = ()
 
 
 class Finish(Message):
