@@ -237,7 +237,8 @@ class Dialogue:
                 found = [f"{type(message).__name__} answers nothing that is open"]
             if found:
                 self._report([f"{node} to {to}: {text}" for text in found])
-        elif type(message) is m.View:
+        elif type(message) is m.View and node == SCHEDULER:
+            # What nodes tell a scheduler that is started again may be older than what the one before had sent last.
             self._view_sent(peer, message, now)
 
     def _exchange_sent(self, worker: str, server: str, request: int, message: Push | Pull) -> None:

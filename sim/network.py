@@ -81,6 +81,7 @@ class Pipe:
         "_queue",
         "back",
         "delivered",
+        "early",
         "flights",
         "is_attached",
         "messages",
@@ -109,6 +110,8 @@ class Pipe:
         """Is told of every message from its sending to its arrival."""
         self.is_attached = False
         """Whether the node that sends over it takes in what comes back."""
+        self.early: Closing | None = None
+        """The end of the connection, when that has come before the node which sends over it knows that it was made."""
         self.peer: Peer = 0
         self.back: Pipe = self
         self.sent = 0

@@ -336,6 +336,8 @@ class Node:
             self._waiting.append(lambda: self.arrive(peer, pipe, item))
             return
         if not self.alive or not pipe.is_attached:
+            if type(item) is Closing:
+                pipe.early = item
             return
         if type(item) is not Packet:
             self._detach(peer)
@@ -637,6 +639,8 @@ class Node:
                 for each in (pipe, pipe.back):
                     each.flights = self._flights if each.takes_time else None
             self.deliver(st.Connected(peer))
+            if pipe.early is not None:
+                self.arrive(peer, pipe, pipe.early)
         else:
             pipe.close("the node that connected is gone")
 

@@ -48,12 +48,18 @@ RECONNECTION = 0.5
 HOLD_UP = (Bursts, Link, Pause, Slow)
 """Faults that may keep a worker busy without anybody taking it for lost."""
 
+LOOKING = 1.5
+"""Seconds in which all nodes have found a scheduler that is there again, and it knows them."""
+
 
 def lost_time(scenario: Scenario) -> float:
     """Return for how many seconds all faults together can keep nodes from hearing of each other; inf: for good."""
     total = 0.0
     for fault in scenario.fault:
         match fault:
+            case Crash(restart=float(restart), times=times) if fault.node == SCHEDULER:
+                # Nodes look for it once a second, and have to hear of each other from the new one.
+                total += times * (restart + LOOKING)
             case Crash() | Hang() | Spot():
                 return math.inf
             case Leave() if scenario.cluster.min_workers > 1:

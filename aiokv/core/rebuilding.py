@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from aiokv.core.cluster import Cluster
     from aiokv.types import Peer
 
+UNSEEN = 1000
+"""So many epochs are left out: the scheduler before may have sent newer views than anybody who is back knows of, and
+there must not be two of one epoch."""
+
 Receive = Callable[["Peer", int, m.Message, float], list[Effect]]
 """Takes in a message over a connection, with its request id, as if it came now."""
 
@@ -59,7 +63,7 @@ class Rebuilding(Record, eq=False):
             return
         known = {(worker.name, worker.incarnation) for worker in self.view.workers if worker.state in EXPECTED}
         known |= {(server.name, server.incarnation) for server in self.view.servers if server.state in EXPECTED}
-        standbys = [entry.standby for entry in self.view.servers if entry.standby is not None]
+        standbys = [standby for entry in self.view.servers for standby in standbys_of(entry)]
         known |= {(standby.name, standby.incarnation) for standby in standbys if standby.state != "expected"}
         for one in list(self.later):
             name = one.message.name
@@ -72,7 +76,7 @@ class Rebuilding(Record, eq=False):
         """Whether all are back that were there in the newest epoch that anybody knows."""
         if self.view is None or self.view.epoch < self.asked:
             return False
-        here = [entry.name for entry in self.view.workers if entry.state in {"alive", "finished"}]
+        here = [entry.name for entry in self.view.workers if entry.state in {"alive", "finished", "joining"}]
         here += [entry.name for entry in self.view.servers if entry.state == "alive"]
         standbys = [standby for entry in self.view.servers for standby in standbys_of(entry)]
         here += [standby.name for standby in standbys if standby.state != "expected"]
@@ -221,7 +225,7 @@ class Rebuild:
                 if standby.state != "expected":
                     head = (-1, 0, Role.SERVER, standby.name, standby.incarnation, standby.host, standby.port, now)
                     self._restore_member(rebuilding, Member(*head), now)
-        self._cluster.epoch = view.epoch
+        self._cluster.epoch = view.epoch + UNSEEN
         self._cluster.barriers.opened = view.barriers
         self._cluster.keeper.restarted()
 

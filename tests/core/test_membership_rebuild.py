@@ -63,7 +63,7 @@ def test_it_goes_on_when_all_are_back(scheduler: Scheduler) -> None:
     tell(scheduler, "server-1", view())
     assert not any(scheduler.views.values())
     come_back(scheduler, "worker-0")
-    assert [views[-1].epoch for views in scheduler.views.values()] == [8] * 4
+    assert [views[-1].epoch for views in scheduler.views.values()] == [1008] * 4
     assert states(scheduler) == {"worker-1": "left"}
     assert [entry.rank for entry in scheduler.views["worker-2"][-1].workers] == [0, 1, 2]
     waiting = scheduler.barrier("worker-0")
@@ -77,7 +77,7 @@ def test_who_knows_a_newer_epoch_is_asked(scheduler: Scheduler) -> None:
     assert asked(scheduler) == ["server-1", "server-0"]
     tell(scheduler, "server-0", view(last="finished"))
     tell(scheduler, "server-1", view(6))
-    assert scheduler.views["worker-0"][-1].epoch == 8
+    assert scheduler.views["worker-0"][-1].epoch == 1008
     assert states(scheduler) == {"worker-1": "left", "worker-2": "finished"}
 
 
@@ -172,7 +172,7 @@ def test_who_was_not_told_of_the_cluster_is_of_it_all_the_same(scheduler: Schedu
     tell(scheduler, "server-1", view())
     assert waiting.pending
     assert scheduler.register("server-0").answer is None
-    assert [views[-1].epoch for views in scheduler.views.values()] == [8] * 4
+    assert [views[-1].epoch for views in scheduler.views.values()] == [1008] * 4
     assert states(scheduler) == {"worker-1": "left"}
 
 
@@ -244,3 +244,15 @@ def test_only_who_has_come_back_is_believed(scheduler: Scheduler, *, is_new: boo
     told = scheduler.ask("worker-9" if is_new else "stranger", view())
     assert isinstance(told.answer, MembershipError)
     assert not any(scheduler.views.values())
+
+
+def test_a_worker_that_was_about_to_count_has_its_time_to_come_back(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=2, servers=2, max_workers=3)
+    known = view(last="joining")
+    known.workers = (known.workers[0], m.WorkerEntry(1, "worker-1", 1), known.workers[2])
+    known.declared = 2
+    come_back(scheduler, "server-1", "server-0", "worker-0", "worker-1")
+    tell(scheduler, "server-1", known)
+    assert not any(scheduler.views.values())
+    come_back(scheduler, "worker-2")
+    assert states(scheduler) == {"worker-2": "joining"}

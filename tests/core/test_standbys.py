@@ -376,7 +376,7 @@ def test_a_scheduler_that_is_started_again_knows_them_from_the_view(make_schedul
     scheduler = make_scheduler(workers=1, servers=2, replication=2)
     known = old_view("ready")
     come_back(scheduler, known, "server-0", "server-1/0.3", "worker-0", "server-0/1.3", "server-1")
-    assert view(scheduler).epoch == 8
+    assert view(scheduler).epoch == 1008
     assert standbys(scheduler) == [("server-1", "ready"), ("server-0", "ready")]
     scheduler.drop("server-0")
     assert servers(scheduler)[0] == ("server-1", "alive")
