@@ -84,6 +84,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     interface: Annotated[Text, says("Listen at the address of this network interface.")] = ""
     num_workers: Annotated[Count, says("Workers of the cluster.")] = 1
     num_servers: Annotated[Count, says("Servers of the cluster.")] = 1
+    num_places: Annotated[
+        Bytes,
+        says(
+            "For so many places keys are cut; each server has some, and servers that join get some of those. "
+            "0: one for each server. The scheduler's setting counts for all."
+        ),
+    ] = 0
     heartbeat: Annotated[Seconds, says("A node says that it is alive this often.")] = 2.0
     death_timeout: Annotated[Seconds, says("A node that has been silent for so long is counted as lost.")] = 10.0
     reconnect_grace: Annotated[
@@ -327,6 +334,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             text = f"max_workers = {self.max_workers} is less than num_workers = {self.num_workers}"
             raise ConfigError(text, expected=self.num_workers, got=self.max_workers)
         self.check_replication()
+        self.check_places()
 
     def _check_tls(self) -> None:
         if self.uses_tls and not self.tls_ca:
@@ -371,6 +379,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.replication > servers:
             text = f"replication = {self.replication} needs at least {self.replication} servers, got {servers}"
             raise ConfigError(text, key="num_servers", expected=self.replication, got=servers)
+
+    def check_places(self, servers: int | None = None) -> None:
+        """Check that each server has a place; called as `check_replication` is.
+
+        Args:
+            servers: how many there are; None: `num_servers`.
+
+        Raises:
+            ConfigError: there are too few places.
+        """
+        servers = self.num_servers if servers is None else servers
+        if 0 < self.num_places < servers:
+            text = f"num_places = {self.num_places} is less than the number of servers, {servers}"
+            raise ConfigError(text, key="num_places", expected=servers, got=self.num_places)
 
     def advertised_host(self, bound_host: str, local_host: str) -> str:
         """Return the address under which the others reach this node.

@@ -310,7 +310,7 @@ def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
     [rank], [staleness] = update.ranks, update.staleness
     expected = update.version - 1 - chunk.last.get(rank, 0)
     cluster = run.scenario.cluster
-    again = cluster.on_worker_loss == "respawn" or cluster.min_workers > 1 or cluster.replication > 1
+    again = cluster.on_worker_loss == "respawn" or cluster.min_workers > 1 or cluster.moves
     again = again or any(isinstance(fault, Reset) for fault in run.scenario.fault)
     again = again or any(name in run.since for name, _ in update.tokens)
     if staleness < expected and again:

@@ -272,13 +272,14 @@ class _Cluster:
             max_workers=cluster.max_workers,
             reconnect_grace=cluster.reconnect_grace,
             replication=cluster.replication,
+            num_places=cluster.places,
             checkpoints=checkpoints,
         )
 
     def _start_server(self, name: str, standby: int = -1) -> Node:
         coordinator = Coordinator(self._joiner(Role.SERVER, name, standby))
         node = self._add_node(name, coordinator, listens=True)
-        if self._scenario.cluster.replication > 1:
+        if self._scenario.cluster.moves:
             node.server = coordinator
         self._tallies.append((name, coordinator.tallies))
         if self._decides:

@@ -60,7 +60,10 @@ class Late(Fault, frozen=True, kw_only=True, tag="late"):
 
 
 class Join(Fault, frozen=True, kw_only=True, tag="join"):
-    """Another worker is started, which joins the running job: worker-N of N workers, and then the next ones."""
+    """Another worker is started, which joins the running job: worker-N of N workers, and then the next ones.
+
+    Or another server, server-N of N servers and so on, which gets some of the places that there are.
+    """
 
     at: Positive
 

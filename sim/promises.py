@@ -20,7 +20,7 @@ from aiokv.policy.ringmaster import Ringmaster
 from aiokv.policy.round_robin import RoundRobin
 from aiokv.policy.ssp import SSP
 from aiokv.policy.sync_switch import SyncSwitch
-from sim.faults import Crash, Link, Reset
+from sim.faults import Crash, Join, Link, Reset
 from sim.sections import StopSection
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def counts_together(run: Run) -> bool:
     """Say whether all that a worker pushes in a step is to be in updates, or nothing of it, whatever happens to it."""
     scenario = run.scenario
     # A connection that ends is made again, also one between servers.
-    lasting = [fault for fault in scenario.fault if not isinstance(fault, Reset)]
+    lasting = [fault for fault in scenario.fault if not isinstance(fault, Reset | Join)]
     if scenario.cluster.replication > 1 and not any(PARAMETERS_LOST in log.text for log in run.logs):
         # A server that crashes has a successor, which knows what counts.
         lasting = [fault for fault in lasting if not (isinstance(fault, Crash) and fault.node in scenario.servers)]

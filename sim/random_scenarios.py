@@ -97,7 +97,8 @@ def random_scenario(seed: int) -> Scenario:
     made = _respawning(random.Random(f"{seed}:respawn"), _tearing(seed, made))
     made = _parting_servers(random.Random(f"{seed}:servers"), made)
     made = _joining(random.Random(f"{seed}:join"), made)
-    return _copying(random.Random(f"{seed}:copies"), made)
+    made = _copying(random.Random(f"{seed}:copies"), made)
+    return _spreading(random.Random(f"{seed}:places"), made)
 
 
 def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
@@ -139,6 +140,18 @@ def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
         at = max(STEP, round(stream.choice(workers).at + stream.uniform(-STEP / 3, STEP), 3))
         crash = msgspec.structs.replace(crash, at=at)
     return msgspec.structs.replace(scenario, fault=(*scenario.fault, crash))
+
+
+def _spreading(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Cut keys for more places than there are servers, in some scenarios; in some of these servers join."""
+    cluster = scenario.cluster
+    if cluster.restarts or not _happens(stream, 0.2):
+        return scenario
+    cluster = msgspec.structs.replace(cluster, places=cluster.servers + stream.randint(1, 3))
+    count = stream.choice((0, 1, 1, 2))
+    times = sorted(round(stream.uniform(STEP, SPAN), 3) for _ in range(count))
+    joins = [f.Join(node=f"server-{cluster.servers + number}", at=at) for number, at in enumerate(times)]
+    return msgspec.structs.replace(scenario, cluster=cluster, fault=(*scenario.fault, *joins))
 
 
 def _tearing(seed: int, scenario: Scenario) -> Scenario:

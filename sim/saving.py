@@ -136,7 +136,7 @@ def _chunks(scenario: Scenario, tensor: TensorSection) -> list[Chunk]:
     return place(
         tensor.key,
         tensor.spec,
-        servers=cluster.servers,
+        servers=cluster.cuts,
         chunk_bytes=cluster.chunk_bytes,
         split_bytes=cluster.split_bytes,
     )

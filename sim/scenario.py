@@ -82,13 +82,22 @@ class Scenario(Section, frozen=True, kw_only=True):
     @property
     def comers(self) -> list[str]:
         """Names of the workers that join while others train, in the order in which they come."""
+        return [name for name in self._joining if not name.startswith("server")]
+
+    @property
+    def more_servers(self) -> list[str]:
+        """Names of the servers that join while workers train, in the order in which they come."""
+        return [name for name in self._joining if name.startswith("server")]
+
+    @property
+    def _joining(self) -> list[str]:
         joins = sorted((fault for fault in self.fault if isinstance(fault, Join)), key=lambda fault: fault.at)
         return [name for join in joins for name in ([join.node] if isinstance(join.node, str) else join.node)]
 
     @property
     def servers(self) -> list[str]:
-        """Names of the servers, by index."""
-        return [f"server-{index}" for index in range(self.cluster.servers)]
+        """Names of the servers, those that join behind the others."""
+        return [f"server-{index}" for index in range(self.cluster.servers)] + self.more_servers
 
     @property
     def nodes(self) -> list[str]:
@@ -218,7 +227,7 @@ Found = tuple[str, str] | None
 def first_mistake(scenario: Scenario) -> Found:
     """Return the first thing in a scenario that can't be."""
     checks = (
-        *(_check_policies, _check_changes, _check_restarts, _check_times, _check_joins, _check_names),
+        *(_check_policies, _check_changes, _check_restarts, _check_times, _check_places, _check_joins, _check_names),
         *(_check_tensors, _check_trace, _check_learning, _check_assertions),
     )
     return next((found for check in checks if (found := check(scenario)) is not None), None)
@@ -295,6 +304,20 @@ def _check_times(scenario: Scenario) -> Found:
             for name in ("heartbeat", "death_timeout", "call_timeout", "join_timeout")
         )
         return "cluster", f"expected heartbeat < death_timeout < call_timeout <= join_timeout, got {got}"
+    return None
+
+
+def _check_places(scenario: Scenario) -> Found:
+    """Look at the places for parts of the keys, and at the servers that join to get some."""
+    cluster, more = scenario.cluster, scenario.more_servers
+    if 0 < cluster.places < cluster.servers:
+        return "cluster.places", f"expected {cluster.servers} at least, one for each server, got {cluster.places}"
+    place = next((number for number, fault in enumerate(scenario.fault) if isinstance(fault, Join)), 0)
+    expected = [f"server-{cluster.servers + number}" for number in range(len(more))]
+    if more != expected:
+        return f"fault[{place}].node", f"expected {', '.join(expected)}, in the order in which they come, got {more}"
+    if more and not cluster.moves:
+        return "cluster.places", f"expected more than {cluster.servers}, for servers join, got {cluster.places}"
     return None
 
 

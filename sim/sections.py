@@ -32,6 +32,8 @@ class ClusterSection(Section, frozen=True, kw_only=True):
 
     workers: Count
     servers: Count = 1
+    places: Annotated[int, Meta(ge=0)] = 0
+    """For so many places keys are cut, and servers may join that get some; 0: one for each server."""
     racks: Count = 1
     heartbeat: Positive = 2.0
     death_timeout: Positive = 10.0
@@ -59,6 +61,16 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     """When all servers are lost, a job goes on from the weights of the worker with the most steps, if there is one."""
     chunk_bytes: Bytes = 512 * 1024
     split_bytes: Bytes = 64 * 1024
+
+    @property
+    def cuts(self) -> int:
+        """For how many places keys are cut."""
+        return max(self.places, self.servers)
+
+    @property
+    def moves(self) -> bool:
+        """Whether places may go over to other nodes."""
+        return self.replication > 1 or self.places > self.servers
 
 
 class NetworkSection(Section, frozen=True, kw_only=True):

@@ -72,9 +72,12 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 def _fewer_nodes(scenario: Scenario) -> Iterator[dict[str, Any]]:
     cluster = scenario.cluster
-    if cluster.replication > 1:
+    more = scenario.more_servers
+    if cluster.replication > 1 and (cluster.places > cluster.servers or not more):
         yield {"cluster": msgspec.structs.replace(cluster, replication=1)}
-    if cluster.servers > cluster.replication and not _is_named(scenario, scenario.servers[-1]):
+    if cluster.places and not more:
+        yield {"cluster": msgspec.structs.replace(cluster, places=0)}
+    if cluster.servers > cluster.replication and not more and not _is_named(scenario, scenario.servers[-1]):
         yield {"cluster": msgspec.structs.replace(cluster, servers=cluster.servers - 1)}
     last = scenario.workers[-1]
     in_group = any(cluster.workers - 1 in tensor.group for tensor in scenario.tensor)

@@ -46,6 +46,13 @@ WORKERS = click.option(
 SERVERS = click.option(
     "-s", "--servers", "num_servers", type=COUNT, metavar="N", help="Number of servers.  [default: 1]"
 )
+PLACES = click.option(
+    "--places",
+    "num_places",
+    type=Plain(click.IntRange(min=0)),
+    metavar="N",
+    help="Cut keys for so many places, of which servers that join get some; 0: one for each server.  [default: 0]",
+)
 COLOCATE = click.option(
     "--colocate", is_flag=True, default=None, help="Each worker also hosts a server; no other servers are started."
 )

@@ -16,6 +16,7 @@ from aiokv.cli.options import (
     COLOCATE,
     CONFIG,
     ON_WORKER_LOSS,
+    PLACES,
     PLUGINS,
     PORT,
     REPLICATION,
@@ -48,6 +49,7 @@ TLS_FILES = ("tls_cert", "tls_key", "tls_ca")
 @with_options(
     WORKERS,
     SERVERS,
+    PLACES,
     COLOCATE,
     REPLICATION,
     ON_WORKER_LOSS,
@@ -153,11 +155,13 @@ def run(
         raise click.UsageError("--join needs the --cluster of the running job, and its AIOKV_TOKEN in the environment")
     resume = resume or ("latest" if resumes else None)
     config = load_config(environ=environ, plugins=plugins or None, resume=resume, **settings)
-    config.check_replication(config.num_workers if config.colocate else None)
+    servers = config.num_workers if config.colocate else config.num_servers
+    config.check_replication(servers)
+    config.check_places(servers)
     environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
     environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in CHECKPOINT_SETTINGS}
     environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in MEMBER_SETTINGS}
-    environ["AIOKV_REPLICATION"] = str(config.replication)
+    environ |= {"AIOKV_REPLICATION": str(config.replication), "AIOKV_NUM_PLACES": str(config.num_places)}
     # All nodes show the same certificate.
     environ |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}
     if settings["config"] is not None:

@@ -29,7 +29,7 @@ class ServerInfo:
 
     Attributes:
         name: the server's name.
-        index: its number, 0 <= index < num_servers.
+        index: its number, from 0 on.
         counters: name of an event -> how often it happened.
         staleness: how many versions old a contribution was -> how many of those were applied, one for each chunk.
         profile: what the server records of its own work.

@@ -8,6 +8,7 @@ from aiokv.core.admission import Admissions, Party
 from aiokv.core.barriers import Barriers
 from aiokv.core.checkpoint_keeper import PATIENCE, Keeper
 from aiokv.core.effects import Effect, Send, Stop
+from aiokv.core.first_places import FirstPlaces
 from aiokv.core.member_table import MemberTable
 from aiokv.core.roster import Roster
 from aiokv.core.standbys import Standbys
@@ -33,8 +34,9 @@ class Cluster:
         self.barriers = Barriers()
         self.members = MemberTable(self.barriers.forget_peer)
         self.admissions = Admissions()
-        self.keeper = Keeper(plan.checkpoints, plan.num_workers, plan.num_servers)
-        self.standbys = Standbys(plan.replication, plan.elastic_servers, plan.death_timeout, self.members)
+        self.keeper = Keeper(plan.checkpoints, plan.num_workers, plan.places)
+        self.standbys = Standbys(plan.replication, plan.takes_servers, plan.death_timeout, self.members)
+        self.first_places = FirstPlaces(plan, self.members, self.standbys.chains)
         self.epoch = 0
         """That of the view; 0: the cluster has never been complete."""
         self.view: m.View | None = None
@@ -45,12 +47,14 @@ class Cluster:
 
     @property
     def missing(self) -> str:
-        """The places that nobody has taken yet, in words; empty when the cluster is complete."""
+        """What is not there yet, in words; empty when the cluster is complete."""
         absent = []
         for role, wanted in ((Role.WORKER, self.plan.num_workers), (Role.SERVER, self.plan.num_servers)):
-            present = len(self.members.of(role))
+            present = sum(self.first_places.index_of(name) is None for name in self.members.of(role))
             if present < wanted:
                 absent.append(f"{wanted - present} of {wanted} {role}s")
+        if places := self.first_places.missing:
+            absent.append(f"{places} of {self.plan.places} places of servers")
         return " and ".join(absent)
 
     def worker(self, peer: Peer) -> Member:

@@ -19,6 +19,9 @@ class ClusterPlan:
     `split_bytes`. `on_worker_loss` and `replication` are as in a view; with "shrink" the workers never become fewer
     than `min_workers`. With `elastic_servers`, or with a `replication` of 2, servers may come when all are there; and
     unless `max_workers` is 0 workers may, until there are so many.
+
+    Keys are cut for `num_places`, of which each server has some at the beginning; 0: it has one. Where there are more
+    than servers, these may come too.
     """
 
     num_workers: int
@@ -35,6 +38,17 @@ class ClusterPlan:
     replication: int = 1
     elastic_servers: bool = False
     max_workers: int = 0
+    num_places: int = 0
+
+    @property
+    def places(self) -> int:
+        """How many places for parts of the keys there are."""
+        return max(self.num_places, self.num_servers)
+
+    @property
+    def takes_servers(self) -> bool:
+        """Whether servers may come when all are there, also without copies."""
+        return self.elastic_servers or self.places > self.num_servers
 
     @property
     def time_to_come_back(self) -> float:

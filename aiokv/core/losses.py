@@ -75,7 +75,7 @@ class Losses:
         said = Log("error", text, event, member.facts | {"reason": reason})
         if not cluster.epoch:
             self._members.remove(member)
-            return [said]
+            return [said, *cluster.first_places.interrupted(member)]
         return [said, *cluster.admissions.forget(member.name), *cluster.go_on(now)]
 
     def _state_without(self, member: Member) -> str:

@@ -230,7 +230,7 @@ class Membership:
         self._admissions.validate()
         joins = self._cluster.epoch and plan.max_workers
         assert joins or len(members.workers) <= plan.num_workers
-        assert len(members.servers) <= plan.num_servers
+        assert len(members.servers) <= plan.places
         if self._cluster.epoch:
             ranks = [worker.number for worker in members.ordered(Role.WORKER)]
             assert ranks == list(range(max(plan.num_workers, len(ranks))))

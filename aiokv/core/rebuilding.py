@@ -112,28 +112,32 @@ class Rebuild:
 
     def come_back(self, one: Registration, now: float) -> list[Effect]:
         """Take note of a node that registers while the cluster is rebuilt, or begin with that."""
+        effects = self._begin(now) if self._rebuilding is None else []
         rebuilding = self._rebuilding
-        if rebuilding is None:
-            rebuilding = self._rebuilding = Rebuilding(
-                until=now + self._plan.time_to_come_back, beat_at=now + self._plan.heartbeat
-            )
-            for member in list(self._members.by_name.values()):
-                # They want to join a cluster that is there already.
-                head = (member.role, member.name, member.incarnation, member.host, member.port)
-                message = m.Register(*head, self._plan.death_timeout)
-                rebuilding.later.append(Registration(member.peer, member.request, message, member.heard))
-                self._members.drop(member, "left", "")
-                self._members.remove(member)
+        assert rebuilding is not None, "it has begun"
         if not one.message.epoch:
             rebuilding.later.append(one)
-            return self._go_on_if_whole(rebuilding, now)
+            return effects + self._go_on_if_whole(rebuilding, now)
         rebuilding.back[one.message.name] = one
         text, facts = f"{one.message.name} comes back from epoch {one.message.epoch}", {"node": one.message.name}
-        effects: list[Effect] = [Log("warning", text, f"{one.message.role}_back", facts)]
+        effects.append(Log("warning", text, f"{one.message.role}_back", facts))
         if one.message.epoch > rebuilding.asked:
             rebuilding.asked = one.message.epoch
             effects.append(Send(one.peer, 0, m.GetView()))
         return effects + self._go_on_if_whole(rebuilding, now)
+
+    def _begin(self, now: float) -> list[Effect]:
+        until, beat_at = now + self._plan.time_to_come_back, now + self._plan.heartbeat
+        rebuilding = self._rebuilding = Rebuilding(until=until, beat_at=beat_at)
+        effects = self._cluster.first_places.give_up()
+        for member in list(self._members.by_name.values()):
+            # They want to join a cluster that is there already.
+            head = (member.role, member.name, member.incarnation, member.host, member.port)
+            message = m.Register(*head, self._plan.death_timeout)
+            rebuilding.later.append(Registration(member.peer, member.request, message, member.heard))
+            self._members.drop(member, "left", "")
+            self._members.remove(member)
+        return effects
 
     def told(self, peer: Peer, view: m.View, now: float) -> list[Effect]:
         """Take in what a node that has come back says of the cluster; nobody else is believed.
@@ -185,7 +189,7 @@ class Rebuild:
             # All who knew of a cluster have gone away again: the others make one of their own.
             return self._join_now(rebuilding.later, now)
         view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
-        counts = (self._plan.num_workers, self._plan.num_servers)
+        counts = (self._plan.num_workers, self._plan.places)
         if view is None or (view.declared or len(view.workers), len(view.servers)) != counts:
             reason = "nobody has told what the cluster was, or it was of another size"
             said = Log("error", reason, "not_rebuilt", {"reason": reason})

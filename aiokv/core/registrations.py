@@ -58,6 +58,9 @@ class Registrations:
         wanted = {Role.WORKER: self._plan.num_workers, Role.SERVER: self._plan.num_servers}.get(message.role)
         if wanted is None or peer in self._members.by_peer:
             raise MembershipError(f"{message.name!r} can't register as a {message.role} on this connection")
+        index = self._index_of(message)
+        if index is not None:
+            return self._begin_place(peer, request, message, index, now)
         if not self._cluster.epoch and (message.epoch or message.standby >= 0 or self._rebuild.is_under_way):
             return self._rebuild.come_back(Registration(peer, request, message, now), now)
         effects = self._make_room(message, now)
@@ -75,7 +78,8 @@ class Registrations:
 
     def _add(self, peer: Peer, request: int, message: m.Register, wanted: int, now: float) -> list[Effect]:
         """Let a node in that is new here; so many of its role are `wanted`."""
-        is_more, is_worker = len(self._members.of(message.role)) >= wanted, message.role is Role.WORKER
+        own = [name for name in self._members.of(message.role) if self._cluster.first_places.index_of(name) is None]
+        is_more, is_worker = len(own) >= wanted, message.role is Role.WORKER
         if is_more and is_worker and len(self._early) < self._plan.max_workers - wanted:
             # It joins as soon as all are there who are to be there from the beginning.
             self._early[peer] = Registration(peer, request, message, now)
@@ -92,19 +96,25 @@ class Registrations:
         if self._cluster.epoch:
             self._members.bind(member, now + self._plan.death_timeout)
             return self._cluster.standbys.joined(member) + self._cluster.publish(now)
-        self._members.joining.add(peer, now + message.timeout)
-        self._members.bind(member, now + message.timeout + self._plan.death_timeout)
-        if self._cluster.missing:
-            missing = self._cluster.missing
-            return [Log("info", f"{message.role} {message.name} is here; waiting for {missing}")]
-        return self._form(now)
+        return self._wait(member, message.timeout, now)
+
+    def _wait(self, member: Member, timeout: float, now: float) -> list[Effect]:
+        """Let a node wait until the cluster is complete, or let it be so."""
+        self._members.joining.add(member.peer, now + timeout)
+        self._members.bind(member, now + timeout + self._plan.death_timeout)
+        asked = self._cluster.first_places.host() or self._cluster.first_places.remind(member)
+        missing = self._cluster.missing
+        if not missing:
+            return self._form(now)
+        return [Log("info", f"{member.role} {member.name} is here; waiting for {missing}"), *asked]
 
     def _form(self, now: float) -> list[Effect]:
         """Give out the numbers, by name, and tell everybody: the cluster is complete."""
-        for role in (Role.WORKER, Role.SERVER):
-            members = sorted(self._members.of(role).values(), key=lambda member: natural_order(member.name))
-            for number, member in enumerate(members):
-                member.number = number
+        workers = sorted(self._members.workers.values(), key=lambda member: natural_order(member.name))
+        for number, member in enumerate(workers):
+            member.number = number
+        for server, number in self._cluster.first_places.numbers():
+            server.number = number
         for peer in self._members.by_peer:
             self._members.joining.discard(peer)
             self._members.silent.add(peer, now + self._plan.death_timeout)
@@ -114,6 +124,35 @@ class Registrations:
         for one in early.values():
             effects += self._receive(one.peer, one.request, one.message, now)
         return effects
+
+    # --- places of the beginning ---
+
+    def _index_of(self, message: m.Register) -> int | None:
+        """Return the index of the place for which a node was started; None: it is another one.
+
+        Raises:
+            StaleEpochError: it is needed no longer.
+        """
+        if self._cluster.epoch:
+            return None
+        if self._cluster.first_places.is_given_up(message.name):
+            raise StaleEpochError(f"{message.name} is no longer wanted as server {message.standby}")
+        return self._cluster.first_places.index_of(message.name)
+
+    def _begin_place(self, peer: Peer, request: int, message: m.Register, index: int, now: float) -> list[Effect]:
+        """Let a node in that was started for a place."""
+        effects: list[Effect] = []
+        known = self._members.by_name.get(message.name)
+        if known is not None:
+            # It waits over another connection from now on.
+            effects.append(Disconnect(known.peer, "its process has connected again"))
+            self._members.drop(known, "left", "")
+            self._members.remove(known)
+        head = (peer, request, Role.SERVER, message.name, message.incarnation, message.host, message.port, now)
+        member = Member(*head)
+        self._members.add(member, counts=True)
+        self._cluster.first_places.joined(member)
+        return effects + self._wait(member, message.timeout, now)
 
     # --- names that are known ---
 
@@ -183,12 +222,16 @@ class Registrations:
         # What is missing is the same for all that give up now, so it is read before the first is taken out.
         missing = self._cluster.missing
         for peer in self._members.joining.due(now):
+            if peer not in self._members.by_peer:
+                # It was for a place, and its process has given up.
+                continue
             member = self._members.by_peer[peer]
             text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {missing}"
             self._members.drop(member, "left", text)
             self._members.remove(member)
             said = Log("error", f"{member.name}: {text}", "join_timeout", member.facts | {"missing": missing})
             effects += [Refuse(member.peer, member.request, JoinTimeoutError(text)), said]
+            effects += self._cluster.first_places.interrupted(member)
         return effects
 
 

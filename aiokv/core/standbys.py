@@ -282,7 +282,6 @@ class Standbys:
             What is to be done, and the connections of the nodes that serve nothing any longer, with the number under
             which they have asked for that, 0 if they have not.
         """
-        self._balance()
         effects: list[Effect] = []
         gone: list[tuple[Peer, int]] = []
         for index, process in list(self._moves.items()):
@@ -304,6 +303,7 @@ class Standbys:
             self._members.pop(name, None)
             for one in {id(one): one for one in (*places, node)}.values():
                 self._drop(one, "left", "left in good order")
+        self._balance()
         return effects, gone
 
     def _may_go(self, server: Member) -> bool:

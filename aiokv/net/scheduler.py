@@ -61,6 +61,7 @@ class Scheduler(Node):
             reconnect_grace=min(config.reconnect_grace, config.death_timeout),
             replication=config.replication,
             elastic_servers=config.elastic_servers,
+            num_places=config.num_places,
             checkpoints=checkpoints,
         )
         self._start(Membership(plan))

@@ -166,6 +166,31 @@ async def test_a_server_that_joins_takes_a_place_of_one_that_has_two(cluster: Ma
         assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
 
 
+async def test_a_job_of_two_servers_goes_on_with_four(cluster: MakeCluster) -> None:
+    """It has begun with more places than servers; those that join get one each, while workers train."""
+    async with cluster(workers=2, servers=2) as running:
+        expected = await train(running, "adam", {})
+    async with cluster(workers=2, servers=2, num_places=4) as running:
+        address = running.scheduler.address
+        joined = [aiokv.Server(scheduler=address, name=f"server-{number}", **running.settings) for number in (2, 3)]
+
+        async def join() -> None:
+            for server in joined:
+                await server.start()
+
+            def serve(states: dict[str, str]) -> bool:
+                return all(any(states.get(name) == "alive" for name in server.siblings) for server in joined)
+
+            await wait_for(running, serve)
+
+        try:
+            weights = await train(running, "adam", {4: join})
+        finally:
+            for server in joined:
+                await server.close()
+        assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
+
+
 async def test_checkpoints_go_on_when_a_server_is_another_node(cluster: MakeCluster, tmp_path: Path) -> None:
     """One of round 10, with a server that was lost at round 5, has what one without losses has."""
     loaded = []

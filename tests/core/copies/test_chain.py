@@ -74,10 +74,10 @@ def test_nobody_is_answered_before_the_last_one_has_it(world: World) -> None:
     chain(world)
     tail = there(world.tail)
     tail.alive = False
-    asked = []
+    asked: list[Asked] = []
 
     def ask(worker: Worker) -> Asked:
-        asked.append(worker.push("w", ONES, 1))
+        asked.append(push(worker))
         return asked[0]
 
     world.begin(once(ask))

@@ -1,0 +1,100 @@
+"""Simulated servers that join while workers train, and get places of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiokv.errors import ConfigError
+from sim.checks import find_violations
+from sim.cluster import simulate
+from sim.compute import Constant
+from sim.faults import Crash, Join
+from sim.progress import lacking_progress
+from sim.scenario import Scenario, parse_scenario
+from sim.sections import ClusterSection, NetworkSection, TensorSection
+
+if TYPE_CHECKING:
+    from sim.record import Run
+
+STEPS = 12
+
+
+def train(*faults: Any, **cluster: Any) -> Run:
+    """Run two workers and two servers, and those that the faults bring."""
+    settings: dict[str, Any] = {"workers": 2, "servers": 2, "places": 4, "chunk_bytes": 64, "split_bytes": 32}
+    scenario = Scenario(
+        policies=("bsp",),
+        steps=STEPS,
+        cluster=ClusterSection(**{**settings, **cluster}),
+        compute=Constant(mean=1.0),
+        network=NetworkSection(latency=0.01),
+        tensor=(TensorSection(key="big", shape=(80,)), TensorSection(key="small", shape=(3,))),
+        fault=faults,
+    )
+    run = simulate(scenario, "bsp", 1)
+    assert find_violations(run) == []
+    assert lacking_progress(run) == []
+    return run
+
+
+def successors(run: Run) -> list[str]:
+    """Return the processes of the nodes that have taken a place."""
+    taken = [log.text.split(" takes the place of ")[0] for log in run.logs if " takes the place of " in log.text]
+    return [name.partition("/")[0] for name in taken]
+
+
+def test_two_servers_become_four_and_no_update_is_lost() -> None:
+    run = train(Join(node="server-2", at=3.5), Join(node="server-3", at=5.5))
+    assert successors(run) == ["server-2", "server-3"]
+    chunks = {(update.key, update.start) for update in run.updates}
+    assert len(chunks) > 4
+    for chunk in chunks:
+        versions = [update.version for update in run.updates if (update.key, update.start) == chunk]
+        assert versions == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("at", [3.6, 3.8, 4.0, 4.5, 5.0, 6.0])
+@pytest.mark.parametrize("lost", ["server-0", "server-1", "server-2"])
+def test_with_copies_any_server_may_be_lost_while_places_move(lost: str, at: float) -> None:
+    """Whatever moves, two nodes have everything that a worker was told."""
+    run = train(Join(node="server-2", at=3.5), Crash(node=lost, at=at), replication=2)
+    assert all(len(worker.steps) == STEPS for worker in run.workers)
+
+
+TEXT = """
+policies = ["bsp"]
+steps = 5
+[cluster]
+workers = 1
+servers = 2
+places = 3
+[compute]
+law = "constant"
+mean = 1.0
+[[fault]]
+kind = "join"
+node = "server-2"
+at = 2.5
+"""
+
+
+def test_a_file_says_which_servers_join() -> None:
+    scenario = parse_scenario(TEXT.encode(), "my.toml")
+    assert scenario.servers == ["server-0", "server-1", "server-2"]
+    assert (scenario.cluster.cuts, scenario.workers) == (3, ["worker-0"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("places = 3", "places = 1", "cluster.places: expected 2 at least, one for each server, got 1"),
+        ("places = 3", "", "cluster.places: expected more than 2, for servers join, got 0"),
+        ('node = "server-2"', 'node = "server-7"', "fault[0].node: expected server-2, in the order in which they come"),
+    ],
+)
+def test_a_file_that_can_not_be(before: str, after: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_scenario(TEXT.replace(before, after).encode(), "my.toml")
+    assert problem in str(caught.value)
