@@ -118,7 +118,9 @@ def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
         leaver = stream.choice((*names, *scenario.workers[1:])) if cluster.workers > 1 else names[0]
         faults.append(f.Leave(node=leaver, after=stream.randint(1, 3), planned=_happens(stream, 0.6)))
     cluster = msgspec.structs.replace(cluster, max_workers=cluster.workers + count)
-    return msgspec.structs.replace(scenario, cluster=cluster, fault=(*scenario.fault, *faults))
+    # Nobody learns where workers come and go.
+    learning = LearningSection()
+    return msgspec.structs.replace(scenario, cluster=cluster, fault=(*scenario.fault, *faults), learning=learning)
 
 
 def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
@@ -169,6 +171,9 @@ def _shrinking(stream: random.Random, scenario: Scenario) -> Scenario:
     if not _happens(stream, 0.4):
         return scenario
     least = stream.choice((1, 1, min(2, scenario.cluster.workers)))
+    if scenario.change:
+        # Who takes a lost worker's place does not know of other policies.
+        least = 1
     cluster = msgspec.structs.replace(
         scenario.cluster, on_worker_loss="shrink", min_workers=least, respawn_timeout=DEATH
     )

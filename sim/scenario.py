@@ -259,9 +259,10 @@ def _check_changes(scenario: Scenario) -> Found:
         before = change.after
     if scenario.change and scenario.job.cancel:
         return "job.cancel", "when a gradient is too old depends on the policy; leave out [[change]]"
-    if scenario.change and scenario.cluster.on_worker_loss == "respawn":
+    keeps_places = scenario.cluster.on_worker_loss == "respawn" or scenario.cluster.min_workers > 1
+    if scenario.change and keeps_places:
         return (
-            "cluster.on_worker_loss",
+            "cluster.min_workers" if scenario.cluster.min_workers > 1 else "cluster.on_worker_loss",
             "a worker that comes back does not know of other policies; leave out [[change]]",
         )
     return None

@@ -144,6 +144,11 @@ def test_a_round_of_too_few_is_found_under_either_policy(changing: Callable[...,
         ("after = 5", "after = 20", "my.toml, line 11: change[0].after: expected 1 to 19, got 20"),
         ("steps = 20", 'steps = 20\npolicies = ["sum"]', "my.toml, line 13: change[0].policy: keys of policy sum"),
         ("workers = 3", 'workers = 3\non_worker_loss = "respawn"', "my.toml, line 5: cluster.on_worker_loss:"),
+        (
+            "workers = 3",
+            'workers = 3\non_worker_loss = "shrink"\nrespawn_timeout = 1.0\nmin_workers = 2',
+            "my.toml, line 7: cluster.min_workers:",
+        ),
         ("[[change]]", "[job]\ncancel = true\n\n[[change]]", "my.toml, line 11: job.cancel:"),
         (
             "[[change]]",

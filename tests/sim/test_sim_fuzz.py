@@ -17,7 +17,7 @@ from sim.cluster import simulate
 from sim.faults import AnyFault, Crash, Link
 from sim.fuzz import fuzz, parse_seeds, wrong_with
 from sim.random_scenarios import random_scenario
-from sim.scenario import parse_scenario
+from sim.scenario import first_mistake, parse_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,10 @@ def test_a_seed_gives_the_same_scenario_and_the_same_run_everywhere() -> None:
     assert one == two
     assert one != random_scenario(8)
     assert simulate(one, one.policies[0], 7).digest == simulate(two, two.policies[0], 7).digest
+
+
+def test_every_scenario_can_be_read_from_a_file() -> None:
+    assert [first_mistake(random_scenario(seed)) for seed in range(500)] == [None] * 500
 
 
 def test_the_scenarios_have_all_policies_and_all_that_can_go_wrong() -> None:
