@@ -321,6 +321,19 @@ class Chunk(Record, eq=False):
         if self.gate is not None:
             self.gate.advanced(rank, count, members, now)
 
+    def clock_of(self, rank: Rank, *, respawns: bool) -> int:
+        """Return the clock of a rank's last push; where nobody has written it down, of one that pushes in every step.
+
+        Args:
+            rank: the rank.
+            respawns: whether it is written down with each push.
+        """
+        if self.rounds is not None and rank in self.rounds.clocks:
+            return self.rounds.clocks[rank]
+        count = self.pushed.get(rank, 0)
+        clock = self.clocks.get(rank, count)
+        return clock if respawns or rank not in self.admitted else clock + count - self.admitted[rank][0]
+
     def count(self, rank: Rank, sequence: int) -> int:
         """Return which of a rank's pushes under the present policy one is."""
         return sequence - self.before.get(rank, 0)

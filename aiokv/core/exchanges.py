@@ -121,8 +121,8 @@ class Exchanges:
         effects: list[Effect] = []
         for admitted in self._boundaries.enter(rank, roster, now):
             effects += self._answers.changed(admitted, now)
-        count = chunk.pushed.get(rank, 0)
-        return [*effects, Send(received.peer, received.request, m.Pushes(count, chunk.clocks.get(rank, count)))]
+        pushes = m.Pushes(chunk.pushed.get(rank, 0), chunk.clock_of(rank, respawns=roster.respawns))
+        return [*effects, Send(received.peer, received.request, pushes)]
 
     def forget_peer(self, peer: Peer) -> list[Effect]:
         """Nobody is there any longer to answer; what was pushed stays counted."""

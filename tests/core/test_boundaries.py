@@ -176,6 +176,23 @@ def test_where_each_push_counts_at_once_it_begins_beside_the_slowest(make_server
     assert not held.pending
 
 
+@pytest.mark.parametrize("policy", ["asp", "ringmaster:9"])
+def test_who_takes_its_place_goes_on_where_it_was_and_not_where_it_began(
+    make_server: type[Server], policy: str
+) -> None:
+    server = make_server(2, policy)
+    server.init()
+    step(server, 0, 1)
+    view(server)
+    announce(server, 2)
+    view(server, state="alive", since=2)
+    assert begin(server) == m.Pushes(2, 2)
+    step(server, NEW, NEW)
+    assert begin(server) == m.Pushes(4, 4)
+    step(server, NEW)
+    assert begin(server) == m.Pushes(5, 5)
+
+
 def test_a_rule_that_looks_at_what_was_read_knows_what_the_rank_begins_with(make_server: type[Server]) -> None:
     server = make_server(1, policy="asp")
     server.init()
