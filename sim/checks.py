@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from aiokv.policy import get_policy
-from sim.dialogue import Dialogue, Holdings
+from sim.dialogue import Dialogue
 from sim.faults import Reset
 from sim.network import HEAD_BYTES
 from sim.phases import Phases
 from sim.promises import Promises, counts_together, has_failed, rule_of
+from sim.readings import Holdings
 from sim.split import end_of, split
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ class Checks:
         self._run = run
         self._strict = strict
         self._chunks: dict[tuple[Key, int], _Chunk] = {}
-        self._rule = None if run.changes else _RULES.get(run.policy)
+        rule_for = None if run.changes else _RULES.get(run.policy)
+        self._rule = None if rule_for is None else rule_for(run)
         self._waits = all(get_policy(policy).waits for policy in run.policies)
         self._promises = Phases(run) if run.changes else Promises(run)
         self._keeps_all = all((rule := rule_of(policy)) is not None and not rule.drops for policy in run.policies)
@@ -95,10 +98,10 @@ class Checks:
             label = f"key {update.key!r} from element {update.start}"
             ranks = sorted(self._groups.get(update.key, range(len(self._run.workers))))
             chunk = self._chunks[update.key, update.start] = _Chunk(label=label, ranks=ranks)
-        found = _check_version(chunk, update) + _check_gradients(chunk, self._run, update)
+        found = _check_version(chunk, update) + self._check_gradients(chunk, update)
         if self._rule is not None:
-            found += self._rule(chunk, self._run, update)
-        found += self._promises.on_update(update, chunk.ranks) + self._check_each(update)
+            found += self._rule(chunk, update)
+        found += self._promises.on_update(update, chunk.ranks)
         for rank in update.ranks:
             chunk.last[rank] = update.version
         if found:
@@ -114,24 +117,37 @@ class Checks:
                 part = self._chunks[each, 0] = copy.deepcopy(whole)
                 part.label = f"key {each!r} from element 0"
 
-    def _check_each(self, update: UpdateRecord) -> list[str]:
+    def _check_gradients(self, chunk: _Chunk, update: UpdateRecord) -> list[str]:
         found = []
+        tokens, version = update.tokens, update.version
+        workers, holds, readings = self._run.worker_by_name, chunk.holds, self.dialogue.readings
+        order = [(workers[name].rank, number) for name, number in tokens]
+        if [rank for rank, _ in order] != update.ranks:
+            found.append(f"version {version} holds {tokens}, but names the ranks {update.ranks}")
+        if len(order) > 1 and sorted(order) != order:
+            found.append(f"version {version} was summed in the order {update.ranks}")
+        for token in tokens:
+            if token in holds:
+                found.append(f"push {token[1]} of {token[0]} was applied twice")
+            holds[token] = version
+        place = (update.key, update.start)
         # That they are as many is looked at elsewhere.
-        for token, staleness in zip(update.tokens, update.staleness, strict=False):
+        for token, staleness in zip(tokens, update.staleness, strict=False):
             name, number = token
-            if self.dialogue.is_late(update, token):
+            if readings.late and (place, token) in readings.late:
                 found.append(f"push {number} of {name} was applied, although the worker was known to be lost")
-            read = self.dialogue.computed_at(update, token)
-            if read is not None and staleness != update.version - 1 - read:
+            read = readings.computed_at(name, place, number)
+            if read is not None and staleness != version - 1 - read:
                 text = f"push {number} of {name} was computed at {read}, but has staleness {staleness}"
-                found.append(f"version {update.version}: {text}")
+                found.append(f"version {version}: {text}")
         return found
 
     def on_step(self, worker: WorkerRecord, number: int, step: Step) -> None:
         """A worker has made its push number `number`, from 1, and has the answer."""
         if not step.answered:
             return
-        self.report(self._promises.on_step(worker, number))
+        if found := self._promises.on_step(worker, number):
+            self.report(found)
         token = (worker.name, number)
         if token in self._run.dropped or not self._waits:
             return
@@ -250,22 +266,7 @@ def _check_version(chunk: _Chunk, update: UpdateRecord) -> list[str]:
     return found
 
 
-def _check_gradients(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
-    found = []
-    workers = run.worker_by_name
-    if [workers[name].rank for name, _ in update.tokens] != update.ranks:
-        found.append(f"version {update.version} holds {update.tokens}, but names the ranks {update.ranks}")
-    order = [(workers[name].rank, number) for name, number in update.tokens]
-    if sorted(order) != order:
-        found.append(f"version {update.version} was summed in the order {update.ranks}")
-    for token in update.tokens:
-        if token in chunk.holds:
-            found.append(f"push {token[1]} of {token[0]} was applied twice")
-        chunk.holds[token] = update.version
-    return found
-
-
-def _check_bsp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
+def _check_bsp(run: Run, chunk: _Chunk, update: UpdateRecord) -> list[str]:
     found = []
     early = [name for name, number in update.tokens if number != update.version]
     if early:
@@ -301,25 +302,35 @@ def _counts(run: Run, worker: WorkerRecord, version: Version) -> bool:
     return worker.name not in run.scenario.comers
 
 
-def _check_asp(chunk: _Chunk, run: Run, update: UpdateRecord) -> list[str]:
-    if len(update.ranks) != 1:
-        return [f"version {update.version} holds {len(update.ranks)} gradients"]
-    if run.scenario.job.separate:
-        # What it has read may be newer than the version of its last push.
-        return []
-    [rank], [staleness] = update.ranks, update.staleness
-    expected = update.version - 1 - chunk.last.get(rank, 0)
-    cluster = run.scenario.cluster
+def _asp_rule(run: Run) -> Callable[[_Chunk, UpdateRecord], list[str]]:
+    """Return what looks at an update of asp, in this run."""
+    scenario = run.scenario
+    cluster = scenario.cluster
     again = cluster.on_worker_loss == "respawn" or cluster.min_workers > 1 or cluster.moves
-    again = again or any(isinstance(fault, Reset) for fault in run.scenario.fault)
-    again = again or any(name in run.since for name, _ in update.tokens)
-    if staleness < expected and again:
-        # The answer to a push that comes again has what was made meanwhile; so has a step that is made again, and what
-        # a worker reads first that joins.
-        return []
-    if staleness != expected:
+    again = again or any(isinstance(fault, Reset) for fault in scenario.fault)
+
+    def check(chunk: _Chunk, update: UpdateRecord) -> list[str]:
+        if len(update.ranks) != 1:
+            return [f"version {update.version} holds {len(update.ranks)} gradients"]
+        if scenario.job.separate:
+            # What it has read may be newer than the version of its last push.
+            return []
+        [rank], [staleness] = update.ranks, update.staleness
+        expected = update.version - 1 - chunk.last.get(rank, 0)
+        if staleness == expected:
+            return []
+        if staleness < expected and (again or any(name in run.since for name, _ in update.tokens)):
+            # The answer to a push that comes again has what was made meanwhile; so has a step that is made again, and
+            # what a worker reads first that joins.
+            return []
         return [f"version {update.version} says staleness {staleness}, but {expected} versions were made between"]
-    return []
+
+    return check
+
+
+def _bsp_rule(run: Run) -> Callable[[_Chunk, UpdateRecord], list[str]]:
+    """Return what looks at an update of bsp, in this run."""
+    return functools.partial(_check_bsp, run)
 
 
 def _check_time(run: Run, worker: WorkerRecord) -> list[str]:
@@ -328,9 +339,13 @@ def _check_time(run: Run, worker: WorkerRecord) -> list[str]:
     elapsed = end_of(run, worker) - worker.begun
     if not math.isclose(parts.total, elapsed, rel_tol=ROUNDING, abs_tol=ROUNDING):
         found.append(f"{parts} are not {elapsed:g} s elapsed")
-    if any(not step.start <= step.computed <= step.end for step in worker.steps):
+    ends_early = takes_less = False
+    for step in worker.steps:
+        ends_early |= not step.start <= step.computed <= step.end
+        takes_less |= min(step.work, step.waiting, step.communicated) < -ROUNDING * max(1.0, step.end)
+    if ends_early:
         found.append("a step ends before it begins")
-    if any(min(step.work, step.waiting, step.communicated) < -ROUNDING * max(1.0, step.end) for step in worker.steps):
+    if takes_less:
         found.append("a part of a step takes less than no time")
     return found
 
@@ -360,4 +375,5 @@ def _check_network(network: Network) -> list[str]:
     return found
 
 
-_RULES: dict[str, Callable[[_Chunk, Run, UpdateRecord], list[str]]] = {"bsp": _check_bsp, "asp": _check_asp}
+_RULES: Final = {"bsp": _bsp_rule, "asp": _asp_rule}
+"""Return what looks at the updates of a run with one policy, by its name."""

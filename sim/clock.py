@@ -93,7 +93,7 @@ class Clock(Environment):
             action: is called.
             *arguments: what it is called with.
         """
-        if delay and (time := self.now + delay) != self.now:
+        if (time := self.now + delay) != self.now:
             # As `_enter`, which would be a call for each event.
             later = self._later
             heappush(later, (time, NORMAL, next(self._eid), action, arguments))

@@ -22,7 +22,7 @@ from sim.compute import step_times
 from sim.disk import Disk
 from sim.drops import Drops, Expiry, lifetime
 from sim.learning import Losses, learns
-from sim.network import Network
+from sim.network import Flights, Network
 from sim.node import Machine, Node, World
 from sim.origin import Origin, since
 from sim.record import Run, WorkerRecord
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import simpy
 
     from aiokv.core.tallies import Tallies
-    from sim.network import Flights
     from sim.process import Process
     from sim.record import UpdateRecord
     from sim.scenario import Scenario
@@ -318,6 +317,7 @@ class _Cluster:
             expiry=self._expiry,
             leaves=self._timeline.leaves.get(name),
             losses=self._losses,
+            flights=Flights() if self._network.takes_time else None,
             is_complete=lambda: all(worker.rank >= 0 for worker in self._run.workers[: scenario.cluster.workers]),
         )
 

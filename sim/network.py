@@ -59,8 +59,8 @@ class Host(Protocol):
         """Take the pipe to a node that connects, and return the number that it gets here."""
         ...
 
-    def arrive(self, peer: Peer, pipe: Pipe, item: Packet | Closing) -> None:
-        """Take what came from a peer; `pipe` is the way back to it."""
+    def arrive(self, pipe: Pipe, item: Packet | Closing) -> None:
+        """Take what came over a pipe from its peer."""
         ...
 
 
@@ -73,6 +73,7 @@ class Pipe:
         "_env",
         "_fabric",
         "_fixed",
+        "_is_instant",
         "_items",
         "_last",
         "_limit",
@@ -83,10 +84,11 @@ class Pipe:
         "delivered",
         "early",
         "flights",
-        "is_attached",
+        "is_heard",
         "messages",
         "peer",
         "sent",
+        "source",
         "target",
         "way",
     )
@@ -98,6 +100,8 @@ class Pipe:
         self._limit = network.limit
         self.way = way
         self._fixed = way.fixed
+        self._is_instant = way.fixed == 0 and network.fabric is None
+        """Whether nothing is under way for longer than an instant; nobody watches such flights."""
         self._queue: SendQueue[Packet] = SendQueue()
         self._moving: Packet | None = None
         self._items: list[Packet | Closing] = []
@@ -108,14 +112,16 @@ class Pipe:
         self.target = target
         self.flights: Flights | None = None
         """Is told of every message from its sending to its arrival."""
-        self.is_attached = False
-        """Whether the node that sends over it takes in what comes back."""
         self.early: Closing | None = None
         """The end of the connection, when that has come before the node which sends over it knows that it was made."""
+        self.is_heard = False
+        """Whether the target takes in what comes over it."""
+        self.source = way.source
+        """The name of the node that sends over it."""
         self.peer: Peer = 0
         self.back: Pipe = self
         self.sent = 0
-        """Bytes that were handed over, each once."""
+        """Bytes that were handed over, each once; of what takes no time, when they arrive."""
         self.delivered = 0
         self.messages = 0
 
@@ -123,23 +129,29 @@ class Pipe:
         """Send a message; of those that wait, the highest priority leaves first."""
         if self._closed:
             return
-        self.sent += HEAD_BYTES + packet.nbytes
+        env = self._env
+        if self._is_instant:
+            env.soon((self._pass, (packet,)))
+            return
+        now, nbytes = env.now, HEAD_BYTES + packet.nbytes
+        self.sent += nbytes
         self.messages += 1
         if self._meter is not None:
-            packet.sent = now = self._env.now
+            packet.sent = now
             self._meter.enter(now)
         if self.flights is not None:
-            self.flights.enter(self._env.now)
+            self.flights.enter(now)
         if self._fabric is None:
-            if self._fixed is None:
-                self._leave(packet)
-                return
             # As `_leave`, which would be a call for each message.
+            delay = self._fixed
+            if delay is None:
+                arrives, last = now + self.way.delay(now, nbytes), self._last
+                if arrives > last:
+                    self._last = last = arrives
+                delay = last - now
             self._items.append(packet)
-            if self._fixed:
-                self._env.after(self._fixed, self._deliver)
-            else:
-                self._env.soon((self._deliver, ()))
+            if delay < math.inf:
+                env.after(delay, self._deliver)
             return
         self._queue.add(packet, priority)
         if self._moving is None:
@@ -178,7 +190,7 @@ class Pipe:
         for pipe in (self, self.back):
             pipe._closed = True
         for pipe in (self, self.back):
-            pipe.target.arrive(pipe.peer, pipe.back, Closing(reason))
+            pipe.target.arrive(pipe, Closing(reason))
 
     def _next(self) -> None:
         assert self._fabric is not None, "only cards with a limited bandwidth let messages wait"
@@ -211,6 +223,12 @@ class Pipe:
             # What arrives is always the oldest item, so that rounding of times can't change the order.
             env.after(delay, self._deliver)
 
+    def _pass(self, packet: Packet) -> None:
+        """Deliver what takes no time. It is counted here, where the pipe is needed: of thousands none is in a cache."""
+        self.sent = self.delivered = self.sent + HEAD_BYTES + packet.nbytes
+        self.messages += 1
+        self.target.arrive(self, packet)
+
     def _deliver(self) -> None:
         item = self._items.pop(0)
         if type(item) is Packet:
@@ -219,12 +237,12 @@ class Pipe:
                 self._meter.leave(self._env.now, item.sent)
             if self.flights is not None:
                 self.flights.leave(self._env.now)
-        self.target.arrive(self.peer, self.back, item)
+        self.target.arrive(self, item)
 
     @property
     def takes_time(self) -> bool:
         """Whether anything is under way for longer than an instant."""
-        return self._fixed != 0 or self._fabric is not None
+        return not self._is_instant
 
     @property
     def under_way(self) -> list[Packet]:
@@ -261,6 +279,8 @@ class Flights:
 
 class Meter:
     """Two ways to count the time that messages spend under way: by their number at each moment, and one by one."""
+
+    __slots__ = ("_area", "_at", "_inside", "spent")
 
     def __init__(self) -> None:
         self._inside = 0
@@ -322,6 +342,13 @@ class Network:
         self.fabric: Fabric | None = None
         if not math.isinf(net.bandwidth):
             self.fabric = (FairFabric if net.sharing == "fair" else FifoFabric)(env, self.capacity)
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether anything may be under way for longer than an instant."""
+        net = self._net
+        delays = bool(net.latency or net.jitter or net.loss or net.rack_latency or self._disturbances)
+        return delays or self.fabric is not None
 
     def capacity(self, port: Port) -> float:
         """Return the bytes a second of a port."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
+from aiokv.core.effects import Apply, Complete, Fold, Send
 from aiokv.core.followed_calls import push_in
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
@@ -153,6 +154,7 @@ class Node:
         "_checks",
         "_deaf",
         "_decided",
+        "_dialogue",
         "_env",
         "_flights",
         "_handle",
@@ -215,6 +217,8 @@ class Node:
         self._trace = world.trace
         self._decided = world.trace.decided
         self._checks = world.checks
+        self._dialogue = None if world.checks is None else world.checks.dialogue
+        """Looks at the messages."""
         self._validated = world.validated
         self._unvalidated = 0
         self._works = world.service.takes_time
@@ -260,16 +264,16 @@ class Node:
     def call(self, stimulus: Call) -> Future:
         """Begin a call; the future's value is None when the call succeeds, and the error when it fails."""
         future = self._calls[stimulus.call] = Future(self._env)
-        if self._checks is not None:
-            what, now = type(stimulus).__name__, self._env.now
-            timeout = 0.0 if isinstance(stimulus, st.PlanLeave) else stimulus.timeout
-            self._checks.dialogue.called(self.name, stimulus.call, what, timeout, now)
+        if self._dialogue is not None:
+            kind = type(stimulus)
+            timeout = 0.0 if kind is st.PlanLeave else stimulus.timeout  # type: ignore[union-attr]
+            self._dialogue.called(self.name, stimulus.call, kind.__name__, timeout, self._env.now)
         self.deliver(stimulus)
         return future
 
     def _returned(self, call: int, error: AiokvError | None) -> None:
-        if self._checks is not None:
-            self._checks.dialogue.returned(self.name, call, self._env.now)
+        if self._dialogue is not None:
+            self._dialogue.returned(self.name, call, self._env.now)
         self._calls.pop(call).finish(error)
 
     def stop(self, reason: str) -> None:
@@ -288,8 +292,8 @@ class Node:
         """Let the node fall silent at once; its connections stay open."""
         self.alive = False
         self._inbox.clear()
-        if self._checks is not None:
-            self._checks.dialogue.ended(self.name, self._env.now)
+        if self._dialogue is not None:
+            self._dialogue.ended(self.name, self._env.now)
         if not self.over.triggered:
             self.ended = self._env.now
             self.over.succeed()
@@ -322,39 +326,40 @@ class Node:
 
     def _attach(self, peer: Peer, pipe: Pipe) -> None:
         self._pipes[peer] = pipe
-        pipe.is_attached = True
+        pipe.back.is_heard = True
 
     def _detach(self, peer: Peer) -> Pipe | None:
         pipe = self._pipes.pop(peer, None)
         if pipe is not None:
-            pipe.is_attached = False
+            pipe.back.is_heard = False
         return pipe
 
-    def arrive(self, peer: Peer, pipe: Pipe, item: Packet | Closing) -> None:
+    def arrive(self, pipe: Pipe, item: Packet | Closing) -> None:
         """Take what came from a peer; what comes over a connection that is closed here is dropped."""
         if self._pauses:
-            self._waiting.append(lambda: self.arrive(peer, pipe, item))
+            self._waiting.append(lambda: self.arrive(pipe, item))
             return
-        if not self.alive or not pipe.is_attached:
+        if not self.alive or not pipe.is_heard:
             if type(item) is Closing:
-                pipe.early = item
+                pipe.back.early = item
             return
+        peer = pipe.peer
         if type(item) is not Packet:
             self._detach(peer)
-            if self._checks is not None:
-                self._checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now)
+            if self._dialogue is not None:
+                self._dialogue.closed(self.name, peer, pipe.source, self._env.now)
             self.deliver(st.PeerLost(peer, item.reason))  # type: ignore[union-attr]
             return
         request, message, nbytes = item.request, item.message, item.nbytes
         # Types are not looked at by `isinstance`, which takes five times as long to say no.
         if self.drops is not None:
-            self.drops.arrived(peer, request, message, pipe.target.name)
-        if self._checks is not None:
-            self._checks.dialogue.arrived(self.name, peer, pipe.target.name, request, message, self._env.now)
+            self.drops.arrived(peer, request, message, pipe.source)
+        if self._dialogue is not None:
+            self._dialogue.arrived(self.name, peer, pipe.source, request, message, self._env.now)
         slot = None
         kind = type(message)
         if kind in _LANDING:
-            slot = self._land(pipe.target.name, message, nbytes)
+            slot = self._land(pipe.source, message, nbytes)
         elif kind is m.Value:
             # A worker asks again for parts that are older than others.
             version = message.version  # type: ignore[attr-defined]
@@ -397,16 +402,22 @@ class Node:
             if self.server is not None:
                 self._look_at_copies(self.server, now)
             if effects:
-                self._decided.append((now, self.name, effects))
-                if len(self._decided) >= BATCH:
+                decided = self._decided
+                decided.append((now, self.name, effects))
+                if len(decided) >= BATCH:
                     self._trace.take_in()
                 for effect in effects:
                     # Most are of these.
-                    if type(effect) is fx.Send:
-                        self._send(effect)
-                    elif type(effect) is fx.Complete:
-                        self.result = effect.result
-                        self._returned(effect.call, None)
+                    kind = type(effect)
+                    if kind is Send:
+                        self._send(effect)  # type: ignore[arg-type]
+                    elif kind is Complete:
+                        self.result = effect.result  # type: ignore[union-attr]
+                        self._returned(effect.call, None)  # type: ignore[union-attr]
+                    elif kind is Apply:
+                        self._apply(effect)  # type: ignore[arg-type]
+                    elif kind is Fold and not self._works:
+                        self.ledger.fold(effect.target, effect.source)  # type: ignore[union-attr]
                     else:
                         self._perform(effect)
             if self._validated:
@@ -417,9 +428,9 @@ class Node:
                 break
             stimulus = inbox.pop(0)
         self._handling = False
-        wanted, timer = self._machine.deadline(), self._timer
+        wanted = self._machine.deadline()
         # Mostly there is an earlier one.
-        if wanted is not None and (timer is None or wanted < timer):
+        if wanted is not None and ((timer := self._timer) is None or wanted < timer):
             self._set_timer(now)
 
     def _look_at_copies(self, server: Coordinator, now: float) -> None:
@@ -499,8 +510,8 @@ class Node:
             case fx.KeepResiduals() | fx.WriteResiduals():
                 raise NotImplementedError(f"a simulation compresses nothing: {effect!r}")
             case fx.Hold(answer):
-                if self._checks is not None:
-                    self._checks.dialogue.held(self.name, answer.peer, answer.request, self._env.now)
+                if self._dialogue is not None:
+                    self._dialogue.held(self.name, answer.peer, answer.request, self._env.now)
                 self._held.append(lambda: self._perform(answer))
             case fx.LetGo(count):
                 for _ in range(count):
@@ -548,12 +559,12 @@ class Node:
             drop = self.drops.sent(send.peer, send.request, message, self._env.now)
             if drop is not None and self._checks is not None:
                 self._checks.on_drop(drop)
-        if self._checks is not None:
+        if self._dialogue is not None:
             to, now = pipe.target.name, self._env.now
             if pipe.back.is_closed:
-                self._checks.dialogue.unheard(self.name, send.peer, to, send.request, message, now)
+                self._dialogue.unheard(self.name, send.peer, to, send.request, message, now)
             else:
-                self._checks.dialogue.sent(self.name, send.peer, to, send.request, message, payload, now)
+                self._dialogue.sent(self.name, send.peer, to, send.request, message, payload, now)
         if payload is None:
             nbytes = 0
         elif type(payload) is fx.StoredChunk:
@@ -572,9 +583,12 @@ class Node:
 
     def _apply(self, effect: fx.Apply) -> None:
         tokens = self.ledger.take(effect.slot)
-        self.applying[effect.key, effect.start] = tokens
         if self._waited and not self._holds_copy:
             self._world.standing.make(self._update(effect, tokens), waits=True)
+        if not self._works and self._store_free_at <= self._env.now and not self._pauses:
+            self._made(effect, tokens)
+            return
+        self.applying[effect.key, effect.start] = tokens
         done = self._work(self._world.service.apply())
         if done > self._env.now:
             self._env.after(done - self._env.now, self._applied, effect, tokens)
@@ -588,6 +602,9 @@ class Node:
             self._waiting.append(lambda: self._applied(effect, tokens))
             return
         del self.applying[effect.key, effect.start]
+        self._made(effect, tokens)
+
+    def _made(self, effect: fx.Apply, tokens: list[Token]) -> None:
         if not self._holds_copy:
             self._world.standing.make(self._update(effect, tokens), waits=self._waited)
         self.deliver(st.Applied(effect.key, effect.start, effect.version))
@@ -640,15 +657,15 @@ class Node:
                     each.flights = self._flights if each.takes_time else None
             self.deliver(st.Connected(peer))
             if pipe.early is not None:
-                self.arrive(peer, pipe, pipe.early)
+                self.arrive(pipe.back, pipe.early)
         else:
             pipe.close("the node that connected is gone")
 
     def _disconnect(self, peer: Peer, reason: str) -> None:
         pipe = self._detach(peer)
         if pipe is not None:
-            if self._checks is not None:
-                self._checks.dialogue.closed(self.name, peer, pipe.target.name, self._env.now, by_itself=True)
+            if self._dialogue is not None:
+                self._dialogue.closed(self.name, peer, pipe.target.name, self._env.now, by_itself=True)
             pipe.close(reason)
 
     # --- time ---

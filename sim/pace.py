@@ -39,6 +39,8 @@ class Pace:
         self._changes: list[float] = []
         self._factors: list[float] = []
         self._drifts: list[tuple[int, Slow]] = []
+        self._stops: list[tuple[float, float]] = []
+        """From when to when it is stopped."""
 
     def finish(self, start: float, work: float) -> tuple[float, float]:
         """Return when work that begins now is done, and for how long the worker was stopped meanwhile.
@@ -49,7 +51,8 @@ class Pace:
         """
         if not self._factors:
             self._prepare()
-        work *= self._factor(start)
+        if self._drifts:
+            work *= self._factor(start)
         now, paused = start, 0.0
         place = bisect.bisect_right(self._changes, start)
         while True:
@@ -71,11 +74,7 @@ class Pace:
         """Return for how long the worker is stopped between two times."""
         if not self._factors:
             self._prepare()
-        bounds = [*self._changes, math.inf]
-        windows = zip([-math.inf, *self._changes], bounds, self._factors, strict=True)
-        return math.fsum(
-            max(0.0, min(end, last) - max(begin, first)) for first, last, factor in windows if math.isinf(factor)
-        )
+        return math.fsum([max(0.0, min(end, last) - max(begin, first)) for first, last in self._stops])
 
     def _prepare(self) -> None:
         """Find the times at which the speed changes, and the factor before the first and after each of them.
@@ -108,6 +107,9 @@ class Pace:
                 else:
                     active.pop(number, None)
             self._factors.append(math.prod(active.values()))
+        ends = [*self._changes[1:], math.inf]
+        windows_at = zip(self._changes, ends, self._factors[1:], strict=True) if self._changes else ()
+        self._stops = [(begin, end) for begin, end, factor in windows_at if math.isinf(factor)]
 
     def _factor(self, now: float) -> float:
         """Return the factor of ramps and wandering speeds, for a step that begins now."""

@@ -56,9 +56,8 @@ class Process(Event):
 
     def __init__(self, env: Clock, generator: Generator[Event | Future | float, Any, Any]) -> None:
         super().__init__(env)
-        self._after = env.after
+        self._clock = env
         self._generator = generator
-        self._send = generator.send
         self._target: Event | Future | None = None
         """What is waited for, unless it is a time."""
         self._lives: tuple[int] = _FIRST
@@ -106,11 +105,11 @@ class Process(Event):
             step: hands it over, unless by sending it.
         """
         try:
-            target = self._send(value) if step is None else step(value)
+            target = self._generator.send(value) if step is None else step(value)
             while True:
                 if type(target) is float:
                     self._target = None
-                    self._after(target, self._wake, *self._lives)
+                    self._clock.after(target, self._wake, *self._lives)
                     return
                 if type(target) is Future:
                     if not target.is_done:
@@ -121,7 +120,7 @@ class Process(Event):
                     target.callbacks.append(self._happened)  # type: ignore[union-attr]
                     return
                 # It has happened already.
-                target = self._send(target.value)  # type: ignore[union-attr]
+                target = self._generator.send(target.value)  # type: ignore[union-attr]
         except StopIteration as stop:
             self.succeed(stop.value)
         except Exception as error:  # noqa: BLE001 - whoever waits for it gets it

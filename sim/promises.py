@@ -130,6 +130,7 @@ class _Progress:
     """Applied pushes of a chunk, by rank."""
 
     counts: Counter[Rank] = field(default_factory=Counter)
+    """Where nobody may lead by any number of them."""
     ranks: list[Rank] = field(default_factory=list)
     """Who pushes it."""
     last: Rank = -1
@@ -178,11 +179,13 @@ class Promises:
         if progress is None:
             progress = _Progress(ranks=ranks, base=update.version - 1)
             self._chunks[update.key, update.start] = progress
-        found = [
-            f"push {number} of {name} was applied, but dropped elsewhere as {self._run.dropped[name, number]}"
-            for name, number in update.tokens
-            if self._agrees and (name, number) in self._run.dropped
-        ]
+        found = []
+        if self._agrees and self._run.dropped:
+            found = [
+                f"push {number} of {name} was applied, but dropped elsewhere as {self._run.dropped[name, number]}"
+                for name, number in update.tokens
+                if (name, number) in self._run.dropped
+            ]
         if self._decides and self._agrees:
             found += self._check_round(progress, update)
         if self._rule is not None:
@@ -294,13 +297,14 @@ class Promises:
             if not least <= size <= most:
                 expected = str(most) if least == most else f"{least} to {most}"
                 found.append(f"version {version} holds {size} gradients, {self._policy} wants {expected}")
-        if rule.stalest(nth) < math.inf:
-            found += self._check_ages(update, rule.stalest(nth))
-        if rule.distinct and len(set(update.ranks)) < size:
+        stalest = rule.stalest(nth)
+        if stalest < math.inf:
+            found += self._check_ages(update, stalest)
+        if rule.distinct and size > 1 and len(set(update.ranks)) < size:
             found.append(f"version {version} holds two gradients of a worker: ranks {update.ranks}")
-        progress.counts.update(update.ranks)
         progress.version = version
         if rule.lead < math.inf:
+            progress.counts.update(update.ranks)
             found += self._check_lead(rule, progress, update)
         if rule.turns and len(self._live(ranks, update.time)) == len(ranks):
             turn = ranks[(ranks.index(progress.last) + 1) % len(ranks)] if progress.last in ranks else ranks[0]
@@ -310,6 +314,10 @@ class Promises:
         return found
 
     def _check_ages(self, update: UpdateRecord, stalest: float) -> list[str]:
+        if not (self._phase or self._decides):
+            if max(update.staleness, default=0) > stalest:
+                return [f"version {update.version} has gradients of staleness {update.staleness}"]
+            return []
         # That they are as many is looked at elsewhere.
         ages = list(zip(update.tokens, update.staleness, strict=False))
         if self._phase:

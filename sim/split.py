@@ -48,18 +48,22 @@ def counted(run: Run, worker: WorkerRecord) -> list[Step]:
 def split(run: Run, worker: WorkerRecord) -> Split:
     """Return where the time of one worker went, in seconds."""
     steps = worker.steps
+    busy: list[float] = []
+    lost: list[float] = []
     counts = set(map(id, counted(run, worker)))
+    for step in steps:
+        (busy if id(step) in counts else lost).append(step.work)
     outages = math.fsum(end - begin for begin, end in worker.outages)
     if worker.struck:
         outages += end_of(run, worker) - worker.ended
     return Split(
-        busy=math.fsum(step.work for step in steps if id(step) in counts),
-        communicate=math.fsum(step.communicated for step in steps),
+        busy=math.fsum(busy),
+        communicate=math.fsum([step.communicated for step in steps]),
         # It is a difference, so rounding may leave less than nothing.
-        wait=max(0.0, math.fsum(step.waiting for step in steps)),
+        wait=max(0.0, math.fsum([step.waiting for step in steps])),
         checkpoint=worker.saving,
-        down=outages + math.fsum(step.paused + step.halted for step in steps),
-        lost=math.fsum(step.work for step in steps if id(step) not in counts),
+        down=outages + math.fsum([step.paused + step.halted for step in steps]),
+        lost=math.fsum(lost),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from aiokv.core.effects import Complete, Fold, Send
+from aiokv.core.effects import Apply, Complete, Fold, Send
 from aiokv.errors import AiokvError
 from aiokv.wire.messages import View
 
@@ -65,6 +65,9 @@ _SENDS: Final = _Sends()
 
 _VIEW: Final = _SENDS[View]
 
+_FREQUENT: Final = {Fold: "Fold", Apply: "Apply"}
+"""Effects that come with every push, and their names."""
+
 
 def digest_of(view: View) -> str:
     """Return the SHA-256 of a view, in hexadecimal."""
@@ -97,11 +100,12 @@ class Trace:
         for time, node, effects in self.decided:
             for effect in effects:
                 # Most are of these; it is what `_entry` returns.
-                if type(effect) is Send and (text := _SENDS[type(effect.message)]) != _VIEW:
+                kind = type(effect)
+                if kind is Send and (text := _SENDS[type(effect.message)]) is not _VIEW:  # type: ignore[union-attr]
                     append((time, node, text, effect))
-                elif type(effect) is Fold:
-                    append((time, node, "Fold", effect))
-                elif type(effect) is Complete and effect.result is None:
+                elif kind in _FREQUENT:
+                    append((time, node, _FREQUENT[kind], effect))
+                elif kind is Complete and effect.result is None:  # type: ignore[union-attr]
                     append((time, node, "Complete", effect))
                 else:
                     append(_entry(time, node, effect, self._digest_of))

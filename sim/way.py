@@ -54,6 +54,7 @@ class Way:
         self._law = None if isinstance(latency, int | float) else latency
         self._latency = latency if isinstance(latency, int | float) else 0.0
         self._jitter_rate = 1.0 / net.jitter if net.jitter else 0.0
+        self._passing = 1.0 - net.loss
         if not fixed:
             self._stream = random.Random(f"{seed}:way:{source}>{target}")
 
@@ -74,38 +75,45 @@ class Way:
         """Return how long a message is under way that has left the sender; infinite if it never arrives."""
         if self.fixed is not None:
             return self.fixed
-        net, stream = self._net, self._stream
+        stream = self._stream
         base = self._latency if self._law is None else self._law.sample(stream)
-        if net.jitter:
+        if self._jitter_rate:
             # As `expovariate`, which would be another call for each message.
             base -= math.log(1.0 - stream.random()) / self._jitter_rate
         base += self._extra
-        passing = 1.0 - net.loss
-        active: list[Disturbance] = []
-        if self._disturbances:
-            active = self._active(now)
-            for d in active:
-                base += d.fault.latency
-                passing *= 1.0 - d.fault.loss
-        again, tries = net.retransmit, 1
-        while passing < 1.0 and tries < MAX_TRIES and stream.random() >= passing:
-            base += again
-            again *= 2.0
-            tries += 1
-            self.lost += nbytes
+        if not self._disturbances:
+            passing = self._passing
+            return base if passing >= 1.0 or stream.random() < passing else self._again(base, passing, nbytes)
+        active = self._active(now)
+        passing = self._passing
+        for d in active:
+            base += d.fault.latency
+            passing *= 1.0 - d.fault.loss
+        if passing < 1.0 and stream.random() >= passing:
+            base = self._again(base, passing, nbytes)
         for d in active:
             if d.fault.duplicate and stream.random() < d.fault.duplicate:
                 self.duplicate += nbytes
             if d.fault.reorder and stream.random() < d.fault.reorder:
                 base *= 1.0 + stream.random()
-        if not self._disturbances:
-            return base
         # What is held arrives after the last window that holds it.
         free = now
         for d in self._disturbances:
             if (d.fault.clog or d.fault.cut) and d.at <= free < d.until:
                 free = d.until
         return free - now + base
+
+    def _again(self, base: float, passing: float, nbytes: int) -> float:
+        """Return how long a message is under way that is lost at least once."""
+        again, tries = self._net.retransmit, 2
+        base += again
+        self.lost += nbytes
+        while tries < MAX_TRIES and self._stream.random() >= passing:
+            again *= 2.0
+            base += again
+            tries += 1
+            self.lost += nbytes
+        return base
 
     def _active(self, now: float) -> list[Disturbance]:
         return [d for d in self._disturbances if d.at <= now < d.until]

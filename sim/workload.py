@@ -26,7 +26,6 @@ from aiokv.core.stimuli import (
 )
 from aiokv.errors import AiokvError, SchedulerLostError
 from sim.faults import Leave
-from sim.network import Flights
 from sim.record import LogRecord, Step
 from sim.waiting import Awaited, Waiting, finish
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from sim.checks import Checks
     from sim.drops import Expiry
     from sim.learning import Losses
+    from sim.network import Flights
     from sim.node import Node
     from sim.pace import Pace
     from sim.record import Run, WorkerRecord
@@ -79,17 +79,23 @@ class Worker:
     """It leaves before its work is done."""
     losses: Losses | None = None
     """Tells which loss it measures, if a policy goes by that."""
-    flights: Flights = field(default_factory=Flights)
-    """Knows when something from or to it is under way."""
+    flights: Flights | None = None
+    """Knows when something from or to it is under way, if that takes any time."""
     _tensors: list[TensorSection] = field(init=False)
     _parts: list[tuple[Key, TensorSpec]] = field(init=False)
-    _plans: bool = field(init=False)
+    _asks: bool = field(init=False)
+    """Whether it asks before each step who makes it."""
+    _separate: bool = field(init=False)
+    _timeout: float = field(init=False)
     _saved_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._tensors = self.scenario.tensors
         self._parts = _parts_of(tuple(self._tensors))
-        self._plans = any(isinstance(fault, Leave) and fault.planned for fault in self.scenario.fault)
+        plans = any(isinstance(fault, Leave) and fault.planned for fault in self.scenario.fault)
+        self._asks = plans or self.scenario.cluster.max_workers > 0
+        self._separate = self.scenario.job.separate
+        self._timeout = self.scenario.cluster.call_timeout
 
     def run(self, env: simpy.Environment, node: Node, session: Session, start: float) -> Waiting:
         """Live one life on a node, as a process that begins at a time."""
@@ -184,11 +190,15 @@ class Worker:
         step.paused += paused
 
     def _wait(self, env: simpy.Environment, waiting: Waiting, step: Step) -> Waiting:
-        before = self.flights.total(env.now)
+        before = self._flown(env.now)
         try:
             yield from waiting
         finally:
-            step.communicated += self.flights.total(env.now) - before
+            step.communicated += self._flown(env.now) - before
+
+    def _flown(self, now: float) -> float:
+        """Return for how long something from or to it has been under way, up to now."""
+        return 0.0 if self.flights is None else self.flights.total(now)
 
     def _ended(self, env: simpy.Environment, step: Step) -> None:
         record = self.record
@@ -196,19 +206,16 @@ class Worker:
         if math.isnan(step.computed):
             # It was cut short while it computed.
             step.computed = now
-        self._halt(step, step.computed, now)
-        record.steps.append(step)
-
-    def _halt(self, step: Step, begin: float, end: float) -> None:
-        """Count the seconds of a wait for which the worker was stopped."""
         if self.pace is not None and self.pace.pauses:
             # What is under way meanwhile is counted already.
-            step.halted += min(self.pace.stopped(begin, end), max(0.0, end - begin - step.communicated))
+            stopped = self.pace.stopped(step.computed, now)
+            step.halted += min(stopped, max(0.0, now - step.computed - step.communicated))
+        record.steps.append(step)
 
-    def _train(  # noqa: PLR0912 - nearly all time of a run is spent here, so it calls little else
+    def _train(  # noqa: C901, PLR0912, PLR0915 - nearly all time of a run is spent here, so it calls little else
         self, env: simpy.Environment, node: Node
     ) -> Waiting:
-        record, job = self.record, self.scenario.job
+        record, job, pace, flights = self.record, self.scenario.job, self.pace, self.flights
         # Who has joined goes on from the number of the others.
         joins = self.scenario.cluster.max_workers > 0
         pushes = record.number if joins else len(record.pushed)
@@ -219,27 +226,32 @@ class Worker:
                 yield from self._save_together(env, node)
             step = Step(env.now, math.nan, math.nan, answered=False)
             step.number = pushes + 1
-            yield from self._look_around(env, node, pushes)
-            step.stalled = env.now - step.start
+            if self._asks:
+                yield from self._look_around(env, node, pushes)
+                step.stalled = env.now - step.start
             if record.left:
                 return
             try:
                 if self.expiry is not None:
                     yield from self._compute_or_cancel(env, node, self.expiry, next(self.times), step)
-                elif self.pace is None:
+                elif pace is None:
                     yield next(self.times)
                 else:
-                    yield from self._compute(env, next(self.times), step)
+                    # As `_compute`.
+                    end, paused = pace.finish(env.now, next(self.times))
+                    yield end - env.now
+                    step.paused += paused
                 step.computed = now = env.now
                 if self.losses is not None:
                     self._report(node, self.losses)
-                before = self.flights.total(now)
+                before = 0.0 if flights is None else flights.total(now)
                 try:
                     # Not through `_transfer`: this is where nearly all time of a run is spent.
                     operation = Operation.PULL if step.cancelled else Operation.PUSHPULL
                     error = yield self._exchange(node, operation, self._tensors, 0)
                 finally:
-                    step.communicated += self.flights.total(env.now) - before
+                    if flights is not None:
+                        step.communicated += flights.total(env.now) - before
                 if error is not None:
                     raise error
                 step.answered = True
@@ -252,7 +264,9 @@ class Worker:
                 self._ended(env, step)
             if not step.cancelled:
                 record.number = pushes = pushes + 1
-            self._stepped(step, pushes)
+            if self.checks is not None and not step.cancelled:
+                self.checks.on_step(record, pushes, step)
+            self.on_step()
             if self.leaves is not None and len(record.steps) == self.leaves.after:
                 yield from self._go(node, self.leaves)
 
@@ -268,7 +282,7 @@ class Worker:
 
     def _look_around(self, env: simpy.Environment, node: Node, step: int) -> Waiting:
         """Ask who makes a step, where workers come and go. One that does not make it leaves."""
-        if self.record.left or not (self.scenario.cluster.max_workers or self._plans):
+        if self.record.left:
             return
         yield from finish(node.call(AskMembers(node.new_call(), step, self.scenario.cluster.call_timeout)))
         members: list[Rank] = node.result
@@ -303,11 +317,6 @@ class Worker:
                 record.changes.append((env.now, taken))
                 asking = ChangePolicy(node.new_call(), change.policy, [], self.scenario.cluster.call_timeout)
                 yield from self._wait(env, finish(node.call(asking)), step)
-
-    def _stepped(self, step: Step, number: int) -> None:
-        if self.checks is not None and not step.cancelled:
-            self.checks.on_step(self.record, number, step)
-        self.on_step()
 
     def _overlapped(self, env: simpy.Environment, node: Node) -> Waiting:
         """Train so that layers are pushed while others are computed (Jayarajan and others 2019, "P3")."""
@@ -382,12 +391,11 @@ class Worker:
             yield from finish(node.call(Transfer(node.new_call(), Operation.INIT, parts, timeout, options=options)))
 
     def _exchange(self, node: Node, operation: Operation, tensors: list[TensorSection], priority: int) -> Awaited:
-        if self.scenario.job.separate and operation is Operation.PUSHPULL:
+        if self._separate and operation is Operation.PUSHPULL:
             calls = [self._exchange(node, each, tensors, priority) for each in (Operation.PUSH, Operation.PULL)]
             return node.env.process(_both(*calls))
         parts = self._parts if tensors is self._tensors else [(tensor.key, tensor.spec) for tensor in tensors]
-        timeout = self.scenario.cluster.call_timeout
-        return node.call(Transfer(node.new_call(), operation, parts, timeout, priority, _NO_OPTIONS))
+        return node.call(Transfer(node.new_call(), operation, parts, self._timeout, priority, _NO_OPTIONS))
 
 
 @functools.lru_cache(maxsize=64)

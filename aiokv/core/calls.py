@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiokv.core.call import UNCOMPRESSED
 from aiokv.core.changing import Changing
 from aiokv.core.deadlines import Deadlines
 from aiokv.core.effects import (
@@ -75,6 +76,8 @@ class Calls:
         self.deadlines: Deadlines[int] = Deadlines()
         self._turns = Turns(directory, max_open_pushes)
         self.encodings = Encodings(directory)
+        self.compression = UNCOMPRESSED
+        """How pushes and pulls are compressed."""
         self.whole = False
         """Whether the pushes of a call are to count together; see `Whole`."""
         self._pushing = 0
@@ -141,16 +144,20 @@ class Calls:
         self.open(call, now)
         return self._send(call, parts)
 
-    def transfer(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
-        """Send what a transfer of this rank sends, or hold it until its keys have room."""
+    def init(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
+        """Send what an init of this rank sends."""
         self.open(call, now)
         assert call.transfer is not None, "it is a transfer"
-        if call.transfer.operation is Operation.INIT:
-            options = call.transfer.options
-            wait, root = answer_time(call.timeout), min(options.group, default=0)
-            rows = call.transfer.rows
-            parts = self._directory.init(call.number, call.tensors, rows, wait, options, values=rank == root)
-            return self._send(call, parts)
+        options = call.transfer.options
+        wait, root = answer_time(call.timeout), min(options.group, default=0)
+        rows = call.transfer.rows
+        parts = self._directory.init(call.number, call.tensors, rows, wait, options, values=rank == root)
+        return self._send(call, parts)
+
+    def transfer(self, call: Call, now: float) -> list[Effect]:
+        """Send what a push or pull sends, or hold it until its keys have room."""
+        call.compression = self.compression
+        self.open(call, now)
         return self._enter(call)
 
     def finish(self, call: Call, now: float) -> list[Effect]:

@@ -11,7 +11,7 @@ from aiokv.core import stimuli as st
 from aiokv.core.bundle import name_keys
 from aiokv.core.call import Call
 from aiokv.core.changing import Change
-from aiokv.core.compression import Compression, make_compression
+from aiokv.core.compression import make_compression
 from aiokv.core.decisions import LEADER
 from aiokv.core.effects import URGENT, Complete, Effect, ForgetResiduals
 from aiokv.core.joiner import answer_time
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokv.core.calls import Calls
+    from aiokv.core.compression import Compression
     from aiokv.core.directory import Directory
     from aiokv.core.participation import Participation
     from aiokv.core.server_links import ServerLinks
@@ -67,8 +68,6 @@ class ControlCalls:
         self._calls = calls
         self._directory = directory
         self._participation = participation
-        self.compression = Compression()
-        """How this worker compresses."""
         self._changes = 0
         """How often it was changed."""
         self.changing: tuple[int, Compression] | None = None
@@ -196,7 +195,7 @@ class ControlCalls:
         wanted = make_compression(stimulus.name, stimulus.params, stimulus.pull_name, stimulus.pull_params)
         if self.changing is not None and self._calls.is_open(self.changing[0]):
             raise CodecError(f"{call.what}: another change is under way")
-        if wanted == self.compression:
+        if wanted == self._calls.compression:
             return [Complete(call.number)]
         self.changing = (call.number, wanted)
         push, pull = (("", {}) if codec is None else (codec.name, codec.params) for codec in (wanted.push, wanted.pull))
@@ -206,7 +205,7 @@ class ControlCalls:
     def changed(self, changing: tuple[int, Compression], effects: list[Effect]) -> list[Effect]:
         """Compress as all servers know it by now, if that is so; what was called before goes as it was to go then."""
         if Complete(changing[0]) in effects:
-            self.compression = changing[1]
+            self._calls.compression = changing[1]
             self._changes += 1
             self.changing = None
         return effects

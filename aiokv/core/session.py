@@ -55,6 +55,9 @@ ANSWERS = (
 )
 """The only messages by which requests are answered."""
 
+_STEP_ANSWERS = frozenset((m.Value, m.Done))
+"""Those of pushes and pulls that went well."""
+
 UserCall = StepCall | PlaceCall | ControlCall
 """What a user asks of its worker, which is refused where it can't be done."""
 
@@ -102,7 +105,11 @@ class Session:
         self._farewell = Farewell(
             joiner, self._standing, self._calls, self._passing, self._participation, self._directory
         )
-        self._step_calls = StepCalls(self._standing, self._calls, self._directory, self._control, self._participation)
+        self._step_calls = StepCalls(self._standing, self._calls, self._directory, self._participation)
+        self._is_steady = False
+        """Whether nothing has to be looked at but pushes and pulls, and their answers. These do not change that."""
+        self._due: float | None = None
+        """When its place in the cluster wants a `Tick`."""
 
     # --- read only ---
 
@@ -169,7 +176,7 @@ class Session:
     @property
     def compression(self) -> Compression:
         """How this worker compresses."""
-        return self._control.compression
+        return self._calls.compression
 
     def is_sparse(self, key: Key) -> bool:
         """Return True when this worker has initialised the key as a row-sparse one."""
@@ -210,9 +217,11 @@ class Session:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        deadlines, due = self._calls.deadlines, self._joiner.due
+        deadlines, due = self._calls.deadlines, self._due
         # After every stimulus, so not by `earliest`.
         first = due if not deadlines or (due is not None and due < deadlines.bound) else deadlines.bound
+        if self._is_steady:
+            return first
         until = self._farewell.until
         if not self._crossing.deadlines and until is None:
             return first
@@ -222,14 +231,42 @@ class Session:
 
     def handle(self, stimulus: st.Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
-        effects = self._handle(stimulus, now)
+        if self._is_steady:
+            # With thousands of workers nothing of them is in a cache: a step is to touch as little as may be.
+            kind = type(stimulus)
+            if kind is st.Transfer and stimulus.operation is not st.Operation.INIT:  # type: ignore[union-attr]
+                try:
+                    return self._step_calls.transfer(stimulus, now, is_allowed=True)  # type: ignore[arg-type]
+                except AiokvError as error:
+                    # Nothing has changed.
+                    return [Fail(stimulus.call, error)]  # type: ignore[union-attr]
+            if kind is st.Received and stimulus.peer != SCHEDULER and type(stimulus.message) in _STEP_ANSWERS:  # type: ignore[union-attr, operator]
+                return self._step_answered(stimulus, now)  # type: ignore[arg-type]
+        return self._look_around(self._handle(stimulus, now), now)
+
+    def _step_answered(self, received: st.Received, now: float) -> list[Effect]:
+        try:
+            return self._calls.answered(received.peer, received.request, received.message, received.nbytes)
+        except ProtocolError as error:
+            return self._look_around(self._cut(received.peer, error.message), now)
+
+    def _look_around(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Do what is to be done besides what a stimulus has asked for."""
         if self._passing.is_active:
             effects = self._pass_clocks(effects)
         if self._crossing.watched:
             effects += self._crossing.look(self._directory.counts.clock)
         if self._farewell.until is not None:
             effects += self._farewell.look(now)
+        self._is_steady, self._due = self._find_steady(), self._joiner.due
         return self._links.passing(effects) if self._links.down else effects
+
+    def _find_steady(self) -> bool:
+        crossing, participation = self._crossing, self._participation
+        asks = participation.going_on is not None or participation.planning is not None
+        leaves = self._farewell.until is not None or crossing.watched or crossing.deadlines
+        changes = self._passing.is_active or self._control.changing is not None
+        return self._step_calls.may_begin and not (asks or leaves or changes or self._links.down)
 
     def _handle(self, stimulus: st.Stimulus, now: float) -> list[Effect]:
         match stimulus:
@@ -410,3 +447,5 @@ class Session:
             AssertionError: an invariant is broken.
         """
         self._calls.validate()
+        assert self._is_steady is False or self._find_steady()
+        assert self._due == self._joiner.due

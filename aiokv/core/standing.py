@@ -37,6 +37,12 @@ class Standing:
         self.expulsion: AiokvError | None = None
         """Why this worker is no member any longer, as far as it knows."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `check_ready` has nothing against a call with a time-out."""
+        is_member = self._joiner.joined and self.expulsion is None
+        return is_member and not (self.closed or self.leaves or self._links.lost)
+
     def check_open(self, call: Call) -> None:
         """Refuse a call of a worker that has not joined, or leaves.
 

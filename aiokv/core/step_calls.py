@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.core import stimuli as st
 from aiokv.core.call import Call
+from aiokv.core.deadlines import check_timeout
 from aiokv.core.effects import Complete, Effect
 from aiokv.core.joiner import answer_time
 from aiokv.errors import ConfigError, MembershipError
@@ -15,7 +16,6 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.calls import Calls
-    from aiokv.core.control_calls import ControlCalls
     from aiokv.core.directory import Directory
     from aiokv.core.participation import Participation
     from aiokv.core.standing import Standing
@@ -32,7 +32,7 @@ def check_priority(priority: object) -> None:
     Raises:
         ConfigError: not a whole number within the limits.
     """
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+    if type(priority) is bool or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
         expected = f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         raise ConfigError(f"priority must be {expected}, got {priority!r}", expected=expected, got=repr(priority))
 
@@ -44,7 +44,6 @@ class StepCalls:
         standing: whether it is a member.
         calls: what it has asked.
         directory: what is known of the keys.
-        control: how it compresses.
         participation: its rank, and the others'.
     """
 
@@ -53,15 +52,18 @@ class StepCalls:
         standing: Standing,
         calls: Calls,
         directory: Directory,
-        control: ControlCalls,
         participation: Participation,
     ) -> None:
         self._standing = standing
         self._calls = calls
         self._directory = directory
-        self._control = control
         self._participation = participation
         self._finished = False
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether a push or pull may be begun without looking whether this worker may."""
+        return self._standing.is_ready and not self._finished and not self._participation.is_new
 
     def called(self, stimulus: StepCall, now: float) -> list[Effect]:
         """Begin a call.
@@ -71,21 +73,37 @@ class StepCalls:
         """
         match stimulus:
             case st.Transfer():
-                return self._transfer(stimulus, now)
+                return self.transfer(stimulus, now)
             case st.EnterBarrier():
                 return self._enter_barrier(stimulus, now)
             case _:
                 return self._finish(stimulus, now)
 
-    def _transfer(self, stimulus: st.Transfer, now: float) -> list[Effect]:
+    def transfer(self, stimulus: st.Transfer, now: float, *, is_allowed: bool = False) -> list[Effect]:
+        """Begin a push, a pull or an init.
+
+        Args:
+            stimulus: what is wanted.
+            now: the time in seconds.
+            is_allowed: it is no init, and `may_begin` is true.
+
+        Raises:
+            AiokvError: it can't be; nothing has changed.
+        """
         call = Call(stimulus.call, stimulus.operation, stimulus.timeout, {}, stimulus.tensors, stimulus)
-        self._standing.check_ready(call)
+        if is_allowed:
+            check_timeout(call.timeout)
+        else:
+            self._standing.check_ready(call)
         check_priority(stimulus.priority)
         call.tensors = self._directory.check(stimulus.tensors, len(stimulus.rows))
-        call.compression = self._control.compression
+        if is_allowed:
+            return self._calls.transfer(call, now)
         if self._finished or self._participation.is_new or stimulus.operation is st.Operation.INIT:
             self._check_options(call, stimulus)
-        return self._calls.transfer(call, now, rank=self._participation.rank)
+        if stimulus.operation is st.Operation.INIT:
+            return self._calls.init(call, now, rank=self._participation.rank)
+        return self._calls.transfer(call, now)
 
     def _check_options(self, call: Call, transfer: st.Transfer) -> None:
         operation, options = transfer.operation, transfer.options

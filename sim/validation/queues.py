@@ -90,7 +90,7 @@ class _Sink:
     def accept(self, pipe: Pipe) -> Peer:
         return 0
 
-    def arrive(self, peer: Peer, pipe: Pipe, item: Packet | Closing) -> None:
+    def arrive(self, pipe: Pipe, item: Packet | Closing) -> None:
         if isinstance(item, Packet):
             self._arrived(item.request)
 

@@ -107,7 +107,7 @@ class Endpoint:
     def accept(self, pipe: Pipe) -> int:
         return 0
 
-    def arrive(self, peer: int, pipe: Pipe, item: Packet | Closing) -> None:
+    def arrive(self, pipe: Pipe, item: Packet | Closing) -> None:
         pass
 
 

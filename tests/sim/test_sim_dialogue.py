@@ -10,8 +10,9 @@ from msgspec import structs
 from aiokv.core.effects import StoredChunk
 from aiokv.errors import ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
-from sim.dialogue import Dialogue, Holdings
+from sim.dialogue import Dialogue
 from sim.faults import Pause
+from sim.readings import Holdings
 from sim.record import Run
 
 if TYPE_CHECKING:

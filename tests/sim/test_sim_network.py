@@ -34,7 +34,7 @@ class Endpoint:
     def accept(self, pipe: Pipe) -> int:
         return 7
 
-    def arrive(self, peer: int, pipe: Pipe, item: Packet | Closing) -> None:
+    def arrive(self, pipe: Pipe, item: Packet | Closing) -> None:
         if isinstance(item, Closing):
             self.closed.append((self._env.now, item.reason))
         else:
