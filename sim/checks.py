@@ -157,7 +157,8 @@ class Checks:
 
     def on_members(self, asker: WorkerRecord, step: int, ranks: list[Rank], now: float) -> None:
         """A worker was told who makes a step."""
-        if asker.rank not in ranks or has_failed(self._run, asker, now):
+        is_gone = has_failed(self._run, asker, now) or self.dialogue.is_given_up(asker.name)
+        if asker.rank not in ranks or is_gone:
             # It makes no step any more, or has not heard that the others go on without it: nobody relies on that.
             return
         answers = self._told.setdefault(step, {})

@@ -11,6 +11,7 @@ from sim.checks import Checks, InvariantError, find_violations
 from sim.clock import Clock
 from sim.cluster import simulate
 from sim.compute import Constant
+from sim.dialogue import Dialogue
 from sim.network import Closing, Network, Packet, Pipe
 from sim.record import Run
 from sim.scenario import Scenario
@@ -167,6 +168,20 @@ def test_workers_that_are_told_of_other_members_of_a_step(bsp: Run) -> None:
     checks.on_members(first, 1, ranks[:-1], 0.0)
     told = f"others were told {ranks}; {bsp.workers[-1].name} is not lost"
     assert checks.found == [f"{first.name} was told that ranks {ranks[:-1]} make step 1, {told}"]
+
+
+def test_nobody_relies_on_what_one_is_told_who_has_not_heard_that_it_is_lost(
+    make_scenario: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulate(make_scenario(3, 3), "asp", 1)
+    first, second, last = run.workers
+    last.steps.pop()
+    for lost in ("", second.name):
+        monkeypatch.setattr(Dialogue, "is_given_up", lambda _, name, lost=lost: name == lost)
+        checks = Checks(run, strict=False)
+        checks.on_members(first, 1, [0, 1, 2], 0.0)
+        checks.on_members(second, 1, [0, 1], 0.0)
+        assert bool(checks.found) == (not lost)
 
 
 def test_who_joins_where_there_are_too_few_may_make_a_step_instead_of_who_is_gone(
