@@ -110,7 +110,7 @@ class World:
 
 
 _COPIES: Final = (m.Replicate, m.Copy)
-_LANDING: Final = frozenset((m.Push, m.PushBundle, *_COPIES, m.CopyPush, m.Init, m.InitBundle))
+_LANDING: Final = frozenset((m.Push, m.PushBundle, *_COPIES, m.CopyPush, m.CopyContribution, m.Init, m.InitBundle))
 """Messages whose payload gets a slot."""
 
 
@@ -375,9 +375,10 @@ class Node:
             self._world.standing.arrived(place, message.version, self._env.now)
             # What a primary sends is in its own ledger.
             tokens = []
-        elif isinstance(message, m.CopyPush):
+        elif isinstance(message, m.CopyPush | m.CopyContribution):
             [worker] = [worker.name for worker in self._world.run.workers if worker.rank == message.rank]
-            tokens = [(worker, push_in(message).sequence)]
+            sequence = push_in(message).sequence if isinstance(message, m.CopyPush) else message.sequence
+            tokens = [(worker, sequence)]
         else:
             tokens = [(sender, 0)]
         if not nbytes:

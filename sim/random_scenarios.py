@@ -130,7 +130,9 @@ def _copying(stream: random.Random, scenario: Scenario) -> Scenario:
     cluster = scenario.cluster
     policies = (*scenario.policies, *(change.policy for change in scenario.change))
     may_be = len(scenario.servers) > 1 and not cluster.restarts
-    if not may_be or not all(get_policy(policy).waits for policy in policies) or not _happens(stream, 0.3):
+    # Few are drawn under which workers go on before their push is in a value.
+    often = 0.3 if all(get_policy(policy).waits for policy in policies) else 0.7
+    if not may_be or not _happens(stream, often):
         return scenario
     cluster = msgspec.structs.replace(cluster, replication=2)
     scenario = msgspec.structs.replace(scenario, cluster=cluster)

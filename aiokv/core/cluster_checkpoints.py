@@ -168,13 +168,11 @@ class Checkpoints:
 
     def told(self, message: m.CheckpointAt | m.CheckpointRest | m.CheckpointDropped) -> list[Effect]:
         """Do what the scheduler says about one."""
-        match message:
-            case m.CheckpointAt(clock):
-                return self.asked(clock)
-            case m.CheckpointRest(clock):
-                return self.rest(clock)
-            case m.CheckpointDropped(clock):
-                return self.dropped(clock)
+        if isinstance(message, m.CheckpointAt):
+            return self.asked(message.clock)
+        if isinstance(message, m.CheckpointRest):
+            return self.rest(message.clock)
+        return self.dropped(message.clock)
 
     def asked(self, clock: int) -> list[Effect]:
         """Let the next checkpoint be made at a clock, unless it is passed already; the one before is over."""

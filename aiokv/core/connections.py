@@ -115,16 +115,14 @@ class Connections:
         return effects
 
     def _answer(self, peer: Peer, request: int, message: AnyAttach, now: float) -> list[Effect]:
-        match message:
-            case m.AttachStandby(index):
-                if isinstance(self._replication.twin, Standby):
-                    return self._replication.twin.attach(peer, request, message)
-                text = f"{self._joiner.name} is nobody's standby"
-                return [Refuse(peer, request, StaleEpochError(text, server=index))]
-            case m.AttachServer():
-                return self._attach_server(peer, request, message, now)
-            case m.Attach():
-                return self._attach_worker(peer, request, message, now)
+        if isinstance(message, m.AttachServer):
+            return self._attach_server(peer, request, message, now)
+        if isinstance(message, m.Attach):
+            return self._attach_worker(peer, request, message, now)
+        if isinstance(self._replication.twin, Standby):
+            return self._replication.twin.attach(peer, request, message)
+        text = f"{self._joiner.name} is nobody's standby"
+        return [Refuse(peer, request, StaleEpochError(text, server=message.index))]
 
     def _attach_server(self, peer: Peer, request: int, message: m.AttachServer, now: float) -> list[Effect]:
         if self._neighbours.entry(message) is None:

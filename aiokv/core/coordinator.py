@@ -138,12 +138,14 @@ class Coordinator:
         """Have those tell it who change what is not seen in effects."""
         self._changes.on_change = self._boundaries.on_change = copying.renew
         self._norms.on_total = copying.totalled
-        self._deciding.on_decided, self._steps.on_drop = copying.decided, copying.dropped
+        self._deciding.on_decided = copying.decided
+        self._steps.on_drop, self._steps.on_keep = copying.dropped, copying.contributed
         self._whole.copy, self._whole.on_settled = copying.copy, copying.settled
         return copying
 
     def _follow_no_more(self) -> None:
-        self._changes.on_change = self._norms.on_total = self._deciding.on_decided = self._steps.on_drop = None
+        self._changes.on_change = self._norms.on_total = self._deciding.on_decided = None
+        self._steps.on_drop = self._steps.on_keep = None
         self._whole.copy = self._whole.on_settled = None
 
     @property

@@ -1,4 +1,4 @@
-"""What a server sends its standby of a chunk: an update that it makes, or all of it."""
+"""What a server sends its standby of a chunk: an update that it makes, what is open, or all of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
-    from aiokv.core.chunk import Chunk
+    from aiokv.core.chunk import Chunk, Contribution
     from aiokv.core.effects import Payload
     from aiokv.optim import Optimizer
     from aiokv.types import Rank
@@ -28,6 +28,9 @@ def can_follow(chunk: Chunk, rule: Optimizer) -> bool:
 
 def is_changing(chunk: Chunk) -> bool:
     """Tell whether a chunk can't be copied as it is now."""
+    if chunk.applying and not chunk.policy.waits:
+        # Workers have gone on whose contributions are in a sum already, though the store has not begun with it.
+        return True
     return chunk.is_busy or (chunk.rounds is not None and not chunk.rounds.is_in_order(chunk))
 
 
@@ -50,6 +53,18 @@ def update_of(chunk: Chunk, effect: Apply | ApplyRows, number: int) -> tuple[m.R
         message.lengths, message.factors = tuple(effect.nbytes), tuple(effect.factors)
         payload = StoredSlots(list(effect.slots), sum(effect.nbytes))
     return message, payload
+
+
+def contribution_of(chunk: Chunk, part: Contribution) -> tuple[m.CopyContribution, StoredSlots | None]:
+    """Return a contribution that is in no update yet, without its number, and where it is."""
+    head = (0, chunk.key, chunk.start, part.rank, part.sequence, part.read_version, part.clock, part.nbytes)
+    return m.CopyContribution(*head), None if part.slot is None else StoredSlots([part.slot], part.nbytes)
+
+
+def open_parts(chunk: Chunk) -> list[Contribution]:
+    """Return the contributions on which workers go on although they are in no value, those of a rank in their order."""
+    parts = [] if chunk.rounds is None or chunk.policy.waits else chunk.rounds.open
+    return sorted(parts, key=lambda part: part.sequence)
 
 
 def copy_of(chunk: Chunk, catalog: Catalog, number: int) -> tuple[m.Copy, StoredCopy]:

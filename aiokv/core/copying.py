@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.acknowledgements import Acknowledgements
 from aiokv.core.copied_calls import CopiedCalls
-from aiokv.core.copied_chunks import can_follow, copy_of, is_changing, update_of
+from aiokv.core.copied_chunks import can_follow, contribution_of, copy_of, is_changing, open_parts, update_of
 from aiokv.core.draining import Draining
 from aiokv.core.effects import (
     Apply,
@@ -46,7 +46,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.catalog import Catalog
-    from aiokv.core.chunk import Chunk
+    from aiokv.core.chunk import Chunk, Contribution
     from aiokv.core.compression import Codecs
     from aiokv.core.decisions import Deciding, Decisions
     from aiokv.core.forwarding import Forwarding
@@ -66,7 +66,7 @@ MOST_COPIES = 8
 LOOKED_AT = 64
 """How many chunks that are to be sent are looked at each time; some may be in the middle of an update."""
 
-News = m.CopyDecisions | m.CopyDropped | m.CopySettled | m.CopyPush
+News = m.CopyDecisions | m.CopyDropped | m.CopyContribution | m.CopySettled | m.CopyPush
 
 
 class Copying:
@@ -127,8 +127,6 @@ class Copying:
         """How often the settings had changed when they were looked at last."""
         self._filled = 0
         """The last message of the filling; 0: it is not all sent yet."""
-        self._refused = False
-        """Whether there can be no copy."""
         self._told = False
         """Whether the scheduler knows that the standby is ready."""
 
@@ -167,7 +165,7 @@ class Copying:
         totals = [(key, TOTALS) for key in self._norms.totalled]
         self._dirty = {SETTINGS: None, DECISIONS: None, CALLS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
         self._new_totals, self._news, self._again = [], [], Refilling()
-        self._filled, self._told, self._refused, self.waits = 0, False, False, not alone
+        self._filled, self._told, self.waits = 0, False, not alone
         if not alone:
             return effects
         self.calls.give_up()
@@ -199,6 +197,16 @@ class Copying:
         if self.link.is_up and subject not in self._dirty:
             head = (0, *subject, part.rank, part.sequence, part.clock)
             self._news.append((subject, m.CopyDropped(*head, dropped.waiter.dropped), None))
+        else:
+            self._dirty[subject] = None
+
+    def contributed(self, chunk: Chunk, part: Contribution) -> None:
+        """Take note of a contribution on which its worker goes on although it is in no value."""
+        if self._is_bound(chunk):
+            return
+        subject = (chunk.key, chunk.start)
+        if self.link.is_up and subject not in self._dirty:
+            self._news.append((subject, *contribution_of(chunk, part)))
         else:
             self._dirty[subject] = None
 
@@ -290,9 +298,6 @@ class Copying:
             chunk = self._catalog.chunks.get(subject)
             if chunk is not None and is_changing(chunk):
                 continue
-            if chunk is not None and not chunk.policy.waits:
-                effects += self._refuse(f"policy {chunk.policy} answers pushes before they are in a value")
-                continue
             del self._dirty[subject]
             effects += self._send_whole(subject)
         if self._again.left:
@@ -333,7 +338,10 @@ class Copying:
         if chunk is None:
             return []
         number = self._acks.next(subject, whole=True)
-        return [Send(self.link.peer, number, *copy_of(chunk, self._catalog, number))]
+        copied: list[Effect] = [Send(self.link.peer, number, *copy_of(chunk, self._catalog, number))]
+        if self._is_bound(chunk):
+            return copied
+        return copied + [self._tell(subject, *contribution_of(chunk, part)) for part in open_parts(chunk)]
 
     def _send_decided(self) -> list[Effect]:
         """Send all that is decided if it is to be sent as a whole: before chunks that may be made of it."""
@@ -363,8 +371,14 @@ class Copying:
         return Send(self.link.peer, number, m.CopySettings(*head, catalog.next_bundle))
 
     def _is_there(self, filled: int, draining: Draining) -> bool:
-        """Tell whether all of a filling has arrived, and nothing counts that came before it."""
-        return 0 < filled <= self._acks.acked and draining.is_over(self._bound)
+        """Tell whether all of a filling has arrived, and the values in which all is that counts and came before it."""
+        if not 0 < filled <= self._acks.acked:
+            return False
+        if not draining.until:
+            if self._dirty or not draining.is_over(self._bound):
+                return False
+            draining.until = self._acks.last
+        return draining.until <= self._acks.acked
 
     def _tell_ready(self) -> list[Effect]:
         """Tell the scheduler when the standby has all that was there when answers began to wait for it."""
@@ -383,20 +397,15 @@ class Copying:
         text = f"{self._joiner.name}: {name} has a copy of all parameters of server {index}"
         return [Log("info", text), Send(SCHEDULER, 0, m.StandbyReady(index, name))]
 
+    def _is_bound(self, chunk: Chunk) -> bool:
+        """Tell whether pushes to a chunk count as parts of calls, and are copied as such."""
+        view = self._joiner.view
+        return chunk.policy.per_step or (view is not None and view.on_worker_loss == "shrink")
+
     @property
     def _bound(self) -> dict[tuple[Key, int], Chunk]:
         """The chunks to which pushes of lost workers count, which nobody sends again."""
-        view, chunks = self._joiner.view, self._catalog.chunks
-        if view is not None and view.on_worker_loss == "shrink":
-            return chunks
-        return {place: chunk for place, chunk in chunks.items() if chunk.policy.per_step}
-
-    def _refuse(self, reason: str) -> list[Effect]:
-        """Tell the scheduler that there can't be a copy; what waits does so until it says that there is none."""
-        if self._refused:
-            return []
-        self._refused = True
-        return self._drop(f"{self._joiner.name} can have no standby: {reason}")
+        return {place: chunk for place, chunk in self._catalog.chunks.items() if self._is_bound(chunk)}
 
     def _drop(self, text: str) -> list[Effect]:
         index, entry = self.link.index, self.link.entry
@@ -435,6 +444,7 @@ class Copying:
         self.calls.send_again()
         if self._filled > number:
             self._filled = 0
+        self._draining.attached(number)
         self._again.attached(number)
         return effects
 

@@ -67,7 +67,6 @@ class Creation:
             text = f"{_named(message)}: ranks {list(message.group)} own it; rank {roster.label(rank)} is none of them"
             raise MembershipError(text, ranks=[rank])
         self._catalog.check_init(message)
-        roster.check_policy(get_policy(message.policy), _named(message))
         if rank == _root(message):
             return self._create(received, message)
         if received.slot is not None:
@@ -89,7 +88,6 @@ class Creation:
         if message.group != roster.check_group(message.group):
             raise ProtocolError(f"{_named(message)}: a group is sorted, and empty when it is all workers")
         self._catalog.check_init(message)
-        roster.check_policy(get_policy(message.policy), _named(message))
         nbytes = TensorSpec((max(0, message.stop - message.start),), message.dtype).nbytes
         install, _ = self._enter(message, None, nbytes)
         return [install, *self._answer_parked((message.key,), message.start)]

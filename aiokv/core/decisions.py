@@ -136,6 +136,11 @@ class Decisions(Record, eq=False):
         """Whether nobody waits for others under the policy of the group."""
         return get_policy(self.group[0]).per_step
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether workers go on when their step will be in a round; only what decides knows that it will."""
+        return self.decider is not None and not get_policy(self.group[0]).waits
+
     def come(self, token: Token) -> Iterable[Chunk]:
         """Take note that something of a step has come; return the chunks that no longer wait for earlier ones."""
         if token.clock <= self.seen.get(token.rank, 0):
@@ -170,6 +175,15 @@ class Decisions(Record, eq=False):
         self.high = self.highs[number] = max([self.high, *[token.clock for token in tokens]])
         for token in tokens:
             self.settle(token, number)
+
+    def put_in_order(self) -> None:
+        """Put rounds in their order of which older ones were heard of after newer ones."""
+        self.rounds = dict(sorted(self.rounds.items()))
+        high, self.highs = 0, {}
+        for number, tokens in self.rounds.items():
+            high = self.highs[number] = max([high, *[token.clock for token in tokens]])
+            self.settled.update((token.rank, number) for token in tokens)
+        self.newest = max(self.rounds)
 
     def members(self, roster: Roster) -> list[Rank]:
         """Return the ranks that count."""
@@ -224,7 +238,7 @@ class Deciding:
         self._losses: dict[Rank, float] = {}
         """What workers have reported last."""
         self.on_decided: Callable[[Decisions, list[Token]], None] | None = None
-        """Is told of steps that are decided, or of ranks that leave, before anything is done with it."""
+        """Is told of steps that are decided, or on which workers go on, or of ranks that leave; before anybody else."""
         self.on_closing: Callable[[Decisions, list[Token]], None] = lambda decisions, tokens: None
         """Is told of a round that this server is about to close."""
 
@@ -247,7 +261,8 @@ class Deciding:
             policy = get_policy(decisions.group[0])
             assert isinstance(policy, RoundPolicy), "others decide nothing"
             decisions.decider = policy.decider()
-            decisions.decider.resume(decisions.newest, decisions.rounds.get(decisions.newest, ()), known)
+            last, accepted = decisions.rounds.get(decisions.newest, ()), list(decisions.accepted)
+            decisions.decider.resume(decisions.newest, last, known, accepted)
             decisions.known = decisions.decider.known()
 
     def of(self, group: Group) -> Decisions:
@@ -347,6 +362,8 @@ class Deciding:
         decided = self._made(decisions, made, roster, now)
         if token not in decisions.verdicts:
             decisions.accepted[token] = None
+            if decisions.goes_on:
+                self._tell(decisions, [token])
             decided.held.append(decisions.hold(token))
             decided.effects += [Send(*name, m.Accepted()) for name in decisions.askers.get(token, [])]
             self._check_stuck(decisions, [token], roster, decided)

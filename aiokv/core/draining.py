@@ -26,6 +26,13 @@ class Draining:
         self._calls = list(calls)
         self._left: dict[tuple[Key, int], dict[Rank, int]] | None = None
         """For each chunk, up to which push of each rank."""
+        self.until = 0
+        """The last message to the standby when it was over, which has to arrive too; 0: it is not over."""
+
+    def attached(self, number: int) -> None:
+        """Take note that the standby has no more than this over a new link; the rest is sent once more."""
+        if self.until > number:
+            self.until = 0
 
     def is_over(self, chunks: Mapping[tuple[Key, int], Chunk]) -> bool:
         """Look how far it is."""

@@ -1,13 +1,13 @@
 """What a standby hears of rounds that one server decides, until it takes the place of its own server.
 
 A server tells its standby of every decision that it makes or hears of before it does anything with it, so a round that
-was announced once never changes. Steps of which nothing is decided are not told: who takes a place is asked about them
-again, and pushed them again.
+was announced once never changes. Steps of which nothing is decided are told only where workers go on nevertheless. Who
+takes a place is asked about the others again, and pushed them again.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from aiokv.core.decisions import Decisions
@@ -28,8 +28,8 @@ STEPS = 4096
 
 
 def decided(decisions: Decisions, tokens: Iterable[Token]) -> m.CopyDecisions:
-    """Return what a standby has to hear of steps that are decided, without its number."""
-    verdicts = [(token, decisions.verdicts[token]) for token in tokens]
+    """Return what a standby has to hear of steps that are decided, or on which workers go on; without its number."""
+    verdicts = [(token, decisions.verdicts.get(token, "")) for token in tokens]
     steps = [(*token, 0, verdict) if isinstance(verdict, str) else (*token, verdict, "") for token, verdict in verdicts]
     known = tuple(decisions.known.items())
     leaving = tuple((keys, tuple(ranks)) for keys, ranks in decisions.leaving.items())
@@ -37,9 +37,9 @@ def decided(decisions: Decisions, tokens: Iterable[Token]) -> m.CopyDecisions:
 
 
 def all_decided(deciding: Deciding) -> Iterator[m.CopyDecisions]:
-    """Yield all that is known of decided steps, in messages that are not too long."""
+    """Yield all that is known of such steps, in messages that are not too long."""
     for decisions in deciding.groups:
-        tokens = iter(decisions.verdicts)
+        tokens = chain(decisions.verdicts, decisions.accepted if decisions.goes_on else ())
         while some := list(islice(tokens, STEPS)):
             yield decided(decisions, some)
 
@@ -62,14 +62,21 @@ class FollowedRounds:
     def decided(self, message: m.CopyDecisions) -> None:
         """Take in what was decided; it may come twice."""
         decisions = self._of((message.policy, message.group))
+        newest = decisions.newest
         for rank, clock, number, reason in message.steps:
             token = Token(rank, clock)
             if token in decisions.verdicts:
+                continue
+            if not number and not reason:
+                decisions.accepted[token] = None
                 continue
             if number:
                 decisions.close(number, [token])
             else:
                 decisions.settle(token, reason)
+        if decisions.newest < newest:
+            # To a standby's own one news are handed on before it gets all that there was.
+            decisions.put_in_order()
         self._known[decisions.group] = dict(message.known)
         decisions.leaving = {keys: dict.fromkeys(ranks) for keys, ranks in message.leaving}
 

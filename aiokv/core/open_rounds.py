@@ -208,6 +208,10 @@ class OpenRounds(Record, eq=False):
                 return update
         return None
 
+    def has_open(self, contribution: Contribution) -> bool:
+        """Tell whether a contribution waits for its round to be decided, or to be made."""
+        return any(part is contribution for part in self.open)
+
     def enter(self, rank: Rank, clock: int, sequence: int) -> None:
         """Take note of a push."""
         self.clocks[rank] = clock
@@ -267,13 +271,15 @@ class OpenRounds(Record, eq=False):
     @property
     def contributions(self) -> list[Contribution]:
         """All that is neither made, or being made, nor dropped for good."""
+        return [*self.open, *(one.contribution for one in self.dropped)]
+
+    @property
+    def open(self) -> list[Contribution]:
+        """All that may still be in a value, and in none yet."""
         parts = [one.contribution for one in self.undecided.values()]
-        parts += [one.contribution for one in self.dropped]
         return parts + [part for update in self.updates.values() for part in update.contributions.values()]
 
     @property
     def slots(self) -> list[Slot]:
         """The contributions that it holds."""
-        parts = [one.contribution for one in self.undecided.values()]
-        parts += [part for update in self.updates.values() for part in update.contributions.values()]
-        return [part.slot for part in parts if part.slot is not None]
+        return [part.slot for part in self.open if part.slot is not None]

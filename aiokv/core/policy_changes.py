@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.core.bundle import name_keys
 from aiokv.core.cuts import check_cut
 from aiokv.core.effects import Effect, Refuse, Send
 from aiokv.core.records import Record, field
@@ -159,7 +158,6 @@ class PolicyChanges:
         if policy.keeps_sum or get_policy(message.old).keeps_sum:
             text = f"policy {message.old} can't become {message.policy}: the update rule is not for keys of policy sum"
             raise PolicyError(text, expected="another policy than sum", got=message.policy)
-        self._roster.check_policy(policy, f"keys {name_keys(message.keys)}")
         for key, entry in here.items():
             if entry.group != message.group or (entry.group and rank not in entry.group):
                 text = f"key {key!r} belongs to ranks {list(entry.group) or 'all'}, not {list(message.group) or 'all'}"

@@ -40,3 +40,4 @@ class Refilling:
         """Take note that the standby has no more than this over a new link; the rest is sent once more."""
         if self.filled > number:
             self.filled = 0
+        self.draining.attached(number)

@@ -8,12 +8,11 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from aiokv.errors import MembershipError, PolicyError, WorkerLostError
+from aiokv.errors import MembershipError, WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiokv.policy import Policy
     from aiokv.types import Key, Rank, Version
     from aiokv.wire.messages import Boundary, View, WorkerEntry
 
@@ -53,8 +52,6 @@ class Roster:
         self._entries = view.workers if view else ()
         self.respawns = view is not None and view.on_worker_loss == "respawn"
         """Whether a lost worker's place is kept for the next process of its name."""
-        self.is_replicated = view is not None and view.replication > 1
-        """Whether every parameter is on several servers."""
         self.world = (view.declared if view else 0) or len(self._entries)
         """How many workers the cluster was declared with."""
         self._boundary = boundary
@@ -167,20 +164,6 @@ class Roster:
         ranks = tuple(sorted(set(group)))
         # All who are there from the beginning are everybody, also those who will join.
         return () if ranks[: self.world] == tuple(range(self.world)) else ranks
-
-    def check_policy(self, policy: Policy, what: str) -> None:
-        """Refuse a policy whose pushes are answered before they are in a value, where they must not be lost.
-
-        Raises:
-            PolicyError: it is one.
-        """
-        if self.is_replicated and not policy.waits:
-            text = (
-                f"{what}: policy {policy} answers pushes before their round is closed, so they are on one server only"
-            )
-            raise PolicyError(
-                f"{text}, which does not work with replication = 2", expected="one that waits", got=str(policy)
-            )
 
     def reason(self, rank: Rank) -> str:
         """Return why a worker of the view is not alive."""

@@ -117,6 +117,17 @@ class Rounds:
             effects += self._rejoin(chunk, waiter, message, now)
         return effects
 
+    def take_in(self, chunk: Chunk, contribution: Contribution, now: float) -> list[Effect]:
+        """Let count what the server had in whose place this one is, where its worker may have gone on."""
+        rank = contribution.rank
+        chunk.pushed[rank] = contribution.sequence
+        if self._roster.respawns:
+            chunk.clocks[rank] = contribution.clock
+        contribution.read = self._making.read(chunk, rank, contribution.read_version)
+        # If it has not, it sends the push again.
+        nobody = Waiter(0, 0, rank, 0.0, [chunk], 0)
+        return self._steps.push(chunk, contribution, nobody, now)
+
     def _rejoin(self, chunk: Chunk, waiter: Waiter, message: AnyPush, now: float) -> list[Effect]:
         """Let a push that has come to a chunk before be answered as the first one is."""
         self._tallies.repeated(waiter.rank)

@@ -32,6 +32,7 @@ from aiokv.core.effects import (
     freed,
 )
 from aiokv.core.followed_calls import FollowedCalls
+from aiokv.core.followed_pushes import FollowedPushes
 from aiokv.core.followed_rounds import FollowedRounds
 from aiokv.core.forwarding import Forwarding
 from aiokv.core.open_rounds import step_place
@@ -43,7 +44,7 @@ from aiokv.types import ITEM_SIZES, STANDBY, Piece
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from aiokv.core.answers import Answers
     from aiokv.core.catalog import Catalog
@@ -55,11 +56,11 @@ if TYPE_CHECKING:
     from aiokv.core.stimuli import Received, Restored
     from aiokv.core.tallies import Tallies
     from aiokv.optim import Optimizer
-    from aiokv.types import Incarnation, Key, Peer
+    from aiokv.types import Incarnation, Key, Peer, Rank
 
 COPIED = (
     *(m.Replicate, m.Copy, m.CopySettings, m.ForgetKey, m.CopyTotals),
-    *(m.CopyDecisions, m.CopyDropped, m.CopyPush, m.CopySettled),
+    *(m.CopyDecisions, m.CopyDropped, m.CopyContribution, m.CopyPush, m.CopySettled),
 )
 """What a primary sends to its standby."""
 
@@ -106,6 +107,8 @@ class Standby:
         """Whether not everything is here yet."""
         self.rounds = FollowedRounds()
         """Those that are decided for all keys at once."""
+        self.pushes = FollowedPushes()
+        """Those whose workers go on although they are in no value."""
         self.calls = FollowedCalls()
         """Those that count as a whole."""
         self._primary: tuple[str, Incarnation] | None = None
@@ -249,6 +252,8 @@ class Standby:
                 return []
             case m.CopyDropped():
                 return self._drop(message)
+            case m.CopyContribution():
+                return self._keep(received, message)
             case m.CopyPush():
                 return self.calls.pushed(received)
             case m.CopySettled():
@@ -287,7 +292,7 @@ class Standby:
         head = (chunk.key, chunk.start, message.version, received.slot, ranks, behind, message.clock, rule)
         norms = [list(phase) for phase in message.norms]
         apply = Apply(*head, message.divisor, norms, None, message.keep)
-        kept = self.calls.made(chunk, ranks)
+        kept = self._made(chunk, ranks)
         if not chunk.is_dense:
             return kept + self._update_rows(received, message, apply)
         if received.slot is not None and received.nbytes != chunk.nbytes:
@@ -303,7 +308,24 @@ class Standby:
             raise ProtocolError(f"key {message.key!r}: a push of rank {message.rank} is dropped, but it is not here")
         self.rounds.dropped(chunk, message)
         self._tallies.dropped(message.rank, message.reason)
-        return self.calls.made(chunk, [message.rank])
+        return self._made(chunk, [message.rank])
+
+    def _keep(self, received: Received, message: m.CopyContribution) -> list[Effect]:
+        """Keep a push that is in no update yet."""
+        chunk = self._catalog.chunks.get((message.key, message.start))
+        if chunk is None and self._fills:
+            return freed(received.slot)
+        if chunk is None:
+            raise ProtocolError(f"key {message.key!r}: a push of rank {message.rank} is to be kept, but it is not here")
+        head = (message.rank, message.sequence, message.read, message.clock)
+        part = Contribution(*head, received.slot, message.rank, message.nbytes)
+        is_wide = received.slot is not None and received.nbytes != message.nbytes
+        widened: list[Effect] = [Widen(received.slot, chunk.spec.dtype)] if is_wide else []  # type: ignore[arg-type]
+        return widened + self.pushes.came(chunk, part)
+
+    def _made(self, chunk: Chunk, ranks: Iterable[Rank]) -> list[Effect]:
+        """Keep no longer what is in the value of a chunk now, or is dropped."""
+        return self.calls.made(chunk, ranks) + self.pushes.made(chunk)
 
     def _update_rows(self, received: Received, message: m.Replicate, apply: Apply) -> list[Effect]:
         """Cut the contributions out of the payload, and sum them as the primary does."""
@@ -331,7 +353,7 @@ class Standby:
             assert entry is not None, "it is entered"
             entry.policy = message.policy
         self._follow(chunk, message, now)
-        effects += self.calls.made(chunk, list(chunk.reflected))
+        effects += self._made(chunk, list(chunk.reflected))
         self._restoring = True
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
         assert received.slot is not None, "a copy has a payload"
@@ -400,7 +422,7 @@ class Standby:
 
     def _forget(self, key: Key) -> list[Effect]:
         self.rounds.forget(key)
-        effects = self.calls.deleted(key)
+        effects = self.calls.deleted(key) + self.pushes.forget(key)
         if key not in self._catalog:
             return effects
         return (

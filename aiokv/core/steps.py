@@ -39,6 +39,8 @@ class Steps:
         self._tallies = tallies
         self.on_drop: Callable[[Chunk, Dropped], None] | None = None
         """Is told of what is in no round, before its worker is; then workers hear of their pushes in their order."""
+        self.on_keep: Callable[[Chunk, Contribution], None] | None = None
+        """Is told of what is in no value yet where workers go on all the same, before they do."""
 
     def check(self, chunk: Chunk, rank: Rank, clock: int) -> None:
         """Refuse a push that is no new step.
@@ -79,6 +81,8 @@ class Steps:
             effects = self.decided(arrived, now)
         for each in dict.fromkeys([*unblocked, chunk]):
             effects += self.advance(each, now)
+        if self.on_keep is not None and not chunk.policy.waits and rounds.has_open(contribution):
+            self.on_keep(chunk, contribution)
         return effects + self.read_on(now)
 
     def rejoin(self, chunk: Chunk, waiter: Waiter, sequence: int, clock: int, now: float) -> list[Effect]:

@@ -31,8 +31,8 @@ CALLS: Subject = ("", -6)
 def subject_of(message: m.Message) -> Subject:
     """Return what a message to a standby is about."""
     match message:
-        case m.Replicate(key=key, start=start) | m.CopyDropped(key=key, start=start):
-            return key, start
+        case m.Replicate() | m.CopyDropped() | m.CopyContribution():
+            return message.key, message.start
         case m.Copy(keys=keys, start=start):
             return keys[0], start
         case m.ForgetKey(key=key):

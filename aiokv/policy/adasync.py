@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from aiokv.policy.base import Decider, RoundPolicy
+from aiokv.policy.base import Decider, RoundPolicy, Token
 from aiokv.policy.kofn import FirstK
 from aiokv.policy.options import at_least
 
@@ -54,9 +54,11 @@ class Grown(FirstK):
         """Return how many workers make a round."""
         return {SIZE: self._newest}
 
-    def resume(self, number: Round, last: Sequence[Token], known: Mapping[Rank, int]) -> None:
+    def resume(
+        self, number: Round, last: Sequence[Token], known: Mapping[Rank, int], accepted: Sequence[Token] = ()
+    ) -> None:
         """Go on from that number of workers: the losses that come from now on are compared with the first of them."""
-        super().resume(number, last, known)
+        super().resume(number, last, known, accepted)
         self._k = self._newest = known.get(SIZE, self._k)
 
 

@@ -169,15 +169,19 @@ class Decider(abc.ABC):
         """Return what `resume` needs to know of ranks besides what was decided."""
         return {}
 
-    def resume(self, number: Round, last: Sequence[Token], known: Mapping[Rank, int]) -> None:
-        """Go on behind the last round that another has closed; who is in no round will come again.
+    def resume(
+        self, number: Round, last: Sequence[Token], known: Mapping[Rank, int], accepted: Sequence[Token] = ()
+    ) -> None:
+        """Go on behind the last round that another has closed; other steps that are in none will come again.
 
         Args:
             number: the last round; 0: there is none.
             last: its steps.
             known: what the other one has `known` behind it.
+            accepted: steps that are in no round yet, in their order, on which workers have gone on. There are none
+                where pushes wait for their round, see `Policy.waits`.
         """
-        del last, known
+        del last, known, accepted
         self.round = number
 
     @abc.abstractmethod

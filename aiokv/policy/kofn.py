@@ -9,7 +9,7 @@ from aiokv.policy.base import Closed, Decider, Decision, Dropped, RoundPolicy, T
 from aiokv.policy.options import at_least
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aiokv.types import Rank, Round
 
@@ -61,6 +61,14 @@ class FirstK(Decider):
         for token, read in waiting:
             decisions += self.arrived(token, read, members, now)
         return decisions
+
+    def resume(
+        self, number: Round, last: Sequence[Token], known: Mapping[Rank, int], accepted: Sequence[Token] = ()
+    ) -> None:
+        """Go on with the round that another had open."""
+        super().resume(number, last, known, accepted)
+        self._open = list(accepted)
+        self._here = {token.rank for token in accepted}
 
     def missing(self, members: Sequence[Rank]) -> list[Rank]:
         """Return who may still come."""

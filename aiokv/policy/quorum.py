@@ -70,9 +70,11 @@ class TimedRounds(Decider):
         """Return in how many rounds each rank was late."""
         return dict(self._strikes)
 
-    def resume(self, number: Round, last: Sequence[Token], known: Mapping[Rank, int]) -> None:
+    def resume(
+        self, number: Round, last: Sequence[Token], known: Mapping[Rank, int], accepted: Sequence[Token] = ()
+    ) -> None:
         """Go on behind the last round that another has closed."""
-        super().resume(number, last, known)
+        super().resume(number, last, known, accepted)
         self._strikes = dict(known)
 
     def _is_evicted(self, rank: Rank) -> bool:

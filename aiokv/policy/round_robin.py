@@ -51,9 +51,11 @@ class Turns(Decider):
             self._last = turn
         return decisions
 
-    def resume(self, number: Round, last: Sequence[Token], known: Mapping[Rank, int]) -> None:
+    def resume(
+        self, number: Round, last: Sequence[Token], known: Mapping[Rank, int], accepted: Sequence[Token] = ()
+    ) -> None:
         """Go on behind the last turn that another has given."""
-        super().resume(number, last, known)
+        super().resume(number, last, known, accepted)
         self._last = next((token.rank for token in last), -1)
 
     def _turn(self, members: Sequence[Rank]) -> Rank:

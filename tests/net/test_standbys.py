@@ -131,6 +131,26 @@ async def test_servers_that_die_change_no_bit_of_what_is_trained(cluster: MakeCl
         assert all(np.array_equal(weights[key], expected[key]) for key in SHAPES)
 
 
+async def test_gradients_of_an_open_round_outlive_two_servers_although_their_workers_have_gone_on(
+    cluster: MakeCluster,
+) -> None:
+    """The second one decides the rounds."""
+    async with cluster(workers=2, servers=3, replication=2, policy="k_batch_async:4") as running:
+        first, second = running.workers
+        await running.each(lambda worker: worker.set_optimizer("accumulate"))
+        await running.each(lambda worker: worker.init({key: np.zeros(shape) for key, shape in SHAPES.items()}))
+        ones = {key: np.ones(shape) for key, shape in SHAPES.items()}
+        await copied(running)
+        await first.push(ones)
+        await crash(running.servers[1])
+        await first.push({key: 10 * one for key, one in ones.items()})
+        await copied(running)
+        await crash(running.servers[0])
+        await second.push({key: 100 * one for key, one in ones.items()})
+        values = await second.pushpull({key: 1000 * one for key, one in ones.items()})
+        assert {float(each) for value in values for each in np.unique(value)} == {1111.0}
+
+
 async def test_a_server_that_leaves_changes_no_bit_and_fails_no_call(cluster: MakeCluster) -> None:
     async with cluster(workers=2, servers=3) as running:
         expected = await train(running, "adam", {})

@@ -356,6 +356,13 @@ def test_rounds_are_counted_on_from_those_of_the_one_before(text: str) -> None:
     assert rounds.push(0)[-1][0] == (9 if text == "ringmaster:1" else 8)
 
 
+@pytest.mark.parametrize("text", ["k_batch_sync:3", "k_batch_async:3"])
+def test_round_goes_on_with_the_steps_on_which_workers_have_gone_on(text: str) -> None:
+    rounds = Rounds(text)
+    rounds.decider.resume(7, (), {}, [Token(1, 4), Token(1, 5)])
+    assert rounds.push(0) == [(8, [(0, 1), (1, 4), (1, 5)])]
+
+
 def test_quorum_remembers_who_was_late_before_it() -> None:
     before = Rounds("quorum:2:1.0:1")
     before.push(0)

@@ -59,7 +59,7 @@ def counts(run: Run) -> dict[tuple[str, int], list[int]]:
     return made
 
 
-@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp:1", "k_async:2", "round_robin"])
+@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp:1", "k_async:2", "k_batch_async:2", "round_robin"])
 @pytest.mark.parametrize("at", [4.31, 5.07, 5.13, 5.21, 6.02])
 def test_server_that_crashes_takes_nothing_with_it(run_with: Callable[..., Run], policy: str, at: float) -> None:
     run = run_with(Crash(at=at, node="server-1"), policy=policy)

@@ -38,6 +38,7 @@ from aiokv.wire.messages import (
     Command,
     CommandResult,
     Copy,
+    CopyContribution,
     CopyDecisions,
     CopyDropped,
     CopyPush,
@@ -828,6 +829,13 @@ GOLDEN = [
         0,
         "41494f4b 01 7d 0000  0000000000000000  0000000000000000 03000000  00000000",
         "91  a1 74",
+    ),
+    Golden(
+        CopyContribution(12, "w", 0, 1, 5, 4, 6, 12),
+        12,
+        12,
+        "41494f4b 01 7e 0000  0c00000000000000  0c00000000000000 0a000000  00000000",
+        "98  0c  a1 77  00  01  05  04  06  0c",
     ),
 ]
 

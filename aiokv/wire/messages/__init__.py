@@ -14,6 +14,7 @@ from aiokv.wire.messages.base import Message
 from aiokv.wire.messages.copies import (
     AttachStandby,
     Copy,
+    CopyContribution,
     CopyDecisions,
     CopyDropped,
     CopyPush,
@@ -150,6 +151,7 @@ __all__ = [
     "Command",
     "CommandResult",
     "Copy",
+    "CopyContribution",
     "CopyDecisions",
     "CopyDropped",
     "CopyPush",
@@ -326,12 +328,16 @@ FRAME_TYPES: Final[dict[int, type[Message]]] = {
     123: CopyPush,
     124: CopySettled,
     125: FillAgain,
+    126: CopyContribution,
 }
 """Frame type number -> the class of its control message."""
 
 TYPE_OF: Final[dict[type[Message], int]] = {cls: number for number, cls in FRAME_TYPES.items()}
 
 WITH_PAYLOAD: Final[frozenset[type[Message]]] = frozenset(
-    {Init, InitBundle, InitRows, Push, PushBundle, PushRows, Value, State, PutState, Copy, CopyPush, Replicate}
+    {
+        *(Init, InitBundle, InitRows, Push, PushBundle, PushRows, Value, State, PutState),
+        *(Copy, CopyContribution, CopyPush, Replicate),
+    }
 )
 """The only messages that array bytes may follow."""

@@ -123,8 +123,9 @@ class CopyDecisions(Message):
     """What was decided about steps of workers, in its order, for all keys of a policy and a group of ranks; nobody has
     heard of it before.
 
-    Each of the `steps` is a rank, a clock, the round that it is in, or 0, and why it is in none. `known` is what the
-    decider knows of ranks besides, and `leaving` the ranks that have asked for another policy, by the keys.
+    Each of the `steps` is a rank, a clock, the round that it is in, or 0, and why it is in none; without a reason it
+    will be in a later one, and its worker may have been told so. `known` is what the decider knows of ranks besides,
+    and `leaving` the ranks that have asked for another policy, by the keys.
     """
 
     number: int
@@ -145,6 +146,22 @@ class CopyDropped(Message):
     sequence: int
     clock: int
     reason: str
+
+
+class CopyContribution(Message):
+    """A push to a chunk whose worker is answered before it is in a value. Payload: as it had.
+
+    `read` is the version that the worker had read. It had so many bytes, unless it was decoded to a higher precision.
+    """
+
+    number: int
+    key: str | int
+    start: int
+    rank: int
+    sequence: int
+    read: int
+    clock: int
+    nbytes: int
 
 
 class CopyPush(Message):

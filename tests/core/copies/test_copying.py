@@ -11,7 +11,7 @@ from aiokv.codec import make_codec
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.copying import Copying
-from aiokv.errors import PolicyError, SumOverflowError
+from aiokv.errors import SumOverflowError
 from aiokv.tensorfile import pack
 from aiokv.types import SCHEDULER, STANDBY
 from aiokv.wire import messages as m
@@ -355,38 +355,6 @@ def test_scheduler_that_does_not_know_hears_again_that_the_standby_is_ready(make
     world.publish()
     world.settle()
     assert world.state == "ready"
-
-
-# --- what it can't have ---
-
-
-def test_policies_that_answer_pushes_before_they_are_in_a_value_are_refused(make_world: Callable[..., World]) -> None:
-    world = make_world(0, workers=1)
-    refused: list[Asked] = []
-
-    def decided(worker: Worker) -> Asked:
-        refused.append(worker.init("d", ONES, "k_batch_async:1"))
-        return refused[-1]
-
-    def change(worker: Worker) -> Asked:
-        refused.append(worker.ask(m.SetPolicy("k_batch_async:1", ("w",), "bsp", (), 60.0)))
-        return refused[-1]
-
-    def load(worker: Worker) -> Asked:
-        message = m.PutState("d", (3,), "float32", 0, 3, 60.0, "k_batch_async:1")
-        refused.append(worker.ask(message, np.frombuffer(pack({"value": ONES}, {"steps": "0"}), np.uint8)))
-        return refused[-1]
-
-    world.run(once(init, decided, change, load))
-    assert [asked.answer.code for asked in refused] == [PolicyError.code] * 3  # type: ignore[union-attr]
-    assert "replication = 2" in str(refused[0].answer)
-
-
-def test_server_that_can_have_no_standby_says_so(make_world: Callable[..., World]) -> None:
-    world = make_world(0, workers=1, replication=1)
-    world.run(once(lambda worker: worker.init("w", ONES, "k_batch_async:1"), push))
-    world.settle()
-    assert world.standby is None
 
 
 # --- who is whose standby ---

@@ -204,6 +204,26 @@ def test_in_other_modes_it_waits_for_what_counts_where_nobody_waits_for_others(
     assert world.state == state, "the other worker may yet bring its part of the round before"
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_new_standby_has_the_values_in_which_a_lost_worker_counts(make_world: Callable[..., World], seed: int) -> None:
+    """It is no successor when its server has made them, but when they have come."""
+    world = make_world(seed, on_worker_loss="shrink")
+    world.run(does(lambda worker: [worker.init("w", ZEROS)]))
+    world.settle()
+    world.begin(nothing, does(lambda worker: [whole(worker, 1)]))
+    world.settle()
+    assert world.standby is not None
+    world.crash(world.standby)
+    world.evict(world.workers[1])
+    world.settle()
+    world.begin(does(lambda worker: [whole(worker, 1)]), nothing)
+    while world.state != "ready":
+        world.step()
+    world.crash(world.primary)
+    world.settle()
+    assert world.value("w").tolist() == [3, 3, 3]
+
+
 def test_rows_and_bundles_are_copied_too(make_world: Callable[..., World]) -> None:
     world = make_world(0, on_worker_loss="shrink")
     numbers: list[int] = []

@@ -124,6 +124,19 @@ def test_all_steps_are_told_in_as_many_messages_as_it_takes(
     assert decisions.resumed == 5
 
 
+def test_news_that_were_handed_on_first_stay_the_newest() -> None:
+    steps = [(0, 1, 1, ""), (1, 1, 1, ""), (1, 2, 2, ""), (0, 2, 2, ""), (0, 3, 0, "late"), (1, 3, 3, "")]
+    followed = FollowedRounds()
+    for some in (steps[-1:], steps):
+        followed.decided(m.CopyDecisions(1, "k_sync:1", (), tuple(some), (), ()))
+    decisions = followed._of(("k_sync:1", ()))
+    assert decisions.newest == 3
+    assert decisions.rounds == {1: [Token(0, 1), Token(1, 1)], 2: [Token(1, 2), Token(0, 2)], 3: [Token(1, 3)]}
+    assert list(decisions.rounds) == [1, 2, 3]
+    assert decisions.highs == {1: 1, 2: 2, 3: 3}
+    assert decisions.settled == {0: 2, 1: 3}
+
+
 def test_key_that_has_left_a_policy_of_decided_rounds(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1)
     world.run(steps(init("ringmaster:1"), push(0), push(0)))
