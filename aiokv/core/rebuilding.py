@@ -203,7 +203,8 @@ class Rebuild:
         for peer, message in rebuilding.said:
             if peer in self._members.by_peer:
                 effects += self._receive(peer, 0, message, now)
-        return effects
+        # The last worker may have left just before the scheduler ended.
+        return effects + self._cluster.end_if_over(now)
 
     def _join_now(self, waiting: list[Registration], now: float) -> list[Effect]:
         """Look at those who have waited until it was known which cluster it is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from aiokv.core import effects as ef
 from aiokv.errors import ClusterFullError, MembershipError
@@ -91,6 +92,19 @@ def test_who_does_not_come_back_is_lost(scheduler: Scheduler) -> None:
     scheduler.tick(2.0)
     assert states(scheduler) == {"worker-1": "left", "worker-2": "lost", "server-0": "lost"}
     assert "was not there when the scheduler was started again" in scheduler.views["worker-0"][-1].workers[2].reason
+
+
+@pytest.mark.parametrize(("last", "failed"), [("left", False), ("lost", True)])
+def test_it_ends_when_no_worker_is_left(scheduler: Scheduler, last: str, *, failed: bool) -> None:
+    known = view(last=last)
+    workers = (m.WorkerEntry(0, "worker-0", 1, "left"), *known.workers[1:])
+    come_back(scheduler, "server-1", "server-0")
+    tell(scheduler, "server-1", structs.replace(known, workers=workers))
+    effects = scheduler.effects
+    (stop,) = [effect for effect in effects if isinstance(effect, ef.Stop)]
+    assert stop.failed == failed
+    told = [effect.peer for effect in effects if isinstance(effect, ef.Send) and isinstance(effect.message, m.Stop)]
+    assert told == [scheduler.peers["server-0"], scheduler.peers["server-1"]]
 
 
 def test_a_place_is_still_kept(make_scheduler: type[Scheduler]) -> None:
