@@ -262,7 +262,7 @@ class WholeCalls:
             return effects
         for call in tuple(self._open.get(rank, ())):
             if call.is_here and not call.asked and not call.copying:
-                call.after.update((other.name[2], None) for other in self._before(call))
+                call.after.update(dict.fromkeys(self._undecided_before(call)))
                 call.copying = self.copy is not None and self.copy(call)
                 effects += [] if call.copying else self._ask(call, now)
         for call in tuple(self._open.get(rank, ())):
@@ -275,6 +275,10 @@ class WholeCalls:
         calls = self._open[call.name[0]]
         earlier = itertools.takewhile(lambda other: other is not call, calls)
         return [other for other in earlier if not other.keys.keys().isdisjoint(call.keys)]
+
+    def _undecided_before(self, call: WholeCall) -> list[int]:
+        """Return those of which is not known here that they count; the deciding server may never hear of the others."""
+        return [other.name[2] for other in self._before(call) if other.verdict != ""]
 
     def _end(self, call: WholeCall, now: float) -> list[Effect]:
         """Let the pushes of a call count, or refuse them."""
@@ -325,7 +329,7 @@ class WholeCalls:
 
     def _ask(self, call: WholeCall, now: float) -> list[Effect]:
         call.asked = True
-        call.after.update((other.name[2], None) for other in self._before(call))
+        call.after.update(dict.fromkeys(self._undecided_before(call)))
         rank, incarnation, number = call.name
         servers = 0 if call.gives_up else call.servers
         message = m.Gathered(rank, incarnation, number, servers, tuple(call.after))

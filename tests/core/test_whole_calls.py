@@ -637,15 +637,15 @@ def test_a_worker_binds_the_pushes_of_a_call_together(make_worker: Any, policy: 
 # --- a server that goes on where another one was ---
 
 
-def kept(server: Server, rank: int, key: str, verdict: str | None = None) -> whole_calls.WholeCall:
-    """Return what a standby had of the first call of a worker, which was for two servers."""
-    head = (key, (2,), "float32", 1, 2, 1, 0, True, 5.0, 0, 1)
-    message = m.Push(*head, whole=m.Whole(1, 1, 2))
-    call = whole_calls.WholeCall((rank, 1, 1), 1, 2, verdict=verdict, asked=verdict is not None)
+def kept(server: Server, rank: int, key: str, verdict: str | None = None, number: int = 1) -> whole_calls.WholeCall:
+    """Return what a standby had of a call of a worker, which was for two servers."""
+    head = (key, (2,), "float32", 1, 2, number, 0, True, 5.0, 0, number)
+    message = m.Push(*head, whole=m.Whole(number, 1, 2))
+    call = whole_calls.WholeCall((rank, 1, number), 1, 2, verdict=verdict, asked=verdict is not None)
     call.keys[key] = None
-    slot = 900 + rank
+    slot = 900 + rank + 10 * number
     server.slots[slot] = np.float32(rank + 1)
-    received = st.Received(99, rank + 2, message, slot, 4)
+    received = st.Received(99, rank + 10 * number, message, slot, 4)
     call.pushes[whole_calls.identity(message)] = whole_calls.Aside(received, message, None, (key,))
     return call
 
@@ -679,6 +679,14 @@ def test_first_it_is_decided_what_counts_of_those_who_are_gone(verdict: str, tot
     answer(server, m.Settled(verdict))
     assert server.value("c", 1) == total
     assert early.answer == m.Done()
+
+
+def test_call_that_is_known_to_count_is_not_asked_about_with_the_next_one() -> None:
+    """The server before may have decided it alone, so the deciding one would wait for it for ever."""
+    server = successor()
+    resume(server, {(1, 1, 1): ""}, kept(server, 1, "c", ""), kept(server, 1, "c", number=2))
+    link(server)
+    assert [send.message for send in questions(server)] == [m.Gathered(1, 1, 2, 2)]
 
 
 def test_nothing_waits_where_nobody_is_gone() -> None:
