@@ -99,7 +99,8 @@ class Directory:
         receives = operation is not Operation.PUSH
         if pushes:
             self.counts.advance(plan, [key for key, _ in tensors[dense:]] if rows else [])
-        clock, begin, parts = self.counts.clock, self._pushes.begin, list[Part]()
+        clock, begin = self.counts.clock, self._pushes.begin
+        parts: list[Part] = []
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
             bundle.pushed += pushes

@@ -52,7 +52,9 @@ class Merging(NamedTuple):
 
     def divisor(self, contributors: int, world: int) -> int:
         """Return what a sum is divided by."""
-        return {"mean": contributors, "mean_of_world": world}.get(self.reduction, 1)
+        if self.reduction == "mean":
+            return contributors
+        return world if self.reduction == "mean_of_world" else 1
 
     def check(self, rule: Optimizer) -> None:
         """Refuse unknown names, and what a rule can't be given.

@@ -36,9 +36,10 @@ class Tallies:
     def applied(self, ranks: Sequence[Rank], staleness: Sequence[int]) -> None:
         """Count the contributions of an update."""
         for rank, behind in zip(ranks, staleness, strict=True):
-            tally = self._of(rank)
+            # As `_of` and `bucket`; it is for every push.
+            tally = self._ranks.get(rank) or self._of(rank)
             tally.applied += 1
-            counted = bucket(behind)
+            counted = behind if behind < EXACT else bucket(behind)
             tally.staleness[counted] = tally.staleness.get(counted, 0) + 1
 
     def dropped(self, rank: Rank, reason: str) -> None:
