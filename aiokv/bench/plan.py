@@ -9,6 +9,7 @@ from aiokv.bench.workloads import parse_workload
 from aiokv.errors import ConfigError
 from aiokv.kvstore import DIST_POLICIES
 from aiokv.optim import make_optimizer
+from aiokv.policy import get_policy
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +21,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     warmup: int
     store: str
+    policy: str
     optimizer: str | None
     shows_progress: bool = False
     colocate: bool = False
@@ -34,6 +36,7 @@ def make_plan(
     rounds: int | None = None,
     warmup: int | None = None,
     store: str | None = None,
+    policy: str | None = None,
     optimizer: str | None = None,
     colocate: bool = False,
     replication: int = 1,
@@ -47,12 +50,15 @@ def make_plan(
         rounds: number of timed rounds; the workload's own when not given.
         warmup: number of rounds before these; the workload's own when not given.
         store: a store on a cluster by MXNet's name; "dist_sync" when not given.
+        policy: another one than the store's. One whose rounds are decided for all keys at once is taken for one of all
+            workers, and the values are checked as such.
         optimizer: name of the servers' update rule; they keep the sums when not given.
         colocate: each worker also hosts a server, so there are as many of them.
         replication: on how many servers every parameter is.
 
     Raises:
         ConfigError: unknown workload or store.
+        PolicyError: unknown policy, or wrong options.
         OptimizerError: unknown rule.
     """
     store = store or "dist_sync"
@@ -71,6 +77,7 @@ def make_plan(
         rounds=usual.rounds if rounds is None else rounds,
         warmup=usual.warmup if warmup is None else warmup,
         store=store,
+        policy=str(get_policy(policy or DIST_POLICIES[store])),
         optimizer=optimizer,
     )
 

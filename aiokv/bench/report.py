@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from aiokv.bench.workloads import MIB, parse_workload
+from aiokv.kvstore import DIST_POLICIES
 from aiokv.launch.base import count
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     warmup: int
     store: str
+    policy: str
     optimizer: str | None
     payload_mib: float
     """What a worker pushes in a round; it receives as much."""
@@ -87,6 +89,7 @@ def make_report(plan: Plan, results: Mapping[str, Done], usage: Mapping[str, Usa
         rounds=plan.rounds,
         warmup=plan.warmup,
         store=plan.store,
+        policy=plan.policy,
         optimizer=plan.optimizer,
         payload_mib=nbytes / MIB,
         gbps_per_worker=everything.gbps,
@@ -113,7 +116,8 @@ def make_table(report: Report) -> Table:
     unit, scale = _unit(report)
     nodes = f"{count(report.workers, 'worker')}, {count(report.servers, 'server')}"
     rule = f", {report.optimizer}" if report.optimizer else ""
-    title = f"{report.workload}: {nodes}, {report.store}{rule}, {count(report.rounds, 'round')}"
+    policy = "" if report.policy == DIST_POLICIES[report.store] else f", {report.policy}"
+    title = f"{report.workload}: {nodes}, {report.store}{policy}{rule}, {count(report.rounds, 'round')}"
     table = Table(title=title, title_justify="left")
     table.add_column("node")
     for heading in ("GB/s", f"min {unit}", f"median {unit}", f"p99 {unit}", "CPU s/GB", "peak RSS MiB"):

@@ -21,9 +21,9 @@ from aiokv.bench.pattern import Floats, Gradient
 from aiokv.bench.plan import Done, Message, Plan, Progress, Ready, encode
 from aiokv.bench.workloads import Workload, parse_workload
 from aiokv.config import load_config
-from aiokv.kvstore import DIST_POLICIES
 from aiokv.net import runner
 from aiokv.net.worker import Client, connect
+from aiokv.policy import get_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,9 +55,9 @@ class Rounds:
         self._gradient = Gradient(client.rank, plan.workers, workload.size)
         self._received: Floats = np.zeros(workload.size, np.float32)
         self._pushes, self._pulls = _cut(self._gradient.flat, workload), _cut(self._received, workload)
-        self._check = make_check(
-            client.rank, plan.workers, workload.size, policy=DIST_POLICIES[plan.store], optimizer=plan.optimizer
-        )
+        in_rounds = get_policy(plan.policy).decides
+        policy = "bsp" if in_rounds else plan.policy
+        self._check = make_check(client.rank, plan.workers, workload.size, policy=policy, optimizer=plan.optimizer)
         self._pauses = plan.workers > 1 and workload.nbytes >= PAUSE_BYTES
         self._next = 0
 
@@ -99,7 +99,7 @@ class Rounds:
 async def measure(parent: Parent, config: Config, plan: Plan) -> None:
     """Join the cluster, run the rounds when the parent says so, and tell it what came out."""
     workload = parse_workload(plan.workload)
-    async with connect(config=config, policy=DIST_POLICIES[plan.store]) as client:
+    async with connect(config=config, policy=plan.policy) as client:
         rounds = Rounds(client, workload, plan)
         await rounds.prepare()
         for _ in range(plan.warmup):

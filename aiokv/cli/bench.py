@@ -25,6 +25,7 @@ BENCH_NOTE = "docs/performance.md says how to measure and what each figure means
         "--warmup", type=Plain(click.IntRange(min=0)), metavar="N", help="Rounds before.  [default: the workload's]"
     ),
     click.option("--store", metavar="NAME", help="dist_sync or dist_async.  [default: dist_sync]"),
+    click.option("--policy", metavar="TEXT", help="Another one with the same sums, such as k_sync:2 with two workers."),
     click.option("--optimizer", metavar="NAME", help="What the servers do with the sums.  [default: keep them]"),
     click.option("--backend", metavar="NAME", help="What computes the updates: auto, reference, cpu or cuda."),
     click.option("--device", metavar="NAME", help="Where the servers' parameters are: cpu, cuda, cuda:0,1."),
@@ -72,7 +73,7 @@ def bench(*, workload: str, as_json: bool, rounds: int | None, **options: Any) -
         outcome = run(mib=mib, rounds=rounds, as_json=as_json)
         finish(outcome.exit_code, outcome.reason)
     chunk_kib, timeout, profile = options.pop("chunk_kib"), options.pop("timeout"), options.pop("profile")
-    measured = {name: options.pop(name) for name in ("warmup", "store", "optimizer")}
+    measured = {name: options.pop(name) for name in ("warmup", "store", "policy", "optimizer")}
     environ = environment()
     config = load_config(environ=environ, chunk_bytes=chunk_kib and chunk_kib * 1024, **options)
     environ |= {

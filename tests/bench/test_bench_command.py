@@ -142,6 +142,7 @@ def test_profile_needs_a_folder(bench: Callable[[str], Ran], tmp_path: Path) -> 
         ("", 2, "Missing argument 'WORKLOAD'"),
         ("huge:1", 1, "error: unknown workload 'huge:1'; known: large:MIB, resnet50, small, latency:BYTES, limits"),
         ("large:1 --store local", 1, "error: unknown store 'local'; known: dist, dist_sync, dist_async"),
+        ("large:1 --policy magic", 1, "error: unknown policy 'magic'; known: "),
         ("large:1 --optimizer magic", 1, "error: unknown optimizer 'magic'; known: "),
         ("large:1 --loop magic", 1, "error: loop must be one of auto, uvloop, asyncio, got 'magic'"),
         ("large:1 --chunk-kib 3", 1, "error: chunk_bytes must be a multiple of 64 from 4096"),
