@@ -93,12 +93,12 @@ def test_simulator_is_told_whose_updates_count_and_which_answers_wait(make_world
     world = make_world(0, workers=1, registers=False)
     world.settle()
     first, second = world.primary.machine, there(world.standby).machine
-    assert (first.holds_copy, first.waits_for_standby) == (False, True)
-    assert (second.holds_copy, second.waits_for_standby) == (True, False)
+    assert (first.serves, first.holds_copy, first.waits_for_standby) == (True, False, True)
+    assert (second.serves, second.holds_copy, second.waits_for_standby) == (False, True, False)
     world.registers, world.replaces = True, False
     world.register(there(world.standby))
     fail_over(world)
-    assert (second.holds_copy, second.waits_for_standby) == (False, False)
+    assert (second.serves, second.holds_copy, second.waits_for_standby) == (True, False, False)
 
 
 def test_what_waits_is_asked_of_a_server_whose_answers_wait(make_world: Callable[..., World]) -> None:
