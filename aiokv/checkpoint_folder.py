@@ -17,7 +17,7 @@ from aiokv.cluster_files import (
     read_manifest,
     write_manifest,
 )
-from aiokv.core.checkpoint_keeper import CheckpointPlan
+from aiokv.core.scheduler.checkpoint_keeper import CheckpointPlan
 from aiokv.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from aiokv import files
-from aiokv.core.saved_chunks import ChunkState
-from aiokv.core.saved_rounds import RoundsState
+from aiokv.core.saved_state import ChunkState, RoundsState
 from aiokv.errors import AiokvError, DataError
 from aiokv.saving import SavedRule, file_head, tensor_name
 from aiokv.tensorfile import DTYPES, Array, Shapes, bytes_of, in_order, read_head

@@ -9,7 +9,7 @@ import numpy as np
 
 from aiokv import files
 from aiokv.cluster_files import NAME, OpenPart, SavedChunk, open_part, read_manifest
-from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.keys import BUNDLE_START
 from aiokv.core.stimuli import CheckpointRead
 from aiokv.errors import DataError
 from aiokv.files import CHECKSUM_BYTES, checksum
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aiokv.core.effects import WantedChunk
-    from aiokv.core.saved_chunks import ChunkState
+    from aiokv.core.saved_state import ChunkState
     from aiokv.tensorfile import Array
     from aiokv.types import Key, Rank
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiokv.arrays import check_finite
-from aiokv.core.bundle import name_keys
+from aiokv.core.keys import name_keys
 from aiokv.errors import ConfigError, NormLimitError
 from aiokv.gradients import global_norm
 from aiokv.list_sums import Resident

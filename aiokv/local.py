@@ -19,9 +19,9 @@ from aiokv.commands import ServerInfo, run
 from aiokv.compressing import Compressor
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.session import Session
+from aiokv.core.server.coordinator import Coordinator
+from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError, ClosedError, OptimizerError
 from aiokv.guard import Guard
 from aiokv.kernels import devices_for, get_backend

@@ -9,7 +9,7 @@ import msgspec
 
 from aiokv import checkpoints
 from aiokv.arrays import sending
-from aiokv.core.reseeding import bringer
+from aiokv.core.worker.reseeding import bringer
 from aiokv.saving import Content, Saved, SavedKey, SavedRule
 from aiokv.snapshot import VALUE
 

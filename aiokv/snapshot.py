@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from aiokv.arrays import Arguments
 from aiokv.core import stimuli as st
-from aiokv.core.bundle import name_keys
-from aiokv.core.keys import check_same_spec
-from aiokv.core.rows import check_sparse
+from aiokv.core.keys import check_same_spec, name_keys
+from aiokv.core.tables import check_sparse
 from aiokv.errors import ConfigError, DataError, MembershipError, UnknownKeyError
 from aiokv.saving import (
     ARRAYS,
@@ -35,7 +34,7 @@ from aiokv.wire.messages import RulesState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from aiokv.core.session import Session
+    from aiokv.core.worker.session import Session
     from aiokv.operations import Operations
     from aiokv.types import Key, TensorSpec
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from aiokv.arrays import Arguments, DeviceOut, as_described, checked_out, find_device_outs, sending, spec_of
 from aiokv.core.keys import check_same_spec
-from aiokv.core.row_parts import cut_rows
-from aiokv.core.rows import check_table
 from aiokv.core.stimuli import Rows
+from aiokv.core.tables import check_table
+from aiokv.core.worker.row_parts import cut_rows
 from aiokv.errors import KeyUseError, SpecMismatchError, SumOverflowError
 from aiokv.kernels.foreign import OnDevice, is_on_device
 from aiokv.types import TensorSpec

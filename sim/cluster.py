@@ -6,13 +6,13 @@ import gc
 import itertools
 from typing import TYPE_CHECKING, Final
 
-from aiokv.core.checkpoint_keeper import CheckpointPlan
-from aiokv.core.cluster_plan import ClusterPlan
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import Membership
-from aiokv.core.session import Session
+from aiokv.core.scheduler.checkpoint_keeper import CheckpointPlan
+from aiokv.core.scheduler.cluster_plan import ClusterPlan
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.server.coordinator import Coordinator
 from aiokv.core.stimuli import NodeEnded
+from aiokv.core.worker.session import Session
 from aiokv.policy import get_policy
 from aiokv.policy.adasync import AdaSync
 from aiokv.types import Role
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from aiokv.core.tallies import Tallies
+    from aiokv.core.server.rounds.tallies import Tallies
     from sim.process import Process
     from sim.record import UpdateRecord
     from sim.scenario import Scenario

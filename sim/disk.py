@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from aiokv.core import effects as fx
-    from aiokv.core.saved_chunks import ChunkState
+    from aiokv.core.saved_state import ChunkState
     from aiokv.types import Rank
     from sim.faults import Torn
     from sim.record import Run

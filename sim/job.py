@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from aiokv.core.reseeding import bringer
+from aiokv.core.worker.reseeding import bringer
 from aiokv.errors import ServerLostError
 from aiokv.policy import get_policy
 from sim.cluster import simulate

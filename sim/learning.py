@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.keys import BUNDLE_START
 from aiokv.core.merging import Merging
 from aiokv.optim import make_optimizer
 from sim.problems import make_problem

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 from aiokv.core import effects as fx
 from aiokv.core import stimuli as st
 from aiokv.core.effects import Apply, Complete, Fold, Send
-from aiokv.core.followed_calls import push_in
+from aiokv.core.server.copies.followed_calls import push_in
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 from sim.ledger import Ledger
@@ -22,8 +22,8 @@ from sim.trace import BATCH
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokv.core.coordinator import Coordinator
     from aiokv.core.effects import Effect
+    from aiokv.core.server.coordinator import Coordinator
     from aiokv.core.stimuli import Stimulus
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Peer, Slot, Version

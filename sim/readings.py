@@ -7,11 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.effects import StoredChunk, StoredChunks
+from aiokv.core.keys import BUNDLE_START
 from aiokv.core.records import Record
 from aiokv.core.records import field as record_field
-from aiokv.core.session import MAX_OPEN_PUSHES
+from aiokv.core.worker.session import MAX_OPEN_PUSHES
 from aiokv.policy import get_policy
 from aiokv.wire import messages as m
 from sim.promises import rule_of

@@ -9,7 +9,7 @@ from aiokv.core.records import Record
 from aiokv.policy import get_policy
 
 if TYPE_CHECKING:
-    from aiokv.core.saved_chunks import ChunkState
+    from aiokv.core.saved_state import ChunkState
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Rank, Version
     from sim.learning import Curve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Final
 
-from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.keys import BUNDLE_START
 from aiokv.core.placement import Chunk, place
 from aiokv.core.stimuli import EnterBarrier, KeyOptions, KeyRecord, ReadRules, ReadState, StatePart
 from aiokv.policy import get_policy

@@ -32,7 +32,7 @@ from sim.waiting import Awaited, Waiting, finish
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from aiokv.core.session import Session
+    from aiokv.core.worker.session import Session
     from aiokv.types import Key, Rank, TensorSpec
     from sim.checks import Checks
     from sim.drops import Expiry

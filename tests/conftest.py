@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 NET_TESTS = Path(__file__).parent / "net"
 LONG_COMPUTATIONS = (
     "codec/test_codec_properties.py",
-    "core/test_members_properties.py",
-    "core/test_standbys_properties.py",
+    "core/scheduler/test_members_properties.py",
+    "core/scheduler/test_standbys_properties.py",
     "core/together/test_bundles_together.py",
     "core/together/test_checkpoints_together.py",
     "core/together/test_failover_together.py",

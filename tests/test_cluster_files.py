@@ -24,9 +24,9 @@ from aiokv.cluster_files import (
 )
 from aiokv.cluster_reading import Reading, read_residuals
 from aiokv.config import Config
-from aiokv.core.checkpoint_keeper import CheckpointPlan
 from aiokv.core.effects import WantedChunk, WriteManifest
-from aiokv.core.saved_chunks import ChunkState
+from aiokv.core.saved_state import ChunkState
+from aiokv.core.scheduler.checkpoint_keeper import CheckpointPlan
 from aiokv.errors import ConfigError, DataError
 from aiokv.optim import Assign
 from aiokv.saving import SavedRule

@@ -10,6 +10,11 @@ MAX_DIMENSIONS = 64
 MAX_SHOWN_BITS = 128
 """Longer ints are not written out in messages; Python refuses to for very long ones."""
 
+BUNDLE_START = -1
+"""First element of a bundle's chunk: it stands under the bundle's first key, and no chunk of a key begins there."""
+
+SHOWN_KEYS = 3
+
 
 def check_key(key: object) -> Key:
     """Return the key as a plain str or int, if it is one.
@@ -82,3 +87,10 @@ def check_same_spec(key: Key, expected: TensorSpec, got: TensorSpec) -> None:
             expected=str(expected),
             got=str(got),
         )
+
+
+def name_keys(keys: tuple[Key, ...]) -> str:
+    """Return the first keys, and how many more there are, for messages."""
+    shown = ", ".join(repr(key) for key in keys[:SHOWN_KEYS])
+    more = len(keys) - SHOWN_KEYS
+    return shown + (f" and {more} more" if more > 0 else "")

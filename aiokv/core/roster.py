@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 from aiokv.errors import MembershipError, WorkerLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from aiokv.types import Key, Rank, Version
-    from aiokv.wire.messages import Boundary, View, WorkerEntry
+    from aiokv.wire.messages import Boundary, ServerEntry, StandbyEntry, View, WorkerEntry
 
 
 COUNTED = ("alive", "away", "lost")
 """States of workers for which rounds and barriers wait."""
+
+LEADER = 0
+"""Index of the server that decides what one has to decide for all."""
 
 EXPECTED = ("alive", "away", "finished", "joining")
 """States of workers from which more may come."""
@@ -183,3 +186,11 @@ class Roster:
         reasons = "; ".join(f"rank {self.label(rank)}: {self.reason(rank)}" for rank in ranks)
         details = {} if key is None else {"key": key, "round": version}
         return WorkerLostError(f"{what} can't complete: workers lost: {reasons}", ranks=list(ranks), **details)
+
+
+def standbys_of(server: ServerEntry) -> Iterator[StandbyEntry]:
+    """Yield what a view says of the standbys of a server, each behind the one whose it is."""
+    entry = server.standby
+    while entry is not None:
+        yield entry
+        entry = entry.standby

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokv.core.effects import Sums
-    from aiokv.core.saved_chunks import ChunkState
-    from aiokv.core.saved_rounds import RoundsState
+    from aiokv.core.saved_state import ChunkState, RoundsState
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Peer, Rank, Slot, TensorSpec, Version
     from aiokv.wire.messages import CheckpointFile, Message, RulesState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.keys import BUNDLE_START
 from aiokv.wire.messages import Bundled, InitBundle, Push, PushBundle
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from aiokv.core.saved_chunks import ChunkState
+    from aiokv.core.saved_state import ChunkState
     from aiokv.store.memory import ParameterStore
 
 MOST_BYTES = 16 * 1024 * 1024

@@ -9,8 +9,8 @@ from aiokv.checkpoint_folder import complete, make_plan, remove
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.cluster_plan import ClusterPlan
-from aiokv.core.membership import Membership
+from aiokv.core.scheduler.cluster_plan import ClusterPlan
+from aiokv.core.scheduler.membership import Membership
 from aiokv.errors import AiokvError, ProtocolError
 from aiokv.net.node import Node
 from aiokv.types import Role

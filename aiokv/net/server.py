@@ -19,8 +19,8 @@ from aiokv.commands import ServerInfo, run
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
+from aiokv.core.server.coordinator import Coordinator
 from aiokv.errors import AiokvError, NotFiniteError
 from aiokv.kernels import Backend, engine_for, get_backend
 from aiokv.kernels.work import has_kernel

@@ -17,7 +17,7 @@ from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
-from aiokv.core.session import Session
+from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError
 from aiokv.guard import Guard
 from aiokv.kernels import backend_for, devices_for

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from aiokv.arrays import Arguments
     from aiokv.core import stimuli as st
-    from aiokv.core.session import Session
+    from aiokv.core.worker.session import Session
     from aiokv.list_sums import Merger
 
 T = TypeVar("T")

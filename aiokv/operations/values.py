@@ -10,7 +10,7 @@ import numpy as np
 from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receiving, sending
 from aiokv.core import stimuli as st
 from aiokv.core.keys import check_same_spec
-from aiokv.core.rows import check_sparse
+from aiokv.core.tables import check_sparse
 from aiokv.guard import Guard
 from aiokv.operations.base import SLOW
 from aiokv.operations.members import MemberOperations

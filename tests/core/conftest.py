@@ -16,11 +16,11 @@ from msgspec import structs
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.cluster_plan import ClusterPlan
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import Membership
-from aiokv.core.session import Session
+from aiokv.core.scheduler.cluster_plan import ClusterPlan
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.server.coordinator import Coordinator
+from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError, RoundTimeoutError, WorkerLostError
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, Slot, TensorSpec, Version
 from aiokv.wire import messages as m

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiokv.core.bundle import BUNDLE_START
 from aiokv.core.effects import Send
+from aiokv.core.keys import BUNDLE_START
 from aiokv.net.arrivals import Arrivals
 from aiokv.wire import messages as m
 from aiokv.wire.receiver import Frame

@@ -134,7 +134,7 @@ async def test_scenario_23_a_pickle_is_refused_and_no_file_appears(
         with pytest.raises(OptimizerError):
             await kv.set_optimizer("sgd", learning_rate=payload)
         # Past this side's own check, as from a client that has none.
-        monkeypatch.setattr("aiokv.core.session.make_optimizer", lambda name, params: None)
+        monkeypatch.setattr("aiokv.core.worker.control_calls.make_optimizer", lambda name, params: None)
         with pytest.raises(OptimizerError, match="learning_rate"):
             await kv.set_optimizer("sgd", learning_rate=payload)
         with pytest.raises(OptimizerError, match="unknown optimizer"):

@@ -111,7 +111,7 @@ async def test_tables_are_those_of_an_undisturbed_run(
 
     Its rows overlap with those of the other one. Each push comes in several messages.
     """
-    monkeypatch.setattr("aiokv.core.row_parts.SENT_BYTES", 2048)
+    monkeypatch.setattr("aiokv.core.worker.row_parts.SENT_BYTES", 2048)
     shape = (400, 8)
 
     async def work(kv: aiokv.Client, dies: str = "") -> Any:

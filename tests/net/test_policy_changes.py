@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,23 +62,6 @@ async def test_what_was_pushed_is_in_the_value_or_was_dropped_whatever_the_polic
         pushed = [len(TEXTS) * (STEPS + rank) for rank in range(WORKERS)]
         assert [sum(pair) for pair in zip(counts, lost, strict=True)] == pushed
         assert sum(lost) < sum(STEPS + rank for rank in range(WORKERS)), "some of one policy's pushes at most"
-
-
-async def test_rounds_grow_as_the_loss_falls_that_workers_have_measured(cluster: MakeCluster) -> None:
-    """As the page about policies does it: one worker at first, then the square root of how much smaller the loss is."""
-    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
-    [snippet] = re.findall(r"^```python\n(async def follow_the_loss.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {"math": math, "np": np}
-    exec(snippet, names)
-    follow = names["follow_the_loss"]
-    async with cluster(workers=WORKERS, servers=2, policy="k_async:1") as running:
-        await running.each(lambda kv: kv.init("w", np.zeros(3)))
-        await running.each(lambda kv: kv.init("loss", np.zeros(1), policy="sum"))
-        # Their means are 9, 4, 9 again, 1, and 0.01; of 9 / 4 the square root is 1.5. There are three workers.
-        for losses, size in [((5, 9, 13), 1), ((2, 3, 7), 2), ((9, 9, 9), 1), ((1, 1, 1), 3), ((0.01, 0.0, 0.02), 3)]:
-            await asyncio.gather(*[follow(kv, losses[kv.rank], 9.0, 1) for kv in running.workers])
-            for kv in running.workers:
-                assert [record.options.policy for record in kv._session.records] == [f"k_async:{size}", "sum"]
 
 
 async def test_who_is_too_far_ahead_waits_from_the_change_on(cluster: MakeCluster) -> None:

@@ -163,7 +163,7 @@ async def test_compressed_gradients_and_values_are_those_of_an_undisturbed_run(
 
 async def test_rows_are_those_of_an_undisturbed_run(cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each push comes in several messages."""
-    monkeypatch.setattr("aiokv.core.row_parts.SENT_BYTES", 4096)
+    monkeypatch.setattr("aiokv.core.worker.row_parts.SENT_BYTES", 4096)
 
     async def work(kv: aiokv.Client) -> Any:
         await kv.init_rows("t", (500, 16), initializer={"name": "uniform", "seed": 1})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv.core import row_parts
+from aiokv.core.worker import row_parts
 from aiokv.errors import RoundTimeoutError, SpecMismatchError, UnknownKeyError, UpdateRefusedError
 
 if TYPE_CHECKING:

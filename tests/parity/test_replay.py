@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv.core.cluster_plan import ClusterPlan
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import Membership
-from aiokv.core.session import Session
+from aiokv.core.scheduler.cluster_plan import ClusterPlan
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.server.coordinator import Coordinator
+from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError
 from aiokv.net.driver import Log
 from aiokv.types import Role

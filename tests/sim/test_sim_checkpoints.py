@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiokv.core.cluster_checkpoints import name_of
+from aiokv.core.checkpoint_names import name_of
 from aiokv.core.effects import WriteManifest
-from aiokv.core.saved_chunks import ChunkState
+from aiokv.core.saved_state import ChunkState
 from aiokv.errors import ConfigError
 from aiokv.wire.messages import CheckpointFile
 from sim.checks import InvariantError

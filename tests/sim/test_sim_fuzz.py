@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from aiokv.core.barriers import Barriers
+from aiokv.core.scheduler.barriers import Barriers
 from aiokv.errors import ConfigError
 from aiokv.policy import policy_names
 from sim import cli

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from aiokv.core.answers import Answers
-from aiokv.core.barriers import Barriers
-from aiokv.core.calls import Calls
-from aiokv.core.chunk import Chunk
-from aiokv.core.cluster import Cluster
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.deadlines import Deadlines
-from aiokv.core.directory import Directory
 from aiokv.core.effects import Apply, Effect, Fold, Log, Send, freed
-from aiokv.core.making import Making
-from aiokv.core.membership import Membership
 from aiokv.core.roster import Roster
-from aiokv.core.rounds import Rounds
-from aiokv.core.session import Session
-from aiokv.core.steps import Steps
-from aiokv.core.turnover import Turnover
-from aiokv.core.whole_calls import WholeCalls
-from aiokv.core.worker_links import WorkerLinks
+from aiokv.core.scheduler.barriers import Barriers
+from aiokv.core.scheduler.cluster import Cluster
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.scheduler.turnover import Turnover
+from aiokv.core.server.answers import Answers
+from aiokv.core.server.coordinator import Coordinator
+from aiokv.core.server.rounds.chunk import Chunk
+from aiokv.core.server.rounds.making import Making
+from aiokv.core.server.rounds.rounds import Rounds
+from aiokv.core.server.rounds.steps import Steps
+from aiokv.core.server.rounds.whole_calls import WholeCalls
+from aiokv.core.server.worker_links import WorkerLinks
+from aiokv.core.worker.calls import Calls
+from aiokv.core.worker.directory import Directory
+from aiokv.core.worker.session import Session
 from aiokv.policy.kofn import FirstK
 from aiokv.policy.ssp import Lead
 from aiokv.wire import messages as m

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from aiokv.core.records import Record, field
 
 if TYPE_CHECKING:
-    from aiokv.core.saved_chunks import ChunkState
-    from aiokv.core.saved_rounds import RoundsState
+    from aiokv.core.saved_state import ChunkState, RoundsState
     from aiokv.optim import Optimizer
     from aiokv.types import Key, Rank, Version
     from aiokv.wire.messages import CheckpointFile, RulesState

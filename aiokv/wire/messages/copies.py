@@ -1,4 +1,4 @@
-"""From a server to its standby; see `core.copying` and `core.standby`."""
+"""From a server to its standby; see `core.server.copies.copying` and `core.server.copies.standby`."""
 
 from __future__ import annotations
 
@@ -165,11 +165,12 @@ class CopyContribution(Message):
 
 
 class CopyPush(Message):
-    """A push of a `call` that counts as a whole, of a worker's process; see `core.whole_calls`. Payload: as it had.
+    """A push of a `call` that counts as a whole, of a worker's process; see `core.server.rounds.whole_calls`.
 
-    `after` are calls that have to be decided before, as in `Gathered`. `kind` says what `push` is in MessagePack: 0 for
-    a `Push`, 1 for a `PushBundle`, 2 for a `PushRows`. It is for `keys`, whose elements are of `dtype`, and has so many
-    bytes, unless it was decoded to a higher precision. `span` are the lowest and the highest of its row ids.
+    Payload: as it had. `after` are calls that have to be decided before, as in `Gathered`. `kind` says what `push` is
+    in MessagePack: 0 for a `Push`, 1 for a `PushBundle`, 2 for a `PushRows`. It is for `keys`, whose elements are of
+    `dtype`, and has so many bytes, unless it was decoded to a higher precision. `span` are the lowest and the highest
+    of its row ids.
     """
 
     number: int

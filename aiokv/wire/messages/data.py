@@ -345,7 +345,7 @@ class Met(Message):
     number: int = 0
 
 
-# --- another policy for keys that are there; see `core.policy_changes` ---
+# --- another policy for keys that are there; see `core.server.policy_changes` ---
 
 
 class SetPolicy(Message):
@@ -374,7 +374,7 @@ class Switched(Message):
     timeout: float
 
 
-# --- a process that takes the place of another one; see `core.going_on` ---
+# --- a process that takes the place of another one; see `core.worker.going_on` ---
 
 
 class GetPushes(Message):

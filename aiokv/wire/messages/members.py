@@ -177,7 +177,7 @@ class Stop(Message):
     reason: str
 
 
-# --- workers that join and leave while training goes on; see `core.admission` ---
+# --- workers that join and leave while training goes on; see `core.scheduler.admission` ---
 
 
 class Enter(Message):
@@ -222,7 +222,7 @@ class Passed(Message):
     clock: int
 
 
-# --- standbys, between the scheduler and the servers; see `core.standbys` ---
+# --- standbys, between the scheduler and the servers; see `core.scheduler.standbys` ---
 
 
 class HostStandby(Message):

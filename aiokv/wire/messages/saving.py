@@ -86,7 +86,7 @@ class PutRules(Message):
     staleness_rate: str = "1"
 
 
-# --- checkpoints of the whole cluster, between the scheduler and all others; see `core.cluster_checkpoints` ---
+# --- checkpoints of the whole cluster, between the scheduler and all others; see `core.server.cluster_checkpoints` ---
 
 
 class CheckpointAt(Message):

@@ -37,7 +37,7 @@ class Totals(Message):
     totals: tuple[float, ...]
 
 
-# --- calls that count as a whole, between servers; see `core.whole_calls` ---
+# --- calls that count as a whole, between servers; see `core.server.rounds.whole_calls` ---
 
 
 class Gathered(Message):
@@ -59,7 +59,7 @@ class Settled(Message):
     reason: str
 
 
-# --- rounds that are decided once for all keys, between servers; see `core.decisions` ---
+# --- rounds that are decided once for all keys, between servers; see `core.server.rounds.decisions` ---
 
 
 class Arrived(Message):

@@ -9,9 +9,9 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.copying import Copying
-from aiokv.core.standby import Standby
-from aiokv.core.subjects import CALLS, DECISIONS, GONE, SETTINGS, TOTALS, subject_of
+from aiokv.core.server.copies.copying import Copying
+from aiokv.core.server.copies.standby import Standby
+from aiokv.core.server.copies.subjects import CALLS, DECISIONS, GONE, SETTINGS, TOTALS, subject_of
 from aiokv.types import STANDBY
 from aiokv.wire import messages as m
 from tests.core.copies.test_copying import ONES, fail_over, init, once, there
@@ -19,7 +19,7 @@ from tests.core.copies.test_copying import ONES, fail_over, init, once, there
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokv.core.subjects import Subject
+    from aiokv.core.server.copies.subjects import Subject
     from tests.core.copies.conftest import Asked, Node, Worker, World
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiokv.codec import make_codec
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.copying import Copying
+from aiokv.core.server.copies.copying import Copying
 from aiokv.errors import SumOverflowError
 from aiokv.tensorfile import pack
 from aiokv.types import SCHEDULER, STANDBY

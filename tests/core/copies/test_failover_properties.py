@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from aiokv.core.bundle import BUNDLE_START
+from aiokv.core.keys import BUNDLE_START
 from aiokv.policy import get_policy
 from aiokv.types import STANDBY
 from aiokv.wire import messages as m

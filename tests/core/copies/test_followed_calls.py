@@ -10,12 +10,12 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.chunk import Chunk
-from aiokv.core.copying import Copying
-from aiokv.core.draining import Draining
-from aiokv.core.followed_calls import FollowedCalls
-from aiokv.core.standby import Standby
-from aiokv.core.whole_calls import WholeCall
+from aiokv.core.server.copies.copying import Copying
+from aiokv.core.server.copies.draining import Draining
+from aiokv.core.server.copies.followed_calls import FollowedCalls
+from aiokv.core.server.copies.standby import Standby
+from aiokv.core.server.rounds.chunk import Chunk
+from aiokv.core.server.rounds.whole_calls import WholeCall
 from aiokv.policy import get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m
@@ -333,7 +333,7 @@ def test_what_was_decoded_to_a_higher_precision_is_taken_for_that() -> None:
 
 
 def test_decisions_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiokv.core.followed_calls.REMEMBERED", 2)
+    monkeypatch.setattr("aiokv.core.server.copies.followed_calls.REMEMBERED", 2)
     calls = FollowedCalls()
     calls.settled(m.CopySettled(1, ((0, 1, 1, ""), (0, 1, 2, ""), (0, 1, 3, ""))))
     assert list(calls._known) == [(0, 1, 2), (0, 1, 3)]

@@ -9,9 +9,9 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.chunk import Chunk, Contribution
-from aiokv.core.followed_pushes import FollowedPushes
-from aiokv.core.standby import Standby
+from aiokv.core.server.copies.followed_pushes import FollowedPushes
+from aiokv.core.server.copies.standby import Standby
+from aiokv.core.server.rounds.chunk import Chunk, Contribution
 from aiokv.policy import get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m

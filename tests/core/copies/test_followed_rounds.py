@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiokv.core import followed_rounds
 from aiokv.core import stimuli as st
-from aiokv.core.chunk import Chunk, Contribution, Waiter
-from aiokv.core.copying import Copying
-from aiokv.core.decisions import Decisions
-from aiokv.core.followed_rounds import FollowedRounds
-from aiokv.core.open_rounds import Dropped, OpenRounds
-from aiokv.core.subjects import DECISIONS
+from aiokv.core.server.copies import followed_rounds
+from aiokv.core.server.copies.copying import Copying
+from aiokv.core.server.copies.followed_rounds import FollowedRounds
+from aiokv.core.server.copies.subjects import DECISIONS
+from aiokv.core.server.rounds.chunk import Chunk, Contribution, Waiter
+from aiokv.core.server.rounds.decisions import Decisions
+from aiokv.core.server.rounds.open_rounds import Dropped, OpenRounds
 from aiokv.policy import Token, get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m

@@ -19,12 +19,12 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.cluster_plan import ClusterPlan
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import Membership
-from aiokv.core.row_parts import cut_rows
-from aiokv.core.session import Session
+from aiokv.core.scheduler.cluster_plan import ClusterPlan
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.server.coordinator import Coordinator
+from aiokv.core.worker.row_parts import cut_rows
+from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError
 from aiokv.store.table import span_of
 from aiokv.types import SCHEDULER, Key, Peer, Piece, Role, TensorSpec

@@ -11,15 +11,15 @@ import numpy as np
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.checkpoint_keeper import CheckpointPlan
-from aiokv.core.cluster_plan import ClusterPlan
-from aiokv.core.membership import Membership
-from aiokv.core.saved_chunks import ChunkState
-from aiokv.core.session import Session
+from aiokv.core.saved_state import ChunkState
+from aiokv.core.scheduler.checkpoint_keeper import CheckpointPlan
+from aiokv.core.scheduler.cluster_plan import ClusterPlan
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.worker.session import Session
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
-    from aiokv.core.saved_rounds import RoundsState
+    from aiokv.core.saved_state import RoundsState
 
 Make = Callable[..., Any]
 Saved = list[tuple[ChunkState, Any]]

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from aiokv.core.coordinator import Coordinator
+from aiokv.core.server.coordinator import Coordinator
 
 if TYPE_CHECKING:
     from aiokv.types import Key

@@ -13,9 +13,9 @@ from hypothesis import strategies as hs
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.coordinator import Coordinator
 from aiokv.core.joiner import Joiner
-from aiokv.core.membership import Membership
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.server.coordinator import Coordinator
 from aiokv.kernels import get_backend
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import copy_bytes, perform

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from aiokv.core.cluster_plan import ClusterPlan
-from aiokv.core.membership import Membership
-from aiokv.core.session import Session
+from aiokv.core.scheduler.cluster_plan import ClusterPlan
+from aiokv.core.scheduler.membership import Membership
+from aiokv.core.worker.session import Session
 from aiokv.types import Role
 from tests.core.together.conftest import User
 

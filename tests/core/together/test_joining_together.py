@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from aiokv.core.session import Session
+from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError
 from aiokv.types import Role
 from tests.core.together.conftest import User

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from aiokv.core.coordinator import Coordinator
+from aiokv.core.server.coordinator import Coordinator
 from aiokv.errors import AiokvError, ServerLostError
 
 if TYPE_CHECKING:

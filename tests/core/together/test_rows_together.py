@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from aiokv.core import row_parts
+from aiokv.core.worker import row_parts
 from aiokv.errors import AiokvError, RoundTimeoutError, WorkerLostError
 
 if TYPE_CHECKING:

@@ -1,0 +1,249 @@
+"""A scheduler that was started again: it learns from the nodes that come back what the cluster was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiokv.core.deadlines import earliest
+from aiokv.core.effects import Disconnect, Effect, Log, Send
+from aiokv.core.records import Record, field
+from aiokv.core.roster import EXPECTED, standbys_of
+from aiokv.core.scheduler.members import Member
+from aiokv.errors import MembershipError
+from aiokv.types import Role
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from aiokv.core.scheduler.cluster import Cluster
+    from aiokv.types import Peer
+
+UNSEEN = 1000
+"""So many epochs are left out: the scheduler before may have sent newer views than anybody who is back knows of, and
+there must not be two of one epoch."""
+
+Receive = Callable[["Peer", int, m.Message, float], list[Effect]]
+"""Takes in a message over a connection, with its request id, as if it came now."""
+
+
+class Registration(Record, eq=False):
+    """What a node has said when it registered."""
+
+    peer: Peer
+    request: int
+    message: m.Register
+    heard: float
+
+
+class Rebuilding(Record, eq=False):
+    """What is known of a cluster whose nodes come back, until it goes on.
+
+    `until` is when those who are not back are given up, `beat_at` when the others hear from the scheduler. `back` are
+    nodes of the cluster, by name, `later` others that want to join; `asked` is the newest epoch of whose view somebody
+    was asked, and `view` the newest that has come. `said` is what nodes have told meanwhile besides.
+    """
+
+    until: float
+    beat_at: float
+    back: dict[str, Registration] = field(default_factory=dict)
+    later: list[Registration] = field(default_factory=list)
+    asked: int = 0
+    view: m.View | None = None
+    said: list[tuple[Peer, m.Message]] = field(default_factory=list)
+
+    def forget(self, peer: Peer) -> None:
+        """Take out a node whose connection has ended."""
+        self.back = {name: one for name, one in self.back.items() if one.peer != peer}
+        self.later = [one for one in self.later if one.peer != peer]
+
+    def recognise(self) -> None:
+        """Count those as back that are in the view, although it had not come to them when the scheduler ended."""
+        if self.view is None:
+            return
+        known = {(worker.name, worker.incarnation) for worker in self.view.workers if worker.state in EXPECTED}
+        known |= {(server.name, server.incarnation) for server in self.view.servers if server.state in EXPECTED}
+        standbys = [standby for entry in self.view.servers for standby in standbys_of(entry)]
+        known |= {(standby.name, standby.incarnation) for standby in standbys if standby.state != "expected"}
+        for one in list(self.later):
+            name = one.message.name
+            if (name, one.message.incarnation) in known and name not in self.back:
+                self.later.remove(one)
+                self.back[name] = one
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all are back that were there in the newest epoch that anybody knows."""
+        if self.view is None or self.view.epoch < self.asked:
+            return False
+        here = [entry.name for entry in self.view.workers if entry.state in {"alive", "finished", "joining"}]
+        here += [entry.name for entry in self.view.servers if entry.state == "alive"]
+        standbys = [standby for entry in self.view.servers for standby in standbys_of(entry)]
+        here += [standby.name for standby in standbys if standby.state != "expected"]
+        return all(name in self.back for name in here)
+
+
+class Rebuild:
+    """The part of a `Membership` that deals with nodes which know of a cluster of which this scheduler does not.
+
+    Args:
+        cluster: is as it was before when this is done.
+        receive: takes in a message as if it came now.
+    """
+
+    def __init__(self, cluster: Cluster, receive: Receive) -> None:
+        self._cluster = cluster
+        self._plan = cluster.plan
+        self._members = cluster.members
+        self._receive = receive
+        self._rebuilding: Rebuilding | None = None
+        """Is there while nodes come back."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is not known yet which cluster it is."""
+        return self._rebuilding is not None
+
+    def deadline(self) -> float | None:
+        """Return the time at which `tick` wants to be called."""
+        return None if self._rebuilding is None else earliest(self._rebuilding.until, self._rebuilding.beat_at)
+
+    # --- who comes back ---
+
+    def come_back(self, one: Registration, now: float) -> list[Effect]:
+        """Take note of a node that registers while the cluster is rebuilt, or begin with that."""
+        effects = self._begin(now) if self._rebuilding is None else []
+        rebuilding = self._rebuilding
+        assert rebuilding is not None, "it has begun"
+        if not one.message.epoch:
+            rebuilding.later.append(one)
+            return effects + self._go_on_if_whole(rebuilding, now)
+        rebuilding.back[one.message.name] = one
+        text, facts = f"{one.message.name} comes back from epoch {one.message.epoch}", {"node": one.message.name}
+        effects.append(Log("warning", text, f"{one.message.role}_back", facts))
+        if one.message.epoch > rebuilding.asked:
+            rebuilding.asked = one.message.epoch
+            effects.append(Send(one.peer, 0, m.GetView()))
+        return effects + self._go_on_if_whole(rebuilding, now)
+
+    def _begin(self, now: float) -> list[Effect]:
+        until, beat_at = now + self._plan.time_to_come_back, now + self._plan.heartbeat
+        rebuilding = self._rebuilding = Rebuilding(until=until, beat_at=beat_at)
+        effects = self._cluster.first_places.give_up()
+        for member in list(self._members.by_name.values()):
+            # They want to join a cluster that is there already.
+            head = (member.role, member.name, member.incarnation, member.host, member.port)
+            message = m.Register(*head, self._plan.death_timeout)
+            rebuilding.later.append(Registration(member.peer, member.request, message, member.heard))
+            self._members.drop(member, "left", "")
+            self._members.remove(member)
+        return effects
+
+    def told(self, peer: Peer, view: m.View, now: float) -> list[Effect]:
+        """Take in what a node that has come back says of the cluster; nobody else is believed.
+
+        Raises:
+            MembershipError: it is somebody else.
+        """
+        rebuilding = self._rebuilding
+        if rebuilding is None and peer in self._members.by_peer:
+            # The answer is no longer needed.
+            return []
+        if rebuilding is None or all(one.peer != peer for one in rebuilding.back.values()):
+            raise MembershipError("only a node that has come back can say what the cluster was")
+        if rebuilding.view is None or view.epoch > rebuilding.view.epoch:
+            rebuilding.view = view
+        return self._go_on_if_whole(rebuilding, now)
+
+    def keep(self, peer: Peer, message: m.Message) -> None:
+        """Keep what a node says meanwhile, until it is known which cluster it is."""
+        assert self._rebuilding is not None, "it is under way"
+        self._rebuilding.said.append((peer, message))
+
+    def forget(self, peer: Peer) -> None:
+        """Take out a node whose connection has ended."""
+        if self._rebuilding is not None:
+            self._rebuilding.forget(peer)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Let those hear from the scheduler that are back, and go on when the time of the others is over."""
+        rebuilding, effects = self._rebuilding, list[Effect]()
+        if rebuilding is None:
+            return effects
+        if now >= rebuilding.beat_at:
+            # Those who are back would take silence for a loss.
+            rebuilding.beat_at = now + self._plan.heartbeat
+            effects += [Send(one.peer, 0, m.Heartbeat()) for one in rebuilding.back.values()]
+        return effects + self._go_on(rebuilding, now) if now >= rebuilding.until else effects
+
+    # --- the cluster as it was ---
+
+    def _go_on_if_whole(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
+        rebuilding.recognise()
+        return self._go_on(rebuilding, now) if rebuilding.is_whole else []
+
+    def _go_on(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
+        """Go on with the cluster as it was: who is not back is lost."""
+        self._rebuilding = None
+        if not rebuilding.back:
+            # All who knew of a cluster have gone away again: the others make one of their own.
+            return self._join_now(rebuilding.later, now)
+        view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
+        counts = (self._plan.num_workers, self._plan.places)
+        if view is None or (view.declared or len(view.workers), len(view.servers)) != counts:
+            reason = "nobody has told what the cluster was, or it was of another size"
+            said = Log("error", reason, "not_rebuilt", {"reason": reason})
+            return [said, *(Disconnect(one.peer, reason) for one in registrations)]
+        self._restore(rebuilding, view, now)
+        text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
+        others = [one for name, one in rebuilding.back.items() if name not in self._members.by_name]
+        facts = {"epoch": view.epoch, "back": list(rebuilding.back)}
+        effects: list[Effect] = [Log("warning", text, "rebuilt", facts), *self._cluster.publish(now)]
+        effects += self._join_now([*others, *rebuilding.later], now)
+        for peer, message in rebuilding.said:
+            if peer in self._members.by_peer:
+                effects += self._receive(peer, 0, message, now)
+        # The last worker may have left just before the scheduler ended.
+        return effects + self._cluster.end_if_over(now)
+
+    def _join_now(self, waiting: list[Registration], now: float) -> list[Effect]:
+        """Look at those who have waited until it was known which cluster it is."""
+        effects: list[Effect] = []
+        for one in waiting:
+            effects += self._receive(one.peer, one.request, one.message, now)
+        return effects
+
+    def _restore(self, rebuilding: Rebuilding, view: m.View, now: float) -> None:
+        """Take over what a view says, and who is back."""
+        for worker in view.workers:
+            head = (-1, 0, Role.WORKER, worker.name, worker.incarnation, "", 0, now)
+            member = Member(*head, worker.state, worker.reason, worker.rank)
+            if worker.state != "joining":
+                # Who is only about to count asks for that again.
+                member.since, member.until = worker.since, worker.until
+            self._restore_member(rebuilding, member, now)
+        for server in view.servers:
+            head = (-1, 0, Role.SERVER, server.name, server.incarnation, server.host, server.port, now)
+            self._restore_member(rebuilding, Member(*head, server.state, server.reason, server.index), now)
+            self._cluster.standbys.restore(server, now)
+            for standby in standbys_of(server):
+                if standby.state != "expected":
+                    head = (-1, 0, Role.SERVER, standby.name, standby.incarnation, standby.host, standby.port, now)
+                    self._restore_member(rebuilding, Member(*head), now)
+        self._cluster.epoch = view.epoch + UNSEEN
+        self._cluster.barriers.opened = view.barriers
+        self._cluster.keeper.restarted()
+
+    def _restore_member(self, rebuilding: Rebuilding, member: Member, now: float) -> None:
+        self._members.add(member, counts=member.number >= 0)
+        one = rebuilding.back.get(member.name)
+        if one is not None and one.message.incarnation == member.incarnation and member.is_expected:
+            member.peer, member.request = one.peer, one.request
+            member.state = "alive" if member.state == "away" else member.state
+            self._members.bind(member, now + self._plan.death_timeout)
+            return
+        member.connected = False
+        if member.state == "away":
+            self._members.away.add(member.name, now + self._plan.respawn_timeout)
+        elif member.is_here:
+            member.reason = "was not there when the scheduler was started again"
+            self._members.parted.add(member.name, now)

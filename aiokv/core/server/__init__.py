@@ -1,0 +1,1 @@
+"""A server's decisions: `coordinator` is the machine, the others are its parts."""

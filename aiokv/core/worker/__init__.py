@@ -1,0 +1,1 @@
+"""A worker's decisions: `session` is the machine, the others are its parts."""

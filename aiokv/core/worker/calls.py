@@ -1,0 +1,491 @@
+"""A worker's calls: how each of them is sent when its turn has come, what its answers make of it, and how it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiokv.core.deadlines import Deadlines
+from aiokv.core.effects import (
+    CallBuffer,
+    CallMemory,
+    CallTensors,
+    Complete,
+    Effect,
+    EncodedParts,
+    Fail,
+    Replica,
+    Send,
+    Settle,
+)
+from aiokv.core.joiner import answer_time
+from aiokv.core.stimuli import Operation
+from aiokv.core.worker.call import UNCOMPRESSED
+from aiokv.core.worker.changing import Changing
+from aiokv.core.worker.encoding import Encodings, ask_compressed, refer_to_encoded
+from aiokv.core.worker.meetings import Meetings
+from aiokv.core.worker.requests import Requests
+from aiokv.core.worker.turns import Turns
+from aiokv.core.worker.whole_reads import PATIENCE, WholeReads
+from aiokv.errors import AiokvError, CallTimeoutError, PolicyError, ProtocolError, from_code, is_counted
+from aiokv.types import SCHEDULER
+from aiokv.wire import messages as m
+
+if TYPE_CHECKING:
+    from aiokv.core.worker.call import Call
+    from aiokv.core.worker.directory import Directory
+    from aiokv.core.worker.parts import Part
+    from aiokv.types import Key, Peer, Rank, Round
+
+ErrorOf = Callable[[str], AiokvError]
+
+
+class Calls:
+    """All calls of one worker.
+
+    Args:
+        directory: what is known of the keys.
+        label: names a peer, for errors.
+        outage: says what is wrong with the connection to it, if anything is.
+        max_open_pushes: how many pushes of one key may be under way; calls that would push more of it wait here.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        label: Callable[[Peer], str],
+        outage: Callable[[Peer], str],
+        *,
+        max_open_pushes: int,
+    ) -> None:
+        self._directory = directory
+        self._label = label
+        self._outage = outage
+        self.dropped: dict[str, int] = {}
+        """How many contributions to a key count nowhere, by reason."""
+        self.torn_reads = 0
+        """How many calls have got values that are not of one round."""
+        self.outage: ErrorOf | None = None
+        """Why the scheduler can't be asked at the moment."""
+        self.meetings = Meetings()
+        """The barriers that were passed."""
+        self.requests = Requests()
+        """What they have asked, and what the session has asked for itself."""
+        self._calls: dict[int, Call] = {}
+        self.deadlines: Deadlines[int] = Deadlines()
+        self._turns = Turns(directory, max_open_pushes)
+        self.encodings = Encodings(directory)
+        self.compression = UNCOMPRESSED
+        """How pushes and pulls are compressed."""
+        self.whole = False
+        """Whether the pushes of a call are to count together; see `Whole`."""
+        self._pushing = 0
+        """How many calls have pushed so."""
+        self._changing = Changing(directory, self.requests, self._turns)
+
+    # --- read only ---
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether a push is not answered, or not sent yet."""
+        return self._turns.are_pushing or self.requests.are_pushing
+
+    def is_open(self, number: int) -> bool:
+        """Tell whether a call is not over."""
+        return number in self._calls
+
+    def next_clock(self) -> int:
+        """Return the clock of the first push after all that the user has made so far."""
+        return self._turns.next_clock()
+
+    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | CallBuffer | Replica | None:
+        """Return where the payload of an answer belongs; None when nobody waits for it any longer.
+
+        A replica is kept up to date all the same.
+        """
+        pending = self.requests.get(request)
+        if pending is None or pending.part is None:
+            return None
+        replica = pending.part.replica
+        if replica is not None:
+            assert not isinstance(pending.part.receives, CallBuffer), "of a state there is no replica"
+            replica.target = pending.part.receives if pending.call in self._calls else None
+            return replica
+        if pending.call not in self._calls:
+            return None
+        return pending.part.receives if pending.part.fits(nbytes) else None
+
+    # --- asking ---
+
+    def open(self, call: Call, now: float) -> None:
+        """Enter a call."""
+        self._calls[call.number] = call
+        self.deadlines.add(call.number, now + call.timeout)
+
+    def again(self, peer: Peer, now: float) -> list[Effect]:
+        """Return what sends everything again that a server has not answered."""
+        return self.requests.again(peer, lambda call: self._time_left(call, now))
+
+    def ask_scheduler(self, call: Call | None, message: m.Message) -> list[Effect]:
+        """Ask the scheduler for something, as soon as it can be asked."""
+        send = self.requests.send(call, SCHEDULER, message)
+        return [] if self.outage is not None else [send]
+
+    def ask_scheduler_again(self, now: float) -> list[Effect]:
+        """Ask the scheduler for all that it has not answered."""
+        return self.requests.ask_scheduler_again(lambda call: self._time_left(call, now))
+
+    def _time_left(self, call: int, now: float) -> float | None:
+        return max(0.0, self.deadlines[call] - now) if call in self._calls else None
+
+    def send(self, call: Call, parts: list[Part], now: float) -> list[Effect]:
+        """Send what a call that is no transfer sends."""
+        self.open(call, now)
+        return self._send(call, parts)
+
+    def init(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
+        """Send what an init of this rank sends."""
+        self.open(call, now)
+        assert call.transfer is not None, "it is a transfer"
+        options = call.transfer.options
+        wait, root = answer_time(call.timeout), min(options.group, default=0)
+        rows = call.transfer.rows
+        parts = self._directory.init(call.number, call.tensors, rows, wait, options, values=rank == root)
+        return self._send(call, parts)
+
+    def transfer(self, call: Call, now: float) -> list[Effect]:
+        """Send what a push or pull sends, or hold it until its keys have room."""
+        call.compression = self.compression
+        self.open(call, now)
+        return self._enter(call)
+
+    def finish(self, call: Call, now: float) -> list[Effect]:
+        """Send a call's `last` message to the scheduler when all pushes so far have arrived at their servers."""
+        self.open(call, now)
+        call.tensors = self._turns.tensors
+        return self._enter(call)
+
+    def change(self, call: Call, now: float) -> list[Effect]:
+        """Ask the servers for another policy when all earlier calls of its keys are sent."""
+        self.open(call, now)
+        assert call.change is not None, "it is a change"
+        call.tensors = self._changing.tensors(call.change)
+        return self._enter(call)
+
+    def limit(self, last: int | None, *, for_good: bool) -> list[Effect]:
+        """Push nothing beyond a clock, for good or until there is another limit."""
+        return self._resume(tuple(self._turns.waiting)) if self._turns.limit(last, for_good=for_good) else []
+
+    def _enter(self, call: Call) -> list[Effect]:
+        """Send what a call sends, or hold it until its turn comes."""
+        call.held = self._turns.obstacle(call)
+        if call.held is None:
+            return self._begin(call)
+        self._turns.hold(call)
+        return []
+
+    def _resume(self, keys: tuple[Key, ...]) -> list[Effect]:
+        """Send the first held calls of keys that have room again."""
+        effects: list[Effect] = []
+        look = list(keys) if self._turns.waiting else []
+        while look:
+            waiting = self._turns.waiting.get(look.pop())
+            if not waiting:
+                continue
+            call = waiting[0]
+            if call.number in self.encodings.calls or call.number in self._changing:
+                continue
+            call.held = self._turns.obstacle(call)
+            if call.held is None:
+                look += self._turns.release(call)
+                effects += self._begin(call)
+        return effects
+
+    # --- sending ---
+
+    def _begin(self, call: Call) -> list[Effect]:
+        """Send what a call sends, now that its turn has come, or have it encoded first."""
+        if call.last is not None:
+            return self._fence(call)
+        if call.change is not None:
+            self._changing.begin(call, call.change)
+            return self._fence(call)
+        refusal = self._turns.refusal(call)
+        if refusal is not None:
+            return self.fail(call, refusal)
+        pushes = call.pushes
+        asking = self._directory.keys.asking(call.tensors) if pushes else None
+        if asking is not None:
+            text = f"{call.what}: another policy of key {asking!r} was asked for in vain: call set_policy again"
+            return self.fail(call, PolicyError(text, key=asking))
+        # Rows are sent as they are.
+        if pushes and call.transfer is not None and not call.transfer.rows:
+            call.encode = self.encodings.encode(call.number, call.tensors, call.compression.push)
+        if call.encode is None:
+            return self._exchange(call)
+        self.encodings.calls[call.number] = call
+        call.held = call.tensors[0][0]
+        self._turns.hold_others(call)
+        return [call.encode]
+
+    def _exchange(self, call: Call) -> list[Effect]:
+        assert call.transfer is not None, "only transfers have tensors"
+        transfer, wait = call.transfer, answer_time(call.timeout)
+        parts = self._directory.exchange(
+            call.number, transfer.operation, call.tensors, transfer.rows, wait, transfer.priority
+        )
+        if call.encode is not None:
+            refer_to_encoded(parts, call.encode)
+        if call.compression.pull is not None:
+            ask_compressed(parts, call.tensors, call.compression.pull)
+        return self._send(call, parts)
+
+    def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
+        if self.whole or self._directory.keys.binds:
+            self._bind_together(parts)
+        ask = self.requests.ask
+        effects: list[Effect] = [
+            Send(part.peer, ask(call, part.peer, part), part.message, part.sends, part.priority) for part in parts
+        ]
+        return effects or self._complete(call)
+
+    def _bind_together(self, parts: list[Part]) -> None:
+        """Let the pushes among these messages say that they count together."""
+        pushes = [(part.peer, part.message) for part in parts if part.push is not None]
+        if not pushes:
+            return
+        self._pushing += 1
+        counts = Counter(peer for peer, _ in pushes)
+        for peer, message in pushes:
+            assert isinstance(message, m.Push | m.PushBundle | m.PushRows), "only these push"
+            message.whole = m.Whole(self._pushing, counts[peer], len(counts))
+
+    def encoded(self, number: int, error: AiokvError | None) -> list[Effect]:
+        """Send what was encoded, whether its caller still waits for it or not; or end the call with an error."""
+        call = self.encodings.calls.pop(number)
+        keys = self._turns.release(call)
+        call.held = None
+        effects: list[Effect] = []
+        if error is None:
+            effects = self._exchange(call)
+        elif number in self._calls:
+            effects = self.fail(call, error)
+        return effects + self._resume(tuple(keys))
+
+    def _fence(self, call: Call) -> list[Effect]:
+        """Ask the servers what is answered at once, behind the pushes that they have not answered.
+
+        What they hear by way of the scheduler could overtake those. Frames of one priority keep their order.
+        """
+        message = m.GetRules(answer_time(call.timeout))
+        behind = self.requests.ways_of_pushes()
+        effects: list[Effect] = [self.requests.send(call, peer, message, priority) for peer, priority in behind]
+        return effects or self._complete(call)
+
+    def _changed(self, call: Call) -> list[Effect]:
+        """Send the calls that have waited for a change of their keys' policy which is over."""
+        return self._resume(tuple(self._changing.end(call)))
+
+    # --- answers ---
+
+    def answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
+        """Take in the answer to a request of a call.
+
+        Raises:
+            ProtocolError: it was not asked, or by somebody else.
+        """
+        pending = self.requests.take(peer, request)
+        part = pending.part
+        effects: list[Effect] = []
+        freed: tuple[Key, ...] = ()
+        if part is None:
+            if type(message) is m.Met and isinstance(pending.message, m.Barrier):
+                # Also if nobody waits for it any longer.
+                self.meetings.passed(pending.message, message)
+        else:
+            # Not by `isinstance`, which takes five times as long to say no.
+            counted = type(message) is not m.Error or is_counted(message.code)
+            push = part.push
+            if push is not None and not counted:
+                self._directory.take_back(part)
+            if type(part.sends) is EncodedParts:
+                effects.append(self._settle(part, part.sends, counted=counted))
+            if push is not None and isinstance(message, (m.Value, m.Done)) and message.dropped:
+                push.dropped = message.dropped
+            freed = self._directory.answered(part)
+            if push is not None and push.dropped and freed:
+                self._count_dropped(pending.call, freed, push.dropped)
+            if part.bundle is not None and isinstance(message, m.Bundled):
+                self._directory.bundled(part.bundle, message.bundle)
+        call = self._calls.get(pending.call)
+        if call is not None:
+            call.open.pop(request)
+            effects += self._advance(call, peer, part, message, nbytes)
+        else:
+            effects += self.requests.let_go(pending)
+        return effects + self._resume(freed) if self._turns.waiting else effects
+
+    def _count_dropped(self, number: int, keys: tuple[Key, ...], reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + len(keys)
+        call = self._calls.get(number)
+        if call is not None:
+            call.result = {**(call.result or {}), **dict.fromkeys(keys, reason)}
+
+    def _settle(self, part: Part, sent: EncodedParts, *, counted: bool) -> Effect:
+        """Let go of what was encoded for a part."""
+        if not counted:
+            self.encodings.owe([part.key] if part.bundle is None else part.bundle.keys)
+        return Settle(sent, counted)
+
+    def go_on(self, peer: Peer, request: int, ask: Callable[[float], list[Part]], now: float) -> list[Effect]:
+        """Take an answer in, and ask what its call asks after that, if somebody still waits for it.
+
+        Raises:
+            ProtocolError: it was not asked, or by somebody else.
+        """
+        call = self._calls.get(self.requests.take(peer, request).call)
+        if call is None:
+            return []
+        del call.open[request]
+        return self._send(call, ask(answer_time(self.deadlines[call.number] - now)))
+
+    def _advance(self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int) -> list[Effect]:
+        if type(message) is m.Error:
+            return self.fail(call, from_code(message.code, message.message, message.details))
+        # The length of a compressed difference is checked where it is decoded.
+        fits = not nbytes if part is None else part.fits(nbytes)
+        if not fits and not getattr(message, "codec", 0):
+            expected = 0 if part is None else part.nbytes
+            text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
+            return self.fail(call, ProtocolError(text))
+        if isinstance(message, m.Value) and part is not None:
+            self._directory.received(part, message.version)
+            if self._directory.keys.has_steps:
+                self._read(call, part, message.round)
+        elif not isinstance(message, m.Done):
+            call.keep(peer, part, message)
+        if call.open:
+            return []
+        return self._complete(call) if call.reads is None else self._read_again(call, call.reads)
+
+    def _read(self, call: Call, part: Part, number: Round) -> None:
+        lane = self._directory.read(part, number)
+        if lane is not None:
+            call.reads = call.reads or WholeReads()
+            call.reads.add(lane, part, number)
+
+    def _read_again(self, call: Call, reads: WholeReads) -> list[Effect]:
+        """Complete a call whose values are of one round, or ask again for the older ones."""
+        if reads.is_whole:
+            return self._complete(call)
+        if reads.is_hopeless:
+            self.torn_reads += 1
+            return self._complete(call)
+        return self._send(call, reads.again(min(PATIENCE, answer_time(call.timeout))))
+
+    # --- ends ---
+
+    def _complete(self, call: Call) -> list[Effect]:
+        if call.last is not None:
+            message, call.last = call.last, None
+            return self.ask_scheduler(call, message)
+        if call.change is not None and (effects := self._changing.go_on(call, call.change)):
+            return effects
+        del self._calls[call.number]
+        self.deadlines.pop(call.number, None)
+        if call.transfer is not None and call.transfer.operation is Operation.INIT:
+            self._directory.initialized(call.tensors, len(call.transfer.rows), call.transfer.options)
+        complete: list[Effect] = [Complete(call.number, call.result)]
+        return complete + self._changed(call) if self._changing else complete
+
+    def _forget(self, call: Call) -> list[Effect]:
+        """Forget a call before all its requests are answered; they stay known until they are."""
+        del self._calls[call.number]
+        self.deadlines.discard(call.number)
+        effects: list[Effect] = [self.requests.release(call)]
+        if call.held is not None and call.number not in self.encodings.calls:
+            effects += self._resume(tuple(self._turns.release(call)))
+        return effects + self._changed(call)
+
+    def fail(self, call: Call, error: AiokvError) -> list[Effect]:
+        """End a call with an error."""
+        return [*self._forget(call), Fail(call.number, error)]
+
+    def cancel(self, number: int) -> list[Effect]:
+        """End a call whose caller does not wait any longer."""
+        call = self._calls.get(number)
+        return [] if call is None else self._forget(call)
+
+    def fail_all(self, error_of: ErrorOf) -> list[Effect]:
+        """End all calls with errors."""
+        return self._fail_each(list(self._calls.values()), error_of)
+
+    def fail_requests_to(self, peer: Peer, error_of: ErrorOf) -> list[Effect]:
+        """End the calls that wait for a peer which is gone."""
+        concerned: dict[int, Call] = {}
+        effects: list[Effect] = []
+        for number, request in self.requests.take_all_to(peer):
+            if request.part is not None:
+                self._directory.answered(request.part)
+                if isinstance(request.part.sends, EncodedParts):
+                    effects.append(self._settle(request.part, request.part.sends, counted=True))
+            call = self._calls.get(request.call)
+            if call is not None:
+                call.open.pop(number)
+                concerned[call.number] = call
+            effects += self.requests.let_go(request)
+        return effects + self._fail_each(list(concerned.values()), error_of)
+
+    def fail_held(self, error_of: ErrorOf) -> list[Effect]:
+        """End the calls that wait for their turn."""
+        return self._fail_each([call for call in self._calls.values() if call.held is not None], error_of)
+
+    def _fail_each(self, calls: list[Call], error_of: ErrorOf) -> list[Effect]:
+        # Backwards, so that no held call is sent because the one before it has ended.
+        return [effect for call in reversed(calls) for effect in self.fail(call, error_of(call.what))]
+
+    def expire(self, now: float) -> list[Effect]:
+        """End the calls that have waited too long, and say for whom."""
+        effects: list[Effect] = []
+        # Backwards, so that no held call is sent because the one before it has ended.
+        for number in reversed(self.deadlines.due(now)):
+            call = self._calls[number]
+            effects += self.fail(call, self._late(call))
+        return effects
+
+    def _late(self, call: Call) -> AiokvError:
+        if call.number in self.encodings.calls:
+            return CallTimeoutError(f"{call.what}: not compressed within {call.timeout:.3g} s; it will count")
+        if call.held is not None:
+            return self._turns.late(call)
+        silent = dict.fromkeys(pending.peer for pending in map(self.requests.get, call.open) if pending is not None)
+        names = " and ".join(self._label(peer) + self._outage(peer) for peer in silent)
+        if SCHEDULER in silent and self.outage is not None:
+            return self.outage(f"{call.what} has waited {call.timeout:.3g} s for it")
+        return CallTimeoutError(f"{call.what}: no answer from {names} within {call.timeout:.3g} s", server=list(silent))
+
+    # --- for tests ---
+
+    def validate(self) -> None:
+        """Check what must hold between any two stimuli.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        waiting_calls = self._turns.waiting
+        for number, call in self._calls.items():
+            assert number == call.number
+            assert bool(call.open) == (call.held is None), "a call without open requests is held, or complete"
+            for request in map(self.requests.get, call.open):
+                assert request is not None
+                assert request.call == number
+            assert call.held is None or all(call in waiting_calls[key] for key in call.keys)
+        for waiting in waiting_calls.values():
+            assert waiting
+            known = self._calls | self.encodings.calls
+            assert all(known[call.number] is call for call in waiting)
+            assert all(call.held is not None or call.number in self._changing for call in waiting)
+            assert all(call.number not in self.encodings.calls for call in list(waiting)[1:])
+        assert self.deadlines.holds(self._calls.keys())
+        self.requests.validate()
