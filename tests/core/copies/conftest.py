@@ -574,6 +574,10 @@ class World:
         if peer not in end.links:
             return
         other, there = end.links[peer]
+        if other.links.get(there) != (end, peer):
+            # It has ended already at the other side, which has another link of that number now.
+            self.put(end, peer, st.PeerLost(peer, "connection reset"), b"")
+            return
         for one, number in ((end, peer), (other, there)):
             queue = self.ready.setdefault((one.name, number), deque())
             for _ in range(self.random.randint(0, len(queue))):
@@ -586,9 +590,11 @@ class World:
             return
         for peer in list(node.links):
             other, there = node.links[peer]
-            queue = self.ready.get((other.name, there), deque())
-            for _ in range(self.random.randint(0, len(queue))):
-                queue.pop()
+            # Who has gone over to another node has a new link of that number.
+            if other.links.get(there) == (node, peer):
+                queue = self.ready.get((other.name, there), deque())
+                for _ in range(self.random.randint(0, len(queue))):
+                    queue.pop()
             self.close(node, peer)
         node.alive = False
         self.later(partial(self.lost, node))
