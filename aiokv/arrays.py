@@ -72,6 +72,8 @@ class Arguments:
     device_outs: list[DeviceOut] = field(default_factory=list)
     staged: Staged | None = None
     """What is copied to these."""
+    ahead: list[tuple[Array, list[int]]] = field(default_factory=list)
+    """Values that had come before the call was made, each with the targets that get it."""
 
     @property
     def tensors(self) -> list[tuple[Key, TensorSpec]]:
@@ -118,6 +120,18 @@ class Arguments:
                 self.sources[index] = source.to_host()
                 source.release()
 
+    @property
+    def ahead_nbytes(self) -> int:
+        """How many bytes `receive_ahead` has to copy."""
+        return sum(array.nbytes * len(targets) for array, targets in self.ahead)
+
+    def receive_ahead(self) -> None:
+        """Copy what had come before the call was made to its targets."""
+        for array, targets in self.ahead:
+            for target in targets:
+                self.targets[target][...] = array
+        self.ahead = []
+
     def finish(self) -> Any:
         """Return what the caller gets: the array or list of a single key, else the list of those."""
         for target, out in zip(self.targets, self.outs, strict=True):
@@ -126,6 +140,11 @@ class Arguments:
                     if target is not array and isinstance(array, np.ndarray):
                         array[...] = target
         return self.outs[0] if self.single else self.outs
+
+
+def landing_for(spec: TensorSpec) -> Arguments:
+    """Return memory for one tensor that is received before its user's call is made."""
+    return Arguments([], [], [np.empty(spec.shape, spec.dtype)], [], single=False)
 
 
 def spec_of(array: Array) -> TensorSpec:

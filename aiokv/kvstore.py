@@ -107,6 +107,11 @@ class KVStore(ABC):
         return self._operations.torn_reads
 
     @property
+    def reads_ahead(self) -> int:
+        """How many values this worker's pulls have got that servers had sent ahead of them; see `docs/policies.md`."""
+        return self._operations.reads_ahead
+
+    @property
     def uses_devices(self) -> bool:
         """Whether arrays may lie on CUDA devices: `device="cuda"`."""
         return self._operations.uses_devices

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from aiokv import device_storing
-from aiokv.arrays import Arguments, bytes_of, gather, scatter
+from aiokv.arrays import Arguments, bytes_of, gather, landing_for, scatter
 from aiokv.commands import ServerInfo, run
 from aiokv.compressing import Compressor
 from aiokv.core import effects as ef
@@ -125,7 +125,7 @@ class _LocalWorker(Operations):
         self._done: list[st.Stimulus] = []
         self._calls = itertools.count()
         self._ended: dict[int, ef.Complete | ef.Fail] = {}
-        self._arguments = Arguments([], [], [], [], single=False)
+        self._arguments: dict[int, Arguments] = {}
         self._compressor = Compressor("reference" if backend == "reference" else "auto")
         self._queue.append((self._coordinator, st.Received(SCHEDULER, 0, VIEW)))
         self._move(st.Join(next(self._calls), CALL_SECONDS))
@@ -166,12 +166,13 @@ class _LocalWorker(Operations):
             raise ClosedError("this store is closed")
         number = next(self._calls)
         if arguments is not None:
-            self._arguments = arguments
+            self._arguments[number] = arguments
         stimulus = make(number)
         if self._updater is not None and isinstance(stimulus, st.ConfigureOptimizer):
             raise OptimizerError("a store has an update rule or an updater, and this one has an updater already")
         self._move(stimulus)
         end = self._wait(number)
+        self._arguments.pop(number, None)
         if isinstance(end, ef.Fail):
             raise end.error
         self._has_rule = self._has_rule or isinstance(stimulus, st.ConfigureOptimizer)
@@ -220,13 +221,20 @@ class _LocalWorker(Operations):
             case ef.Complete(call) | ef.Fail(call):
                 self._ended[call] = effect
             case ef.Encode():
-                job = self._compressor.begin(effect, self._arguments.sources, self.rank)
+                job = self._compressor.begin(effect, self._arguments[effect.call].sources, self.rank)
                 job.run()
                 self._queue.append((self._session, self._compressor.finish(job)))
             case ef.Settle():
                 self._compressor.settle(effect)
             case ef.ForgetResiduals(keys):
                 self._compressor.forget(keys)
+            case ef.Allocate(call, spec):
+                self._arguments[call] = landing_for(spec)
+            case ef.Deliver(call, ahead, tensors):
+                [array] = self._arguments.pop(ahead).targets
+                self._arguments[call].ahead.append((array, tensors))
+            case ef.Deallocate(call):
+                del self._arguments[call]
             case ef.Release() | ef.Discard() | ef.Log():
                 pass
             case _:
@@ -285,7 +293,8 @@ class _LocalWorker(Operations):
             return
         memory = self._session.landing(send.request, payload.nbytes)
         if isinstance(memory, ef.Replica) and isinstance(send.message, m.Value):
-            self._compressor.receive(memory, send.message.codec, payload, self._arguments.targets)
+            targets = [] if memory.target is None else self._arguments[memory.target.call].targets
+            self._compressor.receive(memory, send.message.codec, payload, targets)
         else:
             self._receive(memory, payload)
         if sent is not None:
@@ -293,11 +302,11 @@ class _LocalWorker(Operations):
         self._queue.append((self._session, st.Received(SERVER, send.request, send.message, None, payload.nbytes)))
 
     def _sent(self, payload: ef.Payload | None) -> memoryview:
-        sources = self._arguments.sources
         match payload:
-            case ef.CallMemory(_, tensor, start, stop):
-                return bytes_of(sources[tensor])[start:stop]
-            case ef.CallTensors(_, tensors):
+            case ef.CallMemory(call, tensor, start, stop):
+                return bytes_of(self._arguments[call].sources[tensor])[start:stop]
+            case ef.CallTensors(call, tensors):
+                sources = self._arguments[call].sources
                 return gather([sources[tensor] for tensor in tensors])
             case ef.EncodedParts():
                 return self._compressor.memory(payload)
@@ -324,14 +333,14 @@ class _LocalWorker(Operations):
     def _receive(
         self, memory: ef.CallMemory | ef.CallTensors | ef.CallBuffer | ef.Replica | None, payload: memoryview
     ) -> None:
-        targets = self._arguments.targets
         match memory:
-            case ef.CallMemory(_, tensor, start, stop):
-                bytes_of(targets[tensor])[start:stop] = payload
-            case ef.CallTensors(_, tensors):
+            case ef.CallMemory(call, tensor, start, stop):
+                bytes_of(self._arguments[call].targets[tensor])[start:stop] = payload
+            case ef.CallTensors(call, tensors):
+                targets = self._arguments[call].targets
                 scatter(payload, [targets[tensor] for tensor in tensors])
-            case ef.CallBuffer(_, number):
-                self._arguments.buffers[number] = payload
+            case ef.CallBuffer(call, number):
+                self._arguments[call].buffers[number] = payload
 
 
 def _joiner(role: Role, name: str) -> Joiner:

@@ -313,7 +313,7 @@ def _asp_rule(run: Run) -> Callable[[_Chunk, UpdateRecord], list[str]]:
     def check(chunk: _Chunk, update: UpdateRecord) -> list[str]:
         if len(update.ranks) != 1:
             return [f"version {update.version} holds {len(update.ranks)} gradients"]
-        if scenario.job.separate:
+        if not scenario.job.is_one_call:
             # What it has read may be newer than the version of its last push.
             return []
         [rank], [staleness] = update.ranks, update.staleness

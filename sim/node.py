@@ -517,8 +517,8 @@ class Node:
             case fx.LetGo(count):
                 for _ in range(count):
                     self._held.popleft()()
-            case fx.Widen():
-                # Nothing has a precision.
+            case fx.Allocate() | fx.Deliver() | fx.Deallocate() | fx.Widen():
+                # Nothing has memory, or a precision.
                 pass
             case _:
                 self._perform_rare(effect)

@@ -98,7 +98,8 @@ def random_scenario(seed: int) -> Scenario:
     made = _parting_servers(random.Random(f"{seed}:servers"), made)
     made = _joining(random.Random(f"{seed}:join"), made)
     made = _copying(random.Random(f"{seed}:copies"), made)
-    return _spreading(random.Random(f"{seed}:places"), made)
+    made = _spreading(random.Random(f"{seed}:places"), made)
+    return _working_between(random.Random(f"{seed}:between"), made)
 
 
 def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
@@ -253,6 +254,15 @@ def _checkpoints(cluster: ClusterSection, seed: int) -> ClusterSection:
         checkpoint_seconds=stream.choice((0.0, STEP, 3.0 * STEP)),
         checkpoint_write=stream.choice((0.0, 0.01, 4.0 * STEP)),
     )
+
+
+def _working_between(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Let workers do something between push and pull, where these are one call for all keys otherwise."""
+    job = scenario.job
+    if job.overlap or job.cancel or not _happens(stream, 0.25):
+        return scenario
+    job = msgspec.structs.replace(job, between=stream.choice((0.1, 0.5)))
+    return msgspec.structs.replace(scenario, job=job)
 
 
 def _policy(stream: random.Random, workers: int, steps: int) -> str:

@@ -296,6 +296,8 @@ def _check_times(scenario: Scenario) -> Found:
         return "job.save_every", f"{first} writes, so it has to take all steps; leave it out of [uneven]"
     if scenario.job.cancel and scenario.job.overlap:
         return "job.cancel", "a computation whose layers are pushed one by one can't be abandoned; set overlap = false"
+    if scenario.job.between and (scenario.job.overlap or scenario.job.cancel):
+        return "job.between", "with overlap or cancel a step is not one push and one pull; set it to 0"
     if scenario.job.cancel and any(tensor.group for tensor in scenario.tensor):
         return "job.cancel", "keys of different groups go through different rounds; leave the groups out"
     cluster = scenario.cluster

@@ -134,10 +134,19 @@ class JobSection(Section, frozen=True, kw_only=True):
     """Bytes a second at which worker-0 writes."""
     separate: bool = False
     """Push and pull with two calls of their own, both at once, instead of one that does both."""
+    between: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Share of a step's time that is other work between its push and its pull, such as loading the next batch; they are
+    two calls then. Not with `overlap` or `cancel`.
+    """
     barrier_every: Annotated[int, Meta(ge=0)] = 0
     """All workers meet at a barrier after so many steps each time; 0: never. Not with `overlap`."""
     linger: Seconds = 0.0
     """A worker with fewer steps than the others finishes, and leaves so many seconds later."""
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether what is read is the version that has just been made of what was pushed."""
+        return not (self.separate or self.between)
 
 
 class ChangeSection(Section, frozen=True, kw_only=True):

@@ -232,7 +232,10 @@ class Worker:
             if record.left:
                 return
             try:
-                if self.expiry is not None:
+                pushing: Awaited | None = None
+                if job.between:
+                    pushing = yield from self._compute_and_push(env, node, next(self.times), step)
+                elif self.expiry is not None:
                     yield from self._compute_or_cancel(env, node, self.expiry, next(self.times), step)
                 elif pace is None:
                     yield next(self.times)
@@ -242,13 +245,14 @@ class Worker:
                     yield end - env.now
                     step.paused += paused
                 step.computed = now = env.now
-                if self.losses is not None:
+                if self.losses is not None and pushing is None:
                     self._report(node, self.losses)
                 before = 0.0 if flights is None else flights.total(now)
                 try:
                     # Not through `_transfer`: this is where nearly all time of a run is spent.
-                    operation = Operation.PULL if step.cancelled else Operation.PUSHPULL
-                    error = yield self._exchange(node, operation, self._tensors, 0)
+                    operation = Operation.PULL if step.cancelled or pushing is not None else Operation.PUSHPULL
+                    awaited = self._exchange(node, operation, self._tensors, 0)
+                    error = yield awaited if pushing is None else node.env.process(_both(pushing, awaited))
                 finally:
                     if flights is not None:
                         step.communicated += flights.total(env.now) - before
@@ -303,6 +307,18 @@ class Worker:
             # One that is stopped hears of it when it goes on.
             yield pace.finish(env.now, 0.0)[0] - env.now
             step.paused += pace.stopped(step.start, env.now)
+
+    def _compute_and_push(
+        self, env: simpy.Environment, node: Node, seconds: float, step: Step
+    ) -> Generator[Awaited | float, Any, Awaited]:
+        """Compute a gradient, push it, and do other work; return the push, for which nobody has waited."""
+        share = self.scenario.job.between
+        yield from self._compute(env, seconds * (1.0 - share), step)
+        if self.losses is not None:
+            self._report(node, self.losses)
+        pushing = self._exchange(node, Operation.PUSH, self._tensors, 0)
+        yield from self._compute(env, seconds * share, step)
+        return pushing
 
     def _meet(self, env: simpy.Environment, node: Node, step: Step) -> Waiting:
         barrier = EnterBarrier(node.new_call(), "step", self.scenario.cluster.call_timeout)

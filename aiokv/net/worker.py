@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 import numpy as np
 
-from aiokv.arrays import Arguments, Array, bytes_of, gather, scatter
+from aiokv.arrays import Arguments, Array, bytes_of, gather, landing_for, scatter
 from aiokv.cluster_files import residuals_name, write_own
 from aiokv.compressing import Compressor, Job
 from aiokv.config import Config, load_config
@@ -456,6 +456,13 @@ class Client(Driver, Operations):
             case ef.Discard(call):
                 self._keeping.pop(call, None)
                 self._kept.pop(call, None)
+            case ef.Allocate(call, spec):
+                self._arguments[call] = landing_for(spec)
+            case ef.Deliver(call, ahead, tensors):
+                [array] = self._arguments.pop(ahead).targets
+                self._arguments[call].ahead.append((array, tensors))
+            case ef.Deallocate(call):
+                del self._arguments[call]
             case ef.Release(call, receiving, keeps):
                 if keeps:
                     self._keeping[call] = keeps

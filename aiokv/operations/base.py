@@ -97,6 +97,11 @@ class BaseOperations(ABC):
         return self._session.torn_reads
 
     @property
+    def reads_ahead(self) -> int:
+        """How many values this worker's pulls have got that servers had sent ahead of them; see `docs/policies.md`."""
+        return self._session.reads_ahead
+
+    @property
     def uses_devices(self) -> bool:
         """Whether arrays may lie on CUDA devices: `device="cuda"`."""
         return bool(self._merger.devices)

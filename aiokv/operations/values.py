@@ -314,7 +314,10 @@ class ValueOperations(MemberOperations):
         seconds = self._seconds(timeout)
         await self._ready(operation, arguments)
         transfer = operation, arguments.tensors, seconds, priority
-        return await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
+        result = await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
+        if arguments.ahead:
+            await self._use(arguments.receive_ahead, arguments.ahead_nbytes)
+        return result
 
     async def _fetch(self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int) -> None:
         """Carry out a call that receives; at its end there is everything on the devices, too."""

@@ -46,6 +46,9 @@ class Policy(abc.ABC):
     admits: ClassVar[bool] = False
     """Whether a worker can join while training goes on."""
 
+    sends_ahead: ClassVar[bool] = False
+    """Servers send fresh values to workers that read a key, without waiting until they pull."""
+
     waits: ClassVar[bool] = True
     """A push is answered when its update is made; otherwise only the one that closes the round waits for that, and the
     others are answered when they have arrived.

@@ -77,8 +77,9 @@ class SSP(ASP):
 class ESSP(SSP):
     """The same bound with eager reads (Dai et al., 2015).
 
-    There, a worker's cache may be as old as the bound unless servers send fresh values at each clock. Here nothing is
-    cached: every read brings the newest value, so both names stand for the same rule.
+    A worker that reads a key gets the value of each of its own clocks without waiting until it pulls: as soon as it may
+    go on. Its next pull finds it there.
     """
 
     name: ClassVar[str] = "essp"
+    sends_ahead: ClassVar[bool] = True

@@ -534,7 +534,7 @@ class Worker:
                     self.calls[call].end("done")
                 case ef.Fail(call, error):
                     self.calls[call].end(error)
-                case ef.Release(call):
+                case ef.Release(call) if call in self.calls:
                     assert self.calls[call].outcome is None, "released first, then failed"
                     self.calls[call].released = effect
                 case _:

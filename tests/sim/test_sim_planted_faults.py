@@ -297,8 +297,8 @@ def use_an_epoch_again(original: Any) -> Any:
 
 
 def be_content_with_the_first_answer(original: Any) -> Any:
-    def advance(self: Calls, call: Any, peer: int, part: Any, message: Any, nbytes: int) -> Any:
-        effects = original(self, call, peer, part, message, nbytes)
+    def advance(self: Calls, call: Any, *answer: Any) -> Any:
+        effects = original(self, call, *answer)
         return effects or self._complete(call)
 
     return advance

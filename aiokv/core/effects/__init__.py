@@ -49,7 +49,10 @@ from aiokv.core.effects.payloads import (
 from aiokv.core.effects.server import Configure, Execute, ForgetReplicas, Hold, LetGo, Prepare, StartNode
 from aiokv.core.effects.slots import Combine, Compensate, Decode, Fold, Free, JoinRows, Split, Weigh, Widen, freed
 from aiokv.core.effects.worker import (
+    Allocate,
     Complete,
+    Deallocate,
+    Deliver,
     Discard,
     Encode,
     Fail,
@@ -62,6 +65,7 @@ from aiokv.core.effects.worker import (
 
 __all__ = [
     "URGENT",
+    "Allocate",
     "Apply",
     "ApplyRows",
     "CallBuffer",
@@ -72,7 +76,9 @@ __all__ = [
     "Complete",
     "Configure",
     "Connect",
+    "Deallocate",
     "Decode",
+    "Deliver",
     "Discard",
     "Disconnect",
     "Divide",
@@ -142,6 +148,9 @@ Effect = (
     | Fail
     | Release
     | Discard
+    | Allocate
+    | Deliver
+    | Deallocate
     | Encode
     | Settle
     | ForgetResiduals

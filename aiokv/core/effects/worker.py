@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from aiokv.codec import Codec
     from aiokv.core.effects.payloads import EncodedParts
     from aiokv.errors import AiokvError
-    from aiokv.types import Key, Peer
+    from aiokv.types import Key, Peer, TensorSpec
 
 
 class Complete(Record, gc=False):
@@ -41,6 +41,30 @@ class Release(Record):
 
 class Discard(Record):
     """The tensors that a call has kept when it ended are not needed any longer."""
+
+    call: int
+
+
+class Allocate(Record):
+    """Make memory for a value that is read ahead: it is tensor 0 of a call that no user has made."""
+
+    call: int
+    spec: TensorSpec
+
+
+class Deliver(Record):
+    """Give some tensors of the user's call `call`, which is about to succeed, the value that call `ahead` has read.
+
+    The memory of that call is not needed afterwards.
+    """
+
+    call: int
+    ahead: int
+    tensors: list[int]
+
+
+class Deallocate(Record):
+    """Let go of the memory of a call that was to read ahead."""
 
     call: int
 

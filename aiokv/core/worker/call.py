@@ -12,13 +12,19 @@ from aiokv.core.stimuli import Operation, Transfer
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiokv.core.effects import Encode
     from aiokv.core.worker.changing import Change
     from aiokv.core.worker.parts import Part, Tensors
+    from aiokv.core.worker.read_ahead import Ahead
     from aiokv.core.worker.whole_reads import WholeReads
     from aiokv.types import Key, Peer
 
 UNCOMPRESSED = Compression()
+
+NO_CALL = -1
+"""Stands for the call of a request that the session makes for itself; what it reads ahead has smaller numbers."""
 
 
 class Call(Record, eq=False, gc=False):
@@ -27,7 +33,7 @@ class Call(Record, eq=False, gc=False):
     `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
     the key that it names. `encode` is set once its turn has come, if it is to be encoded first. `last` goes to the
     scheduler when the servers have answered. A `change` lets later calls of its keys wait until it is over. `reads` are
-    of values that are to be of one round.
+    of values that are to be of one round. `ahead` is what it has taken over of what was asked for ahead of it.
     """
 
     number: int
@@ -43,12 +49,18 @@ class Call(Record, eq=False, gc=False):
     last: m.Message | None = None
     change: Change | None = None
     reads: WholeReads | None = None
+    ahead: Sequence[Ahead] = ()
 
     @property
     def what(self) -> str:
         """The call in words, for errors."""
         keys = name_keys(tuple(key for key, _ in self.tensors))
         return f"{self.verb} of {keys}" if self.transfer else self.verb
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is no user's call, but reads a key ahead."""
+        return self.number < NO_CALL
 
     @property
     def pushes(self) -> bool:

@@ -25,10 +25,19 @@ from aiokv.core.worker.call import UNCOMPRESSED
 from aiokv.core.worker.changing import Changing
 from aiokv.core.worker.encoding import Encodings, ask_compressed, refer_to_encoded
 from aiokv.core.worker.meetings import Meetings
+from aiokv.core.worker.read_ahead import ReadAhead
 from aiokv.core.worker.requests import Requests
 from aiokv.core.worker.turns import Turns
 from aiokv.core.worker.whole_reads import PATIENCE, WholeReads
-from aiokv.errors import AiokvError, CallTimeoutError, PolicyError, ProtocolError, from_code, is_counted
+from aiokv.errors import (
+    AiokvError,
+    CallTimeoutError,
+    PolicyError,
+    ProtocolError,
+    RoundTimeoutError,
+    from_code,
+    is_counted,
+)
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
@@ -83,6 +92,7 @@ class Calls:
         self._pushing = 0
         """How many calls have pushed so."""
         self._changing = Changing(directory, self.requests, self._turns)
+        self.ahead = ReadAhead(directory, self.requests, self._calls, self.deadlines)
 
     # --- read only ---
 
@@ -239,7 +249,17 @@ class Calls:
             refer_to_encoded(parts, call.encode)
         if call.compression.pull is not None:
             ask_compressed(parts, call.tensors, call.compression.pull)
+        if self._directory.keys.has_eager:
+            return self._exchange_eagerly(call, parts)
         return self._send(call, parts)
+
+    def _exchange_eagerly(self, call: Call, parts: list[Part]) -> list[Effect]:
+        """Send what some servers answer before they are asked."""
+        if call.pushes:
+            outdated = self.ahead.drop(call.keys)
+            return outdated + self._send(call, parts) + self.ahead.follow(call)
+        parts, outdated = self.ahead.serve(call, parts)
+        return outdated + self._send(call, parts)
 
     def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
         if self.whole or self._directory.keys.binds:
@@ -248,7 +268,7 @@ class Calls:
         effects: list[Effect] = [
             Send(part.peer, ask(call, part.peer, part), part.message, part.sends, part.priority) for part in parts
         ]
-        return effects or self._complete(call)
+        return effects if call.open else self._complete(call)
 
     def _bind_together(self, parts: list[Part]) -> None:
         """Let the pushes among these messages say that they count together."""
@@ -289,7 +309,7 @@ class Calls:
 
     # --- answers ---
 
-    def answered(self, peer: Peer, request: int, message: m.Message, nbytes: int) -> list[Effect]:
+    def answered(self, peer: Peer, request: int, message: m.Message, nbytes: int, now: float) -> list[Effect]:
         """Take in the answer to a request of a call.
 
         Raises:
@@ -309,6 +329,8 @@ class Calls:
             push = part.push
             if push is not None and not counted:
                 self._directory.take_back(part)
+                # It waits for that push.
+                effects += self.ahead.drop([part.key])
             if type(part.sends) is EncodedParts:
                 effects.append(self._settle(part, part.sends, counted=counted))
             if push is not None and isinstance(message, (m.Value, m.Done)) and message.dropped:
@@ -321,7 +343,7 @@ class Calls:
         call = self._calls.get(pending.call)
         if call is not None:
             call.open.pop(request)
-            effects += self._advance(call, peer, part, message, nbytes)
+            effects += self._advance(call, peer, part, message, nbytes, now)
         else:
             effects += self.requests.let_go(pending)
         return effects + self._resume(freed) if self._turns.waiting else effects
@@ -350,7 +372,15 @@ class Calls:
         del call.open[request]
         return self._send(call, ask(answer_time(self.deadlines[call.number] - now)))
 
-    def _advance(self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int) -> list[Effect]:
+    def _advance(
+        self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int, now: float
+    ) -> list[Effect]:
+        if part is not None and part.is_ahead:
+            if call.is_own:
+                return self.ahead.answered(call, part, message, nbytes)
+            if type(message) is m.Error and message.code == RoundTimeoutError.code:
+                left = max(0.0, self.deadlines[call.number] - now)
+                return self._send(call, [self.ahead.ask_again(part, answer_time(left))])
         if type(message) is m.Error:
             return self.fail(call, from_code(message.code, message.message, message.details))
         # The length of a compressed difference is checked where it is decoded.
@@ -397,19 +427,27 @@ class Calls:
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
             self._directory.initialized(call.tensors, len(call.transfer.rows), call.transfer.options)
         complete: list[Effect] = [Complete(call.number, call.result)]
+        if call.ahead:
+            complete = self.ahead.hand_over(call) + complete
+        elif call.transfer is None and self.ahead:
+            # It may have met others, whose pushes its user is to see.
+            complete = self.ahead.drop_all() + complete
         return complete + self._changed(call) if self._changing else complete
 
     def _forget(self, call: Call) -> list[Effect]:
         """Forget a call before all its requests are answered; they stay known until they are."""
         del self._calls[call.number]
         self.deadlines.discard(call.number)
-        effects: list[Effect] = [self.requests.release(call)]
+        effects: list[Effect] = [self.requests.release(call), *self.ahead.forget(call)]
         if call.held is not None and call.number not in self.encodings.calls:
             effects += self._resume(tuple(self._turns.release(call)))
         return effects + self._changed(call)
 
     def fail(self, call: Call, error: AiokvError) -> list[Effect]:
         """End a call with an error."""
+        if call.is_own:
+            # Nobody waits for it: who pulls next asks for itself.
+            return self.ahead.drop(call.keys)
         return [*self._forget(call), Fail(call.number, error)]
 
     def cancel(self, number: int) -> list[Effect]:
@@ -450,8 +488,10 @@ class Calls:
         effects: list[Effect] = []
         # Backwards, so that no held call is sent because the one before it has ended.
         for number in reversed(self.deadlines.due(now)):
-            call = self._calls[number]
-            effects += self.fail(call, self._late(call))
+            call = self._calls.get(number)
+            # What is read ahead may be outdated by a call that was held until now.
+            if call is not None:
+                effects += self.fail(call, self._late(call))
         return effects
 
     def _late(self, call: Call) -> AiokvError:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from aiokv.core import stimuli as st
 from aiokv.core.effects import Complete, Effect
 from aiokv.core.joiner import answer_time
-from aiokv.core.worker.call import Call
-from aiokv.core.worker.requests import NO_CALL
+from aiokv.core.worker.call import NO_CALL, Call
 from aiokv.errors import AiokvError, ClosedError
 from aiokv.wire import messages as m
 

@@ -36,6 +36,8 @@ class KnownKeys:
         """Whether rounds of a key are decided for all keys at once."""
         self.binds = False
         """Whether the pushes of a call count together in any case, because of the policy of a key."""
+        self.has_eager = False
+        """Whether servers send fresh values of a key ahead of reads."""
         self._kind: type | None = None
         self._asking: dict[Key, None] = {}
         """Keys for which another policy was asked, and it is not known whether the servers have it."""
@@ -61,6 +63,10 @@ class KnownKeys:
         if known is None or known.spec is None:
             raise UnknownKeyError(f"key {key!r} is not initialized by this worker", key=key)
         return known
+
+    def is_eager(self, key: Key) -> bool:
+        """Return True when servers send fresh values of a key ahead of reads, because of its policy."""
+        return key in self.by_key and self.by_key[key].is_eager
 
     def is_used(self, key: Key) -> bool:
         """Tell whether this worker has initialised a key, has pushed it or has had its value."""
@@ -187,7 +193,9 @@ class KnownKeys:
     def _find_lane(self, known: Known) -> None:
         policy, known.round = get_policy(self.policy_of(known.options)), 0
         known.lane = (str(policy), tuple(known.options.group)) if policy.decides else None
+        known.is_eager = policy.sends_ahead
         self.has_steps = self.has_steps or policy.decides
+        self.has_eager = self.has_eager or policy.sends_ahead
         self.binds = self.binds or policy.per_step
 
 

@@ -36,13 +36,15 @@ class Known(Record, eq=False):
     `pushed` is this worker's number of pushes, `versions` the last version received of each chunk, by first element, or
     by first row of a key that `is_sparse`. With `goes_on` the next push may have been made before, by a process whose
     place this one has. Where rounds are decided for all keys at once (`lane` is set), `clock` is
-    that of the last push, and `round` the last round that was read of the first chunk.
+    that of the last push, and `round` the last round that was read of the first chunk. Of a key that `is_eager` servers
+    send fresh values ahead of reads.
     """
 
     spec: TensorSpec | None = None
     is_sparse: bool = False
     options: KeyOptions = field(default_factory=KeyOptions)
     lane: Lane | None = None
+    is_eager: bool = False
     round: Round = 0
     clock: int = 0
     goes_on: bool = False
@@ -64,7 +66,8 @@ class Pushed(Record, eq=False, gc=False):
 class Part(Record, eq=False, gc=False):
     """One message of a transfer: to whom, what memory of the call goes with it, and into which the answer comes.
 
-    `push` is set when it pushes, `replica` when the answer may be a compressed difference.
+    `push` is set when it pushes, `replica` when the answer may be a compressed difference. With `is_ahead` it was asked
+    for before its user has.
     """
 
     peer: Peer
@@ -77,6 +80,7 @@ class Part(Record, eq=False, gc=False):
     push: Pushed | None = None
     priority: int = URGENT
     replica: Replica | None = None
+    is_ahead: bool = False
 
     @property
     def nbytes(self) -> int:

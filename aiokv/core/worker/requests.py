@@ -19,6 +19,7 @@ from aiokv.core.effects import (
 )
 from aiokv.core.joiner import REGISTER_REQUEST, answer_time
 from aiokv.core.records import Record
+from aiokv.core.worker.call import NO_CALL
 from aiokv.errors import ProtocolError
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 TimeLeft = Callable[[int], float | None]
 """Returns the seconds that a call still waits; None: it is over."""
-
-NO_CALL = -1
-"""Stands for the call of a request that the session makes for itself."""
 
 
 class Request(Record, eq=False, gc=False):

@@ -169,6 +169,11 @@ class Session:
         return self._calls.torn_reads
 
     @property
+    def reads_ahead(self) -> int:
+        """How many values pulls have got that servers had been asked for ahead of them."""
+        return self._calls.ahead.served
+
+    @property
     def reconnects(self) -> int:
         """How often a connection to a server has ended and was made again."""
         return self._links.reconnects
@@ -246,7 +251,7 @@ class Session:
 
     def _step_answered(self, received: st.Received, now: float) -> list[Effect]:
         try:
-            return self._calls.answered(received.peer, received.request, received.message, received.nbytes)
+            return self._calls.answered(received.peer, received.request, received.message, received.nbytes, now)
         except ProtocolError as error:
             return self._look_around(self._cut(received.peer, error.message), now)
 
@@ -394,7 +399,7 @@ class Session:
             # Not by `isinstance`, which takes five times as long to say no.
             if type(message) is m.Entered:
                 return participation.entered(peer, request, now)
-            effects = self._calls.answered(peer, request, message, nbytes)
+            effects = self._calls.answered(peer, request, message, nbytes, now)
             if participation.going_on is not None:
                 effects = participation.gone_on(participation.going_on, effects)
             return effects if control.changing is None else control.changed(control.changing, effects)
