@@ -440,6 +440,10 @@ def test_answer_to_a_request_that_nobody_made_is_nonsense(worker: Worker, like: 
     assert effects == [like(ef.Disconnect, peer=1)]
 
 
+def test_who_lets_a_worker_in_that_did_not_ask_for_it_talks_nonsense(worker: Worker, like: type[Like]) -> None:
+    assert worker.handle(st.Received(1, 999, m.Entered(7))) == [like(ef.Disconnect, peer=1)]
+
+
 def test_answer_from_another_server_is_nonsense_and_answers_nothing(worker: Worker, like: type[Like]) -> None:
     call = worker.transfer("push", "k")
     (send,) = call.sends
