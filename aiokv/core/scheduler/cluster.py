@@ -50,7 +50,7 @@ class Cluster:
         """What is not there yet, in words; empty when the cluster is complete."""
         absent = []
         for role, wanted in ((Role.WORKER, self.plan.num_workers), (Role.SERVER, self.plan.num_servers)):
-            present = sum(self.first_places.index_of(name) is None for name in self.members.of(role))
+            present = self.first_places.count_others(role)
             if present < wanted:
                 absent.append(f"{wanted - present} of {wanted} {role}s")
         if places := self.first_places.missing:

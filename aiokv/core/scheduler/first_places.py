@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aiokv.core.scheduler.cluster_plan import ClusterPlan
     from aiokv.core.scheduler.member_table import MemberTable
     from aiokv.core.scheduler.members import Member
+    from aiokv.types import Role
 
 
 class FirstPlaces:
@@ -41,6 +42,11 @@ class FirstPlaces:
     def missing(self) -> int:
         """How many places have no node yet that was asked for."""
         return len(self._wanted.keys() - self._members.servers.keys())
+
+    def count_others(self, role: Role) -> int:
+        """Return how many nodes of a role are there that were not asked for."""
+        there = self._members.of(role)
+        return len(there) - len(self._wanted.keys() & there.keys())
 
     def index_of(self, name: str) -> int | None:
         """Return the index of a node that was asked for."""

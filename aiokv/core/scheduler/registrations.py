@@ -78,8 +78,8 @@ class Registrations:
 
     def _add(self, peer: Peer, request: int, message: m.Register, wanted: int, now: float) -> list[Effect]:
         """Let a node in that is new here; so many of its role are `wanted`."""
-        own = [name for name in self._members.of(message.role) if self._cluster.first_places.index_of(name) is None]
-        is_more, is_worker = len(own) >= wanted, message.role is Role.WORKER
+        is_more = self._cluster.first_places.count_others(message.role) >= wanted
+        is_worker = message.role is Role.WORKER
         if is_more and is_worker and len(self._early) < self._plan.max_workers - wanted:
             # It joins as soon as all are there who are to be there from the beginning.
             self._early[peer] = Registration(peer, request, message, now)
