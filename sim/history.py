@@ -59,8 +59,9 @@ def history_by_clock(run: Run, *, unit: float = 1.0) -> list[str]:
         run: as for `history`; none of its gradients was dropped, and no chunk was divided.
         unit: seconds that count as one.
     """
-    contents = {place: _contents(run, updates) for place, updates in _by_place(run).items()}
-    completed = (line for place, updates in _by_place(run).items() for line in _clocks(run, place, updates))
+    places = _by_place(run)
+    contents = {place: _contents(run, updates) for place, updates in places.items()}
+    completed = (line for place, updates in places.items() for line in _clocks(run, place, updates))
     seen = _seen(run, lambda key, start, version: contents[key, start][version])
     return _texts(itertools.chain(_of_workers(run, seen), completed), unit)
 

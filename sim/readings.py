@@ -107,10 +107,6 @@ class Readings:
         sight = self._sights[worker].get(place)
         return None if sight is None else sight.computed.get(number)
 
-    def is_dropped(self, place: Place, token: Token) -> bool:
-        """Say whether a worker was told that its push is in no update of a chunk."""
-        return (place, token) in self._dropped
-
     # --- what is sent, and comes ---
 
     def sent(self, worker: str, server: str, request: int, message: Push | Pull) -> None:

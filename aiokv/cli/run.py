@@ -158,14 +158,7 @@ def run(
     servers = config.num_workers if config.colocate else config.num_servers
     config.check_replication(servers)
     config.check_places(servers)
-    environ["AIOKV_PLUGINS"] = ",".join(config.plugins)
-    environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in CHECKPOINT_SETTINGS}
-    environ |= {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in MEMBER_SETTINGS}
-    environ |= {"AIOKV_REPLICATION": str(config.replication), "AIOKV_NUM_PLACES": str(config.num_places)}
-    # All nodes show the same certificate.
-    environ |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}
-    if settings["config"] is not None:
-        environ["AIOKV_CONFIG"] = os.path.abspath(settings["config"])
+    environ |= _shared_settings(config, settings["config"])
     job = Job(
         command=resolve_command(command),
         workers=config.num_workers,
@@ -190,6 +183,18 @@ def run(
     )
     outcome = asyncio.run(LocalLauncher(job, _launch_output(job, as_json=as_json), environ=environ).run())
     finish(outcome.exit_code, outcome.reason)
+
+
+def _shared_settings(config: Config, file: str | None) -> dict[str, str]:
+    """Return the environment in which all nodes find what was said here."""
+    names = (*CHECKPOINT_SETTINGS, *MEMBER_SETTINGS, "replication", "num_places")
+    shared = {f"AIOKV_{name.upper()}": str(getattr(config, name)) for name in names}
+    shared["AIOKV_PLUGINS"] = ",".join(config.plugins)
+    # All nodes show the same certificate.
+    shared |= {f"AIOKV_{name.upper()}": path for name in TLS_FILES if (path := getattr(config, name))}
+    if file is not None:
+        shared["AIOKV_CONFIG"] = os.path.abspath(file)
+    return shared
 
 
 def _drain(config: Config, *, joins: bool) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from aiokv.policy.base import Decider, RoundPolicy, Token
+from aiokv.policy.base import Decider, RoundPolicy
 from aiokv.policy.kofn import FirstK
 from aiokv.policy.options import at_least
 

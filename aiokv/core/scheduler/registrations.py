@@ -66,10 +66,7 @@ class Registrations:
         effects = self._make_room(message, now)
         known = self._members.by_name.get(message.name)
         if known is not None and not self._cluster.epoch and _is_of(known, message):
-            # It waits over another connection from now on.
-            effects.append(Disconnect(known.peer, "its process has connected again"))
-            self._members.drop(known, "left", "")
-            self._members.remove(known)
+            effects += self._leave_connection(known)
         elif known is not None:
             return effects + self._return(known, peer, request, message, now)
         if self._cluster.epoch and message.role is Role.WORKER and self._plan.max_workers:
@@ -125,6 +122,12 @@ class Registrations:
             effects += self._receive(one.peer, one.request, one.message, now)
         return effects
 
+    def _leave_connection(self, known: Member) -> list[Effect]:
+        """Forget a node that waits for the cluster to be complete, over another connection from now on."""
+        self._members.drop(known, "left", "")
+        self._members.remove(known)
+        return [Disconnect(known.peer, "its process has connected again")]
+
     # --- places of the beginning ---
 
     def _index_of(self, message: m.Register) -> int | None:
@@ -141,13 +144,8 @@ class Registrations:
 
     def _begin_place(self, peer: Peer, request: int, message: m.Register, index: int, now: float) -> list[Effect]:
         """Let a node in that was started for a place."""
-        effects: list[Effect] = []
         known = self._members.by_name.get(message.name)
-        if known is not None:
-            # It waits over another connection from now on.
-            effects.append(Disconnect(known.peer, "its process has connected again"))
-            self._members.drop(known, "left", "")
-            self._members.remove(known)
+        effects = [] if known is None else self._leave_connection(known)
         head = (peer, request, Role.SERVER, message.name, message.incarnation, message.host, message.port, now)
         member = Member(*head)
         self._members.add(member, counts=True)

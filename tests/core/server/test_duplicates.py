@@ -308,35 +308,21 @@ def test_step_that_comes_again_when_its_round_is_made(make_server: type[Server])
     assert push_again(server, want_value=True).payload == 2.0
 
 
-def test_step_that_comes_again_while_its_round_waits_for_the_one_before(make_server: type[Server]) -> None:
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_step_that_comes_again_while_rounds_before_it_wait(make_server: type[Server], rounds: int) -> None:
     server = decided(make_server, "k_async:2")
     server.hold = True
-    for _ in range(2):
+    for _ in range(rounds):
         server.push(0, 1.0)
         server.push(1, 1.0)
     connect_again(server)
     again = push_again(server)
+    for _ in range(rounds - 1):
+        server.finish()
+        assert again.pending
     server.finish()
-    assert again.pending
-    server.finish()
-    assert again.answer == m.Done(2)
-    assert server.value() == 4.0
-
-
-def test_step_that_comes_again_while_several_rounds_wait(make_server: type[Server]) -> None:
-    server = decided(make_server, "k_async:2")
-    server.hold = True
-    for _ in range(3):
-        server.push(0, 1.0)
-        server.push(1, 1.0)
-    connect_again(server)
-    again = push_again(server)
-    server.finish()
-    server.finish()
-    assert again.pending
-    server.finish()
-    assert again.answer == m.Done(3)
-    assert server.value() == 6.0
+    assert again.answer == m.Done(rounds)
+    assert server.value() == 2.0 * rounds
 
 
 def test_dropped_step_that_comes_again_is_answered_as_dropped(make_server: type[Server]) -> None:

@@ -132,6 +132,13 @@ class Elastic:
                 np.testing.assert_array_equal(array, expected[key], err_msg=f"{key} of rank {rank}")
         assert not any(store.slots for store in self.cluster.stores.values())
 
+    def check_sums(self) -> None:
+        """Check that each push is in every element once: they are powers of 32, so that a sum says how many of whom."""
+        total = sum(32**rank * len(steps) for rank, steps in self.took.items())
+        for store in self.cluster.stores.values():
+            for versions in store.chunks.values():
+                np.testing.assert_array_equal(versions[max(versions)], 1 + total)
+
 
 @pytest.mark.parametrize("mode", ["fail", "shrink", "respawn"])
 @many_orders
@@ -167,11 +174,7 @@ def test_without_rounds_each_push_of_who_joins_counts_once_in_every_element(
     elastic.is_counted = True
     cluster.run(elastic.train)
     cluster.settle()
-    # Powers of 32, so that a sum says how many pushes of whom are in it.
-    total = sum(32**rank * len(steps) for rank, steps in elastic.took.items())
-    for store in cluster.stores.values():
-        for versions in store.chunks.values():
-            np.testing.assert_array_equal(versions[max(versions)], 1 + total)
+    elastic.check_sums()
 
 
 @some_orders
@@ -197,10 +200,7 @@ def test_where_one_server_decides_each_push_of_who_joins_counts_once_in_every_el
     elastic.is_counted = True
     cluster.run(elastic.train)
     cluster.settle()
-    total = sum(32**rank * len(steps) for rank, steps in elastic.took.items())
-    for store in cluster.stores.values():
-        for versions in store.chunks.values():
-            np.testing.assert_array_equal(versions[max(versions)], 1 + total)
+    elastic.check_sums()
 
 
 @some_orders
