@@ -19,7 +19,7 @@ FIELDS = ["level", "text", "event", "facts"]
 
 def lines() -> Iterator[tuple[str, dict[str, ast.expr]]]:
     """Return where the machines want a line in the log, and what they give for it."""
-    for path in sorted(Path(aiokv.core.__file__).parent.glob("*.py")):
+    for path in sorted(Path(aiokv.core.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Log":
                 given = dict(zip(FIELDS, node.args, strict=False))
