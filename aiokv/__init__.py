@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from aiokv.errors import AiokvError
 
 if TYPE_CHECKING:
-    from aiokv.averaging import ElasticAveraging, LocalSGD
-    from aiokv.balancer import BatchBalancer
     from aiokv.config import Config, load_config
     from aiokv.data import split_and_load
     from aiokv.kvstore import KVStore, create, register_store
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
     from aiokv.net.worker import Client, connect
     from aiokv.sparse import RowSparse
     from aiokv.trainer import Trainer
+    from aiokv.training.averaging import ElasticAveraging, LocalSGD
+    from aiokv.training.balancer import BatchBalancer
 
 __version__ = "0.1.0"
 
@@ -55,12 +55,12 @@ __all__ = [
 
 # Loaded when they are used: a program that only wants `create("local")` should not pay for the network.
 _HOMES = {
-    "BatchBalancer": "aiokv.balancer",
+    "BatchBalancer": "aiokv.training.balancer",
     "Client": "aiokv.net.worker",
     "Config": "aiokv.config",
-    "ElasticAveraging": "aiokv.averaging",
+    "ElasticAveraging": "aiokv.training.averaging",
     "KVStore": "aiokv.kvstore",
-    "LocalSGD": "aiokv.averaging",
+    "LocalSGD": "aiokv.training.averaging",
     "LocalStore": "aiokv.local",
     "RowSparse": "aiokv.sparse",
     "Scheduler": "aiokv.net.scheduler",

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from aiokv.config import Config, trace_config
 from aiokv.layers import SECRETS, TRAINING, allowed, meaning, types_of
-from aiokv.training_config import TrainingConfig, trace_training_config
+from aiokv.training.config import TrainingConfig, trace_training_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -23,7 +23,6 @@ from aiokv.core.joiner import Joiner
 from aiokv.core.server.coordinator import Coordinator
 from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError, ClosedError, OptimizerError
-from aiokv.guard import Guard
 from aiokv.kernels import devices_for, get_backend
 from aiokv.kvstore import KVStore, Updater
 from aiokv.list_sums import Merger
@@ -32,6 +31,7 @@ from aiokv.operations import Operations
 from aiokv.store.memory import ParameterStore
 from aiokv.storing import perform, span, state_bytes
 from aiokv.telemetry import Counters, Profile, take_note
+from aiokv.training.guard import Guard
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m
 
@@ -64,7 +64,7 @@ class LocalStore(KVStore):
     Args:
         backend: who does the arithmetic; see `aiokv.kernels.get_backend`.
         check_finite: refuse to push NaN and infinities.
-        max_norm, max_norm_ratio: refuse to push gradients with a larger norm; see `aiokv.guard.Guard`.
+        max_norm, max_norm_ratio: refuse to push gradients with a larger norm; see `aiokv.training.guard.Guard`.
 
     Raises:
         ConfigError: no such backend, or a limit that can't be.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from aiokv.checkpoint.saving import ARRAYS, LEFT, STEPS
+from aiokv.checkpoint.tensorfile import pack, unpack
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied, Decoded, Normed, Restored
 from aiokv.errors import AiokvError, DataError, ProtocolError, UpdateRefusedError
-from aiokv.saving import ARRAYS, LEFT, STEPS
 from aiokv.store.states import VALUE, only, piece_of
 from aiokv.store.table import span_of
-from aiokv.tensorfile import pack, unpack
 from aiokv.types import ROW_ID_BYTES
 from aiokv.wire import messages as m
 

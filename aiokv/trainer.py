@@ -7,23 +7,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from aiokv import files
+from aiokv.checkpoint import files
+from aiokv.checkpoint.residuals import inherited, merged, rank_url, residual_file
 from aiokv.core.merging import Merging
-from aiokv.gradients import (
-    GradientSum,
-    LossScale,
-    are_finite,
-    global_norm,
-    read_gradients,
-    writable,
-)
 from aiokv.kernels import get_backend
 from aiokv.kvstore import KVStore, create
 from aiokv.optim import LearningRule, rule_to_params
-from aiokv.parameters import Parameters, bare
-from aiokv.residuals import inherited, merged, rank_url, residual_file
 from aiokv.telemetry import Counters, take_note
-from aiokv.trainer_checks import (
+from aiokv.training.checks import (
     check_compression,
     check_more_than_0,
     check_not_on_servers,
@@ -32,15 +23,24 @@ from aiokv.trainer_checks import (
     learning_rule,
     training_rule,
 )
-from aiokv.update_place import Place, is_async, place_of_update
-from aiokv.updating import Updater
+from aiokv.training.gradients import (
+    GradientSum,
+    LossScale,
+    are_finite,
+    global_norm,
+    read_gradients,
+    writable,
+)
+from aiokv.training.parameters import Parameters, bare
+from aiokv.training.update_place import Place, is_async, place_of_update
+from aiokv.training.updating import Updater
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokv.arrays import Array
     from aiokv.optim import FloatRule, Optimizer
-    from aiokv.training_config import TrainingConfig
+    from aiokv.training.config import TrainingConfig
 
 DIVISOR = "aiokv.trainer.divisor"
 """The key by which all workers learn what rank 0 divides its first gradients by."""
@@ -140,7 +140,7 @@ class Trainer:
 
     @classmethod
     def from_config(cls, params: Mapping[str, Any], config: TrainingConfig, **changes: Any) -> Self:
-        """Make a trainer of a configuration; see `aiokv.training_config.load_training_config`.
+        """Make a trainer of a configuration; see `aiokv.training.config.load_training_config`.
 
         Args:
             params: as for the class.
@@ -418,8 +418,8 @@ class Trainer:
     def save_states(self, url: str) -> None:
         """Write what the rule keeps for the parameters, the counts of updates, learning rate and loss scale to a file.
 
-        What compression has left of this worker's gradients is written beside it; see `aiokv.residuals`. Where servers
-        update, the parameters are written too: every worker calls it, and rank 0 writes; see
+        What compression has left of this worker's gradients is written beside it; see `aiokv.checkpoint.residuals`.
+        Where servers update, the parameters are written too: every worker calls it, and rank 0 writes; see
         `aiokv.operations.Operations.save`. What steps have added up for the next update is not written.
 
         Args:

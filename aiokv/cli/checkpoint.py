@@ -22,8 +22,8 @@ def list_checkpoints(*, folder: str, as_json: bool) -> None:
 
     What is incomplete was being written when its job ended. That files are whole is not looked at: see verify.
     """
-    from aiokv.checkpoint_folder import find_checkpoints
-    from aiokv.checkpoint_table import print_checkpoints
+    from aiokv.checkpoint.folder import find_checkpoints
+    from aiokv.checkpoint.table import print_checkpoints
 
     print_checkpoints(find_checkpoints(folder), as_json=as_json)
 
@@ -36,8 +36,8 @@ def verify_checkpoints(*, folder: str, as_json: bool) -> None:
 
     The exit code is 1 if one is damaged.
     """
-    from aiokv.checkpoint_folder import find_checkpoints, verified
-    from aiokv.checkpoint_table import print_checkpoints
+    from aiokv.checkpoint.folder import find_checkpoints, verified
+    from aiokv.checkpoint.table import print_checkpoints
 
     found = [verified(each) for each in find_checkpoints(folder)]
     print_checkpoints(found, as_json=as_json)

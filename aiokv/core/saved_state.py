@@ -1,4 +1,4 @@
-"""What is saved of a server's keys and of their rounds; `aiokv.cluster_files` writes and reads it as JSON."""
+"""What is saved of a server's keys and their rounds; `aiokv.checkpoint.cluster_files` writes and reads it as JSON."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ class LocalLauncher(Launcher):
 
     def _choose_checkpoint(self) -> None:
         """Go on from the job's own checkpoints; as long as there is none, from the one that it began with."""
-        from aiokv.checkpoint_folder import LATEST, find_checkpoints  # noqa: PLC0415 - a job seldom needs it, and NumPy
+        from aiokv.checkpoint.folder import LATEST, find_checkpoints  # noqa: PLC0415 - a job seldom needs it, and NumPy
 
         folder = self._environ.get("AIOKV_CHECKPOINT_FOLDER", "")
         has_own = bool(folder) and any(found.is_complete for found in find_checkpoints(folder))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aiokv.cluster_files import part_name, part_pieces, write_own
-from aiokv.cluster_reading import Reading
+from aiokv.checkpoint.cluster_files import part_name, part_pieces, write_own
+from aiokv.checkpoint.cluster_reading import Reading
+from aiokv.checkpoint.saving import SavedRule
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, DataError
-from aiokv.saving import SavedRule
 from aiokv.store.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class CheckpointFiles:
 
     Args:
         store: the server's memory.
-        folder: where files have to be; see `aiokv.files.find`.
+        folder: where files have to be; see `aiokv.checkpoint.files.find`.
         feed: gives a stimulus to the state machine.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiokv.checkpoint_folder import complete, make_plan, remove
+from aiokv.checkpoint.folder import complete, make_plan, remove
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st

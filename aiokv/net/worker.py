@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 
 from aiokv.arrays import Arguments, Array, bytes_of, gather, landing_for, scatter
-from aiokv.cluster_files import residuals_name, write_own
+from aiokv.checkpoint.cluster_files import residuals_name, write_own
+from aiokv.checkpoint.residual_journal import ResidualJournal
+from aiokv.checkpoint.residuals import residual_file
 from aiokv.compressing import Compressor, Job
 from aiokv.config import Config, load_config
 from aiokv.core import effects as ef
@@ -19,7 +21,6 @@ from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError
-from aiokv.guard import Guard
 from aiokv.kernels import backend_for, devices_for
 from aiokv.list_sums import Merger
 from aiokv.net.driver import Driver, Log, make_incarnation, make_name
@@ -27,8 +28,7 @@ from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.net.sigterm import OnSigterm, check_thread
 from aiokv.operations import Operations
-from aiokv.residual_journal import ResidualJournal
-from aiokv.residuals import residual_file
+from aiokv.training.guard import Guard
 from aiokv.types import Peer, Role
 from aiokv.wire.limits import DEFAULT_LIMITS
 from aiokv.wire.messages import Value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiokv import checkpoints, reseeding, snapshot
+from aiokv.checkpoint import calls, reseeding, snapshot
 from aiokv.core import stimuli as st
 from aiokv.operations.compression import CompressionOperations
 from aiokv.operations.servers import ServerOperations
@@ -17,7 +17,7 @@ from aiokv.operations.values import ValueOperations
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from aiokv.reseeding import Reseeded
+    from aiokv.checkpoint.reseeding import Reseeded
     from aiokv.types import Key
 
 __all__ = ["Operations"]
@@ -68,9 +68,9 @@ class Operations(ValueOperations, ServerOperations, CompressionOperations):
 
     async def save(
         self,
-        url: checkpoints.Url,
+        url: calls.Url,
         *,
-        keys: checkpoints.Keys = None,
+        keys: calls.Keys = None,
         facts: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -96,13 +96,13 @@ class Operations(ValueOperations, ServerOperations, CompressionOperations):
             MembershipError: rank 0 has finished, and does not come.
             CallTimeoutError: another worker's caller has cancelled its call.
         """
-        await checkpoints.save(self, url, keys, self._seconds(timeout), weights=True, facts=facts)
+        await calls.save(self, url, keys, self._seconds(timeout), weights=True, facts=facts)
 
     async def load(
         self,
-        url: checkpoints.Url,
+        url: calls.Url,
         *,
-        keys: checkpoints.Keys = None,
+        keys: calls.Keys = None,
         check: Callable[[dict[str, Any]], object] | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Operations(ValueOperations, ServerOperations, CompressionOperations):
         Every worker calls it, and waits for the others; rank 0 does the work. Keys that are not initialised are made as
         they were, others that are not in the file stay as they are. The update rule of the file is set too, with the
         changes of its parameters, and schedules go on where they were. Values that were pulled before are those of
-        before. Compression goes on with what was left; see `aiokv.residuals` for another number of workers.
+        before. Compression goes on with what was left; see `aiokv.checkpoint.residuals` for another number of workers.
 
         Args:
             url: as for `save`.
@@ -134,19 +134,19 @@ class Operations(ValueOperations, ServerOperations, CompressionOperations):
             ConfigError: as for `save`.
             BarrierTimeoutError, CallTimeoutError: as for `save`.
         """
-        return await checkpoints.load(self, url, keys, self._seconds(timeout), weights=True, check=check)
+        return await calls.load(self, url, keys, self._seconds(timeout), weights=True, check=check)
 
     async def save_optimizer_states(
-        self, url: checkpoints.Url, *, keys: checkpoints.Keys = None, timeout: float | None = None
+        self, url: calls.Url, *, keys: calls.Keys = None, timeout: float | None = None
     ) -> None:
         """Write what `save` writes, without the weights."""
-        await checkpoints.save(self, url, keys, self._seconds(timeout), weights=False, facts=None)
+        await calls.save(self, url, keys, self._seconds(timeout), weights=False, facts=None)
 
     async def load_optimizer_states(
-        self, url: checkpoints.Url, *, keys: checkpoints.Keys = None, timeout: float | None = None
+        self, url: calls.Url, *, keys: calls.Keys = None, timeout: float | None = None
     ) -> None:
         """Go on with the optimizer state of a file, of `save` too; the weights stay. See `load`."""
-        await checkpoints.load(self, url, keys, self._seconds(timeout), weights=False, check=None)
+        await calls.load(self, url, keys, self._seconds(timeout), weights=False, check=None)
 
     async def reseed(self, values: Mapping[Any, Any], step: int, *, timeout: float | None = None) -> Reseeded:
         """Go on in a new cluster after all servers of the one before were lost, with the weights that workers have.

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiokv.cluster_reading import read_residuals
+from aiokv.checkpoint.cluster_reading import read_residuals
 from aiokv.codec.formats import warm_up
 from aiokv.core import stimuli as st
 from aiokv.core.compression import make_compression
@@ -14,8 +14,8 @@ from aiokv.errors import CodecError
 from aiokv.operations.base import SLOW, BaseOperations
 
 if TYPE_CHECKING:
+    from aiokv.checkpoint.residual_journal import ResidualJournal
     from aiokv.compressing import Compressor
-    from aiokv.residual_journal import ResidualJournal
     from aiokv.types import Key
 
 Codec = str | Mapping[str, Any] | None

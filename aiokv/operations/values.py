@@ -11,7 +11,6 @@ from aiokv.arrays import Arguments, Keys, digest_of, exchanging, named, receivin
 from aiokv.core import stimuli as st
 from aiokv.core.keys import check_same_spec
 from aiokv.core.tables import check_sparse
-from aiokv.guard import Guard
 from aiokv.operations.base import SLOW
 from aiokv.operations.members import MemberOperations
 from aiokv.sparse import (
@@ -26,6 +25,7 @@ from aiokv.sparse import (
     sparse_spec,
 )
 from aiokv.staging import stage
+from aiokv.training.guard import Guard
 from aiokv.types import TensorSpec
 
 if TYPE_CHECKING:

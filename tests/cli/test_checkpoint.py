@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiokv.checkpoint_folder import complete
+from aiokv.checkpoint.cluster_files import part_pieces, write_file
+from aiokv.checkpoint.folder import complete
+from aiokv.checkpoint.saving import SavedRule
 from aiokv.cli import main
-from aiokv.cluster_files import part_pieces, write_file
 from aiokv.core.effects import WriteManifest
 from aiokv.launch import LocalLauncher
-from aiokv.saving import SavedRule
 from tests.launch.fake_nodes import Recorder, make_job
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from aiokv.checkpoint_folder import find_checkpoints
+from aiokv.checkpoint.folder import find_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ SCRIPT = """
 import asyncio, os, sys
 import numpy as np
 import aiokv
-from aiokv.checkpoint_folder import find_checkpoints
+from aiokv.checkpoint.folder import find_checkpoints
 
 steps, result, until = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 

@@ -13,14 +13,14 @@ import pytest
 
 import aiokv
 from aiokv import RowSparse
-from aiokv.checkpoint_folder import find_checkpoints
+from aiokv.checkpoint.folder import find_checkpoints
 from aiokv.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from aiokv.checkpoint_folder import Found
+    from aiokv.checkpoint.folder import Found
     from tests.net.conftest import Cluster, MakeCluster
 
 STEPS = 12

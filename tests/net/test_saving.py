@@ -265,8 +265,8 @@ async def test_chunks_that_do_not_fit_in_a_message_are_refused(cluster: MakeClus
 async def test_many_keys_and_rows_go_in_several_messages(
     cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiokv.snapshot.MOST_PARTS", 3)
-    monkeypatch.setattr("aiokv.snapshot.MOST_BYTES", 100)
+    monkeypatch.setattr("aiokv.checkpoint.snapshot.MOST_PARTS", 3)
+    monkeypatch.setattr("aiokv.checkpoint.snapshot.MOST_BYTES", 100)
     monkeypatch.setattr("aiokv.store.states.MOST_BYTES", 100)
     url = str(tmp_path / "state")
     async with cluster(servers=2, **SETTINGS) as running:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import aiokv
-from aiokv import files
-from aiokv.checkpoints import _told
+from aiokv.checkpoint import files
+from aiokv.checkpoint.calls import _told
 from aiokv.errors import (
     AiokvError,
     BarrierTimeoutError,
@@ -164,7 +164,7 @@ async def test_a_save_that_is_cancelled_leaves_the_old_file_and_tells_the_others
             if go_on.is_set():
                 loop.call_soon_threadsafe(cleaned.set)
 
-        monkeypatch.setattr("aiokv.files.os.fsync", slow)
+        monkeypatch.setattr("aiokv.checkpoint.files.os.fsync", slow)
         monkeypatch.setattr(files.Aside, "_clean", clean)
         task = asyncio.create_task(running.workers[0].save(url, timeout=LONG))
         other = asyncio.create_task(running.workers[1].save(url, timeout=LONG))
@@ -211,13 +211,13 @@ async def test_a_push_while_a_save_is_under_way_makes_it_fail(
     async with cluster(workers=1) as running:
         (worker,) = running.workers
         await start(running)
-        whole = aiokv.snapshot.stream
+        whole = aiokv.checkpoint.snapshot.stream
 
         async def disturbed(*arguments: Any) -> None:
             await worker.push("w", ONES)
             await whole(*arguments)
 
-        monkeypatch.setattr("aiokv.snapshot.stream", disturbed)
+        monkeypatch.setattr("aiokv.checkpoint.snapshot.stream", disturbed)
         with pytest.raises(DataError, match="'w' was pushed while it was saved"):
             await worker.save(str(tmp_path / "a"))
         assert os.listdir(tmp_path) == []
@@ -360,8 +360,8 @@ async def test_a_key_that_its_rule_can_not_update_is_refused(cluster: MakeCluste
 async def test_more_keys_than_go_in_one_message(
     cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiokv.checkpoints.MOST_KEYS", 3)
-    monkeypatch.setattr("aiokv.snapshot.MOST_PARTS", 2)
+    monkeypatch.setattr("aiokv.checkpoint.calls.MOST_KEYS", 3)
+    monkeypatch.setattr("aiokv.checkpoint.snapshot.MOST_PARTS", 2)
     url = str(tmp_path / "a")
     values = {f"k{number}": np.full(3, number, "float32") for number in range(10)}
     async with cluster(workers=2, servers=2) as running:

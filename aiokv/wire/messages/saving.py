@@ -26,7 +26,7 @@ class GetState(Message):
 
 
 class State(Message):
-    """Payload: arrays by name in the safetensors format (see `aiokv.saving`), at `version`."""
+    """Payload: arrays by name in the safetensors format (see `aiokv.checkpoint.saving`), at `version`."""
 
     version: int
 

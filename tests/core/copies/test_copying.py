@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from aiokv.checkpoint.tensorfile import pack
 from aiokv.codec import make_codec
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.server.copies.copying import Copying
 from aiokv.errors import SumOverflowError
-from aiokv.tensorfile import pack
 from aiokv.types import SCHEDULER, STANDBY
 from aiokv.wire import messages as m
 

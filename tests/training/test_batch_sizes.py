@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokv.batch_sizes import SpeedEstimate, split_batch
 from aiokv.errors import ConfigError
+from aiokv.training.batch_sizes import SpeedEstimate, split_batch
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiokv.residual_journal import ResidualJournal
+from aiokv.checkpoint.residual_journal import ResidualJournal
 from aiokv.telemetry import take_note
 
 if TYPE_CHECKING:

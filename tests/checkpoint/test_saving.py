@@ -11,10 +11,9 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as hs
 
-from aiokv.errors import DataError
-from aiokv.files import checksum
-from aiokv.residuals import merged, residual_file
-from aiokv.saving import (
+from aiokv.checkpoint.files import checksum
+from aiokv.checkpoint.residuals import merged, residual_file
+from aiokv.checkpoint.saving import (
     FORMAT,
     RESIDUALS,
     Content,
@@ -26,7 +25,8 @@ from aiokv.saving import (
     decode,
     file_head,
 )
-from aiokv.tensorfile import bytes_of, in_order
+from aiokv.checkpoint.tensorfile import bytes_of, in_order
+from aiokv.errors import DataError
 
 RULE = SavedRule("adam", {"lr_mult": [[5, 0.5]]}, "mean", ((4, {"learning_rate": 0.5}),), 3, "1/(1+tau)")
 URL = "folder/state"

@@ -11,11 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.arrays import Arguments
-from aiokv.core import stimuli as st
-from aiokv.core.keys import check_same_spec, name_keys
-from aiokv.core.tables import check_sparse
-from aiokv.errors import ConfigError, DataError, MembershipError, UnknownKeyError
-from aiokv.saving import (
+from aiokv.checkpoint.saving import (
     ARRAYS,
     FORMAT,
     LEFT,
@@ -28,7 +24,11 @@ from aiokv.saving import (
     file_head,
     tensor_name,
 )
-from aiokv.tensorfile import Shapes, bytes_of, in_order, pack, unpack
+from aiokv.checkpoint.tensorfile import Shapes, bytes_of, in_order, pack, unpack
+from aiokv.core import stimuli as st
+from aiokv.core.keys import check_same_spec, name_keys
+from aiokv.core.tables import check_sparse
+from aiokv.errors import ConfigError, DataError, MembershipError, UnknownKeyError
 from aiokv.wire.messages import RulesState
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder. Every server writes `part-N.safetensors`; the tensor of array `name` of the elements from
 `start` on of key `key` is called `name/s:key@start`, or `name/i:key@start` of an int key. Workers that compress write
-`residuals-RANK.safetensors` (see `aiokv.residuals`). At last the scheduler writes `manifest.json`, which names them
-all, with their lengths and checksums: without it there is no checkpoint.
+`residuals-RANK.safetensors` (see `aiokv.checkpoint.residuals`). At last the scheduler writes `manifest.json`, which
+names them all, with their lengths and checksums: without it there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from aiokv import files
+from aiokv.checkpoint import files
+from aiokv.checkpoint.saving import SavedRule, file_head, tensor_name
+from aiokv.checkpoint.tensorfile import DTYPES, Array, Shapes, bytes_of, in_order, read_head
 from aiokv.core.saved_state import ChunkState, RoundsState
 from aiokv.errors import AiokvError, DataError
-from aiokv.saving import SavedRule, file_head, tensor_name
-from aiokv.tensorfile import DTYPES, Array, Shapes, bytes_of, in_order, read_head
 from aiokv.wire.messages import CheckpointFile
 
 if TYPE_CHECKING:

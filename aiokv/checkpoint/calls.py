@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from aiokv import files, saving, snapshot
+from aiokv.checkpoint import files, saving, snapshot
+from aiokv.checkpoint.residuals import inherited, merged, rank_url, residual_file
 from aiokv.core import stimuli as st
 from aiokv.errors import (
     AiokvError,
@@ -22,7 +23,6 @@ from aiokv.errors import (
     UnknownKeyError,
     from_code,
 )
-from aiokv.residuals import inherited, merged, rank_url, residual_file
 from aiokv.types import Key
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class Loading:
         """Let this be what is loaded, by the worker that has it.
 
         Raises:
-            AiokvError: it can't be; see `aiokv.snapshot.check`.
+            AiokvError: it can't be; see `aiokv.checkpoint.snapshot.check`.
         """
         self._select(saved)
         self._missing = snapshot.check(saved, self._operations._session, self._url, self._operations._most_bytes)

@@ -12,8 +12,8 @@ import numpy as np
 from aiokv.arrays import check_finite
 from aiokv.core.keys import name_keys
 from aiokv.errors import ConfigError, NormLimitError
-from aiokv.gradients import global_norm
 from aiokv.list_sums import Resident
+from aiokv.training.gradients import global_norm
 
 if TYPE_CHECKING:
     from aiokv.arrays import Arguments, Array

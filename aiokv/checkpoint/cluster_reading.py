@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from aiokv import files
-from aiokv.cluster_files import NAME, OpenPart, SavedChunk, open_part, read_manifest
+from aiokv.checkpoint import files
+from aiokv.checkpoint.cluster_files import NAME, OpenPart, SavedChunk, open_part, read_manifest
+from aiokv.checkpoint.files import CHECKSUM_BYTES, checksum
+from aiokv.checkpoint.residuals import inherited, state_of, sum_of
+from aiokv.checkpoint.snapshot import IDS
 from aiokv.core.keys import BUNDLE_START
 from aiokv.core.stimuli import CheckpointRead
 from aiokv.errors import DataError
-from aiokv.files import CHECKSUM_BYTES, checksum
-from aiokv.residuals import inherited, state_of, sum_of
-from aiokv.snapshot import IDS
 from aiokv.wire.messages import RulesState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from aiokv.checkpoint.tensorfile import Array
     from aiokv.core.effects import WantedChunk
     from aiokv.core.saved_state import ChunkState
-    from aiokv.tensorfile import Array
     from aiokv.types import Key, Rank
 
 
@@ -31,7 +31,7 @@ class Reading:
 
     Args:
         place: its folder.
-        folder: where that has to be; see `aiokv.files.find`.
+        folder: where that has to be; see `aiokv.checkpoint.files.find`.
 
     Raises:
         DataError: it is damaged.
@@ -79,9 +79,9 @@ def read_residuals(place: str, rank: Rank, workers: int, step: int, folder: str 
         place: the checkpoint's folder. It is there as long as a worker may have to go on with its step; once all have
             made more, it may be deleted as an old one, so then it is not even looked for.
         rank: of the worker.
-        workers: how many there are; see `aiokv.residuals` for another number than there was.
+        workers: how many there are; see `aiokv.checkpoint.residuals` for another number than there was.
         step: how many steps the worker has made.
-        folder: where that has to be; see `aiokv.files.find`.
+        folder: where that has to be; see `aiokv.checkpoint.files.find`.
 
     Raises:
         DataError: it is damaged.

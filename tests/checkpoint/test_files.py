@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
+from aiokv.checkpoint.files import Aside, checksum, read
 from aiokv.errors import DataError
-from aiokv.files import Aside, checksum, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def test_a_thread_that_is_at_work_when_all_is_over_deletes_what_it_wrote(
         begun.set()
         go_on.wait()
 
-    monkeypatch.setattr("aiokv.files.os.fsync", slow)
+    monkeypatch.setattr("aiokv.checkpoint.files.os.fsync", slow)
     file = Aside(url)
     file.write([b"new"])
     thread = threading.Thread(target=file.seal)
@@ -110,7 +110,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aiokv.files.os.fsync", full)
+    monkeypatch.setattr("aiokv.checkpoint.files.os.fsync", full)
     file = Aside(url)
     file.write([b"new"])
     with pytest.raises(DataError, match="No space left"):

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as hs
 from hypothesis.extra import numpy as hnp
 
+from aiokv.checkpoint.tensorfile import in_order, pack, unpack
 from aiokv.errors import DataError
-from aiokv.tensorfile import in_order, pack, unpack
 from aiokv.types import ITEM_SIZES
 
 dtypes = hs.sampled_from([name for name in ITEM_SIZES if name != "bfloat16"]).map(np.dtype)

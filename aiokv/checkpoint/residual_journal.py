@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiokv.checkpoint.files import checksum
+from aiokv.checkpoint.residuals import residual_file, state_of
 from aiokv.errors import DataError
-from aiokv.files import checksum
-from aiokv.residuals import residual_file, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiokv.checkpoint.saving import ResidualContent, SavedResidual, decode_residuals, encode_residuals
 from aiokv.errors import DataError
-from aiokv.saving import ResidualContent, SavedResidual, decode_residuals, encode_residuals
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -8,7 +8,7 @@ from aiokv.codec import make_codec
 from aiokv.core.merging import Merging
 from aiokv.errors import ConfigError, DataError, OptimizerError
 from aiokv.optim import FloatRule, LearningRule, Optimizer, make_optimizer
-from aiokv.update_place import Place
+from aiokv.training.update_place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

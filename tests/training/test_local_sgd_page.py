@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "local-sgd.md"
+PAGE = Path(__file__).parents[2] / "docs" / "local-sgd.md"
 # Local steps alone: 2 + 6 * .75**4 and 2 + 6 * .75**8. The outer steps go to the minimum, 2. Elastic: from 8 to 5.375,
 # then 6.03125 and a center of 7.34375; from there to 4.267578125, then what is printed.
 PRINTED = """\

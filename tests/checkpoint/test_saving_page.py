@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "saving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "saving.md"
 
 
 def test_the_snippet_runs(tmp_path: Path) -> None:

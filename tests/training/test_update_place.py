@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiokv.errors import ConfigError
-from aiokv.update_place import Place, place_of_update
+from aiokv.training.update_place import Place, place_of_update
 
 
 @pytest.mark.parametrize(

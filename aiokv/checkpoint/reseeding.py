@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aiokv import checkpoints
 from aiokv.arrays import sending
+from aiokv.checkpoint import calls
+from aiokv.checkpoint.saving import Content, Saved, SavedKey, SavedRule
+from aiokv.checkpoint.snapshot import VALUE
 from aiokv.core.worker.reseeding import bringer
-from aiokv.saving import Content, Saved, SavedKey, SavedRule
-from aiokv.snapshot import VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,21 +30,21 @@ class Reseeded(msgspec.Struct, frozen=True):
 async def reseed(operations: Operations, values: Mapping[Any, Any], step: int, seconds: float) -> Reseeded:
     """Let the servers go on with what the worker with the most steps has; see `Operations.reseed`."""
 
-    async def tell() -> checkpoints.Said:
+    async def tell() -> calls.Said:
         return {"step": step, "call": secrets.token_hex(16)}
 
-    said = await checkpoints.together(operations, "aiokv: reseed", seconds, tell)
+    said = await calls.together(operations, "aiokv: reseed", seconds, tell)
     root = bringer({rank: each["step"] for rank, each in said.items()})
     step = said[root]["step"]
-    loading = checkpoints.Loading(operations, f"the weights of rank {root}", None, seconds, weights=True, root=root)
+    loading = calls.Loading(operations, f"the weights of rank {root}", None, seconds, weights=True, root=root)
     loading.place = f"reseed {said[root]['call']}"
 
-    async def put() -> checkpoints.Said:
+    async def put() -> calls.Said:
         if operations.rank == root:
             loading.take(_saved(operations, root, step, values))
         return await loading.put()
 
-    await checkpoints.together(operations, f"aiokv: put {loading.place}", seconds, put)
+    await calls.together(operations, f"aiokv: put {loading.place}", seconds, put)
     await loading.go_on()
     await operations.pull(dict(values), timeout=seconds)
     text = (

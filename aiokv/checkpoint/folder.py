@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from aiokv import files
-from aiokv.cluster_files import (
+from aiokv.checkpoint import files
+from aiokv.checkpoint.cluster_files import (
     MANIFEST,
     NAME,
     Manifest,

@@ -12,7 +12,7 @@ import numpy as np
 from aiokv.errors import ClosedError, ConfigError, OptimizerError, SpecMismatchError
 from aiokv.kernels import get_backend
 from aiokv.optim import PRECISIONS, LearningRule, make_optimizer, rule_to_params
-from aiokv.parameters import Parameters
+from aiokv.training.parameters import Parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

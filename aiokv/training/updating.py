@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from aiokv import files, saving
+from aiokv.checkpoint import files, saving
+from aiokv.checkpoint.tensorfile import Shapes, bytes_of, in_order
 from aiokv.errors import DataError, UnknownKeyError
 from aiokv.optim import rule_to_params
-from aiokv.tensorfile import Shapes, bytes_of, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

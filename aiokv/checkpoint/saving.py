@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from aiokv.checkpoint.files import CHECKSUM_BYTES, checksum
+from aiokv.checkpoint.tensorfile import Array, Shapes, bytes_of, head, in_order, unpack
 from aiokv.core.stimuli import KeyOptions, KeyRecord
 from aiokv.errors import DataError
-from aiokv.files import CHECKSUM_BYTES, checksum
-from aiokv.tensorfile import Array, Shapes, bytes_of, head, in_order, unpack
 from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 import aiokv
 from aiokv.config import load_config
 from aiokv.errors import ConfigError, NormLimitError, NotFiniteError
-from aiokv.guard import MOST_HISTORIES, Guard
 from aiokv.sparse import RowSparse
+from aiokv.training.guard import MOST_HISTORIES, Guard
 
 
 def store(**limits: Any) -> aiokv.LocalStore:

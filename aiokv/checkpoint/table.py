@@ -15,7 +15,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiokv.checkpoint_folder import Found
+    from aiokv.checkpoint.folder import Found
 
 MIN_WIDTH = 140
 """Columns of a table that does not go to a terminal."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiokv.arrays import Arguments, DeviceOut
-from aiokv.gradients import replicas, without_aliases, writable
 from aiokv.kernels import devices_for
 from aiokv.kernels.checks import is_low
 from aiokv.kernels.foreign import OnDevice
 from aiokv.list_sums import Merger
 from aiokv.staging import stage
+from aiokv.training.gradients import replicas, without_aliases, writable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from aiokv import checkpoint_folder
-from aiokv.checkpoint_folder import Found, complete, find_checkpoints, make_plan, newest_complete, remove, verified
-from aiokv.cluster_files import (
+from aiokv.checkpoint import folder
+from aiokv.checkpoint.cluster_files import (
     check_files,
     open_part,
     part_pieces,
@@ -22,14 +21,15 @@ from aiokv.cluster_files import (
     write_file,
     write_own,
 )
-from aiokv.cluster_reading import Reading, read_residuals
+from aiokv.checkpoint.cluster_reading import Reading, read_residuals
+from aiokv.checkpoint.folder import Found, complete, find_checkpoints, make_plan, newest_complete, remove, verified
+from aiokv.checkpoint.saving import SavedRule
 from aiokv.config import Config
 from aiokv.core.effects import WantedChunk, WriteManifest
 from aiokv.core.saved_state import ChunkState
 from aiokv.core.scheduler.checkpoint_keeper import CheckpointPlan
 from aiokv.errors import ConfigError, DataError
 from aiokv.optim import Assign
-from aiokv.saving import SavedRule
 from aiokv.telemetry import take_note
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def test_file_that_is_gone_is_found(tmp_path: Path) -> None:
 def test_manifest_can_t_name_files_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     place = str(tmp_path / NAME)
     # Whoever has written it did not look.
-    monkeypatch.setattr(checkpoint_folder, "_check_there", lambda *_: None)
+    monkeypatch.setattr(folder, "_check_there", lambda *_: None)
     file = make_part(tmp_path / NAME, 0, (state("w", 0, 10, 10), 4, {"value": VALUE}))
     file.name = name
     complete(WriteManifest(4, place, 2, [file], []), "")

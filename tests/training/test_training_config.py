@@ -13,7 +13,7 @@ from aiokv.cli import main
 from aiokv.config import load_config
 from aiokv.config_table import read_settings
 from aiokv.errors import ConfigError
-from aiokv.training_config import TrainingConfig, load_training_config
+from aiokv.training.config import TrainingConfig, load_training_config
 
 if TYPE_CHECKING:
     from pathlib import Path

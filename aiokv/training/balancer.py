@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aiokv.averaging import check_every
-from aiokv.batch_sizes import SpeedEstimate, check_batch, split_batch
+from aiokv.training.averaging import check_every
+from aiokv.training.batch_sizes import SpeedEstimate, check_batch, split_batch
 
 if TYPE_CHECKING:
     from aiokv.kvstore import KVStore
 
-SPEEDS = "aiokv.balancer.speeds"
+SPEEDS = "aiokv.training.balancer.speeds"
 """The key by which all workers learn the speed of each."""
 
 
@@ -36,7 +36,7 @@ class BatchBalancer:
         batch_size: samples in the batches of all workers together.
         least: samples that every worker gets at least, so that its speed can be measured.
         every: after so many steps sizes are computed anew.
-        weight: of the newest measurement in the average; see `aiokv.batch_sizes.SpeedEstimate`.
+        weight: of the newest measurement in the average; see `aiokv.training.batch_sizes.SpeedEstimate`.
         timeout: seconds that an exchange may take; `Config.call_timeout` when not given.
 
     Raises:
