@@ -21,6 +21,8 @@ import pytest_asyncio
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
+from aiokv.policy import ASP, registry
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -201,3 +203,17 @@ def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with blockbuster_ctx(scanned_modules="aiokv"):
         yield
+
+
+class ClosedPolicy(ASP):
+    """A policy with which nobody can join a running job."""
+
+    name = "closed"
+    admits = False
+
+
+@pytest.fixture
+def closed_policy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a policy with which nobody can join a running job."""
+    monkeypatch.setitem(registry._POLICIES, ClosedPolicy.name, ClosedPolicy)
+    return ClosedPolicy.name

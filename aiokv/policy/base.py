@@ -67,6 +67,15 @@ class Policy(abc.ABC):
         """Whether each step of a worker makes a round of its own, or is dropped, so that nobody waits for others."""
         return False
 
+    def is_in_step(self, version: Version) -> bool:
+        """Tell whether the update that makes a version is one contribution of each member.
+
+        Args:
+            version: the version, counted from 1 since the policy began.
+        """
+        del version
+        return self.in_step
+
     def gate(self) -> Gate | None:
         """Return what decides which reads of one chunk wait; None: none does."""
         return None

@@ -26,6 +26,7 @@ class SyncSwitch(ChunkPolicy):
     name: ClassVar[str] = "sync_switch"
     per_push: ClassVar[bool] = True
     has_phases: ClassVar[bool] = True
+    admits: ClassVar[bool] = True
     fraction: float
     steps: int
 
@@ -38,10 +39,14 @@ class SyncSwitch(ChunkPolicy):
         """How many rounds are synchronous."""
         return round(self.fraction * self.steps)
 
+    def is_in_step(self, version: Version) -> bool:
+        """Tell whether a version is one of the rounds."""
+        return version <= self.rounds
+
     def version_of(self, *, sequence: int, newest: Version) -> Version:
         """Return the round; behind the last one, the next version."""
-        return sequence if sequence <= self.rounds else newest + 1
+        return sequence if self.is_in_step(sequence) else newest + 1
 
     def expected(self, *, version: Version, members: Sequence[Rank]) -> Sequence[Rank]:
         """Return all members for a round, nobody behind the last one."""
-        return members if version <= self.rounds else ()
+        return members if self.is_in_step(version) else ()

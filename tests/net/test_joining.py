@@ -257,8 +257,34 @@ async def test_rounds_that_one_server_decides_wait_for_who_joins_and_for_who_lea
         assert [one for one in sums[0] if one != 1001.0] == joined
 
 
-async def test_a_policy_with_which_nobody_can_join_is_named(cluster: MakeCluster) -> None:
-    policy = "sync_switch:0.5:10"
+@pytest.mark.parametrize(("fraction", "sums"), [(1.0, [1001001.0] * 2), (0.0, [1000000.0] * 2)])
+async def test_it_joins_in_the_phase_that_is_in_force(cluster: MakeCluster, fraction: float, sums: list[float]) -> None:
+    """In step every round has all of them; later each push is a value of its own, here of the last one who pushed."""
+    policy = f"sync_switch:{fraction}:1000"
+    async with cluster(policy=policy, **SETTINGS) as running:
+        await running.each(begin)
+        await running.each(lambda kv: kv.push(arrays(1000.0**kv.rank)))
+        ended = asyncio.Event()
+
+        async def train(kv: aiokv.Client) -> None:
+            while not ended.is_set() and kv.rank in await kv.members(steps[kv.rank]):
+                steps[kv.rank] += 1
+                await step_of(kv)
+
+        steps = [1, 1]
+        training = asyncio.gather(*(train(kv) for kv in running.workers)) if fraction else None
+        async with joining(running, "worker-2", policy=policy) as kv:
+            await begin(kv)
+            assert [await step_of(kv) for _ in range(2)] == sums
+            await kv.plan_leave()
+            ended.set()
+            await kv.leave()
+        if training is not None:
+            await training
+
+
+async def test_a_policy_with_which_nobody_can_join_is_named(cluster: MakeCluster, closed_policy: str) -> None:
+    policy = closed_policy
     async with cluster(policy=policy, **SETTINGS) as running:
         await running.each(lambda kv: kv.init("w", np.zeros(3)))
         async with joining(running, "worker-2", policy=policy) as kv:

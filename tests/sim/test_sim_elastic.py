@@ -122,6 +122,19 @@ def test_where_one_server_decides_rounds_are_of_all_who_are_there(policy: str) -
     assert lacking_progress(run) == []
 
 
+@pytest.mark.parametrize("at", [1.5, 3.5, 4.4, 6.5])
+def test_it_joins_in_the_phase_that_is_in_force(at: float) -> None:
+    """The first half of the steps is in step; behind it each push is an update of its own."""
+    half = STEPS // 2
+    run = elastic(Join(node="worker-2", at=at), policy=f"sync_switch:0.5:{STEPS}")
+    [since] = run.since["worker-2"]
+    rounds, early = rounds_of(run), min(since, half)
+    assert rounds[:half] == [[0, 1]] * early + [[0, 1, 2]] * (half - early)
+    alone = len(worker(run, 2).steps) - (half - early)
+    assert Counter(map(tuple, rounds[half:])) == {(0,): half, (1,): half, (2,): alone}
+    assert lacking_progress(run) == []
+
+
 def test_barriers_open_with_those_who_count() -> None:
     run = elastic(Join(node="worker-2", at=3.5), job=JobSection(barrier_every=1))
     assert lacking_progress(run) == []
@@ -165,10 +178,11 @@ def test_a_file_says_who_joins() -> None:
     [
         ("max_workers = 3\n", "", "cluster.max_workers: expected 3, for that many workers are there, got 0"),
         ('node = "worker-2"', 'node = "worker-7"', "fault[0].node: expected worker-2, in the order in which they come"),
-        ('["bsp"]', '["sync_switch:0.5:5"]', "policies: nobody can join a running job with sync_switch:0.5:5"),
+        ('["bsp"]', '["closed"]', "policies: nobody can join a running job with closed"),
         ("max_workers = 3", "max_workers = 3\nrestarts = 1", "cluster.restarts: the workers are the same"),
     ],
 )
+@pytest.mark.usefixtures("closed_policy")
 def test_a_file_that_can_not_be(before: str, after: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_scenario(TEXT.replace(before, after).encode(), "my.toml")

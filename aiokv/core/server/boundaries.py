@@ -55,19 +55,19 @@ class Boundaries:
                 return m.BoundaryClock(message.clock, 0, text)
         past = [update.clock for chunk in chunks for update in chunk.updates.values() if update.is_past(message.rank)]
         # A server that has taken the place of another one has not made what there is.
-        made = [chunk.version for chunk in chunks if chunk.policy.in_step]
+        made = [chunk.version for chunk in chunks if chunk.is_next_in_step]
         # Not all that has come is in an update where one server decides, and what has come must not come again.
         seen = [max(chunk.rounds.decisions.seen.values(), default=0) for chunk in chunks if chunk.rounds is not None]
         newest = max([self._checkpoints.newest, *past, *made, *seen])
         if newest <= message.clock:
             self.announced = message
-        waits = any(chunk.policy.in_step or chunk.gate is not None for chunk in chunks)
+        waits = any(chunk.is_next_in_step or chunk.gate is not None for chunk in chunks)
         return m.BoundaryClock(message.clock, newest, waits=waits)
 
     def enter(self, rank: Rank, roster: Roster, now: float) -> list[Chunk]:
         """Let a rank go on from the first of its rounds, if it has not begun with it; return the chunks concerned."""
         since = roster.newcomers.get(rank, 0)
-        chunks = [chunk for chunk in self._catalog.chunks.values() if chunk.clocks.get(rank, 0) < since]
+        chunks = [chunk for chunk in self._catalog.chunks.values() if not chunk.has_begun(rank, roster)]
         admitted = [chunk for chunk in chunks if not chunk.group or rank in chunk.group]
         for chunk in admitted:
             chunk.admit(rank, since, roster, now)

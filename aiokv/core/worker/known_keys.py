@@ -144,7 +144,8 @@ class KnownKeys:
         """Whether workers wait for each other in a key that this worker has initialised, by their numbers of steps."""
         texts = {self.policy_of(known.options) for known in self.by_key.values() if known.spec is not None}
         policies = [get_policy(text) for text in texts]
-        return any(policy.in_step or policy.gate() is not None for policy in policies)
+        # Some wait in their first rounds only; which ones these are is not known here.
+        return any(policy.is_in_step(1) or policy.gate() is not None for policy in policies)
 
     def leaving(self, policy: str, keys: Sequence[Key], rank: Rank) -> list[Leaving]:
         """Return which keys have to leave which policy, so that these keys, or all but sums, have another one.

@@ -228,12 +228,86 @@ def test_keys_of_other_groups_are_not_concerned(make_server: type[Server]) -> No
     assert not any(each.pending for each in pushes)
 
 
-def test_a_policy_with_which_nobody_can_join_is_named(make_server: type[Server]) -> None:
-    policy = "sync_switch:0.5:10"
-    server = make_server(2, policy=policy)
+def test_who_joins_beside_another_one_that_has_not_begun_does_not_begin_before_all_steps(
+    make_server: type[Server],
+) -> None:
+    """What the first newcomer asks this server may come later than the second one."""
+    server = make_server(2, policy="ssp:1")
+    server.init()
+    step(server, 0, 1, 0, 1)
+    for rank in (2, 3):
+        view(server, rank=rank)
+        announce(server, rank)
+        view(server, state="alive", rank=rank, since=rank)
+    assert begin(server, 3) == m.Pushes(3, 3)
+    assert begin(server, 2) == m.Pushes(2, 2)
+    step(server, 0, 1)
+    # They lead both by one.
+    assert not server.pull(0).pending
+
+
+# --- in step at first, each push by itself later ---
+
+
+@pytest.fixture
+def switching(make_server: type[Server]) -> Server:
+    """A server of two workers that have made two of three rounds that are in step; a third one has come."""
+    server = make_server(2, policy="sync_switch:0.5:6")
+    server.init()
+    step(server, 0, 1, 0, 1)
+    view(server)
+    return server
+
+
+def test_before_the_switch_rounds_behind_the_boundary_wait_for_who_joins(switching: Server) -> None:
+    assert announce(switching, 2) == m.BoundaryClock(2, 2, waits=True)
+    last = step(switching, 0, 1)
+    view(switching, since=2)
+    assert all(each.pending for each in last)
+    assert begin(switching) == m.Pushes(2, 2)
+    step(switching, NEW, number=100.0)
+    assert not any(each.pending for each in last)
+    # From now on nobody waits.
+    for rank in (0, NEW, NEW):
+        assert not any(each.pending for each in step(switching, rank))
+    assert value(switching) == 109.0
+
+
+def test_a_boundary_behind_the_switch_holds_no_round_up(switching: Server) -> None:
+    assert announce(switching, 5) == m.BoundaryClock(5, 2, waits=True)
+    view(switching, since=5)
+    for rank in (0, 1, 1):
+        step(switching, rank)
+    assert value(switching) == 7.0
+    # It joins those that wait for nobody, as one that has made all rounds.
+    assert begin(switching) == m.Pushes(5, 5)
+    assert not any(each.pending for each in step(switching, NEW, number=100.0))
+    assert value(switching) == 107.0
+
+
+def test_behind_the_switch_nobody_has_to_be_past_the_boundary(switching: Server) -> None:
+    step(switching, 0, 1)
+    assert announce(switching, 3) == m.BoundaryClock(3, 3)
+    view(switching, since=3)
+    assert not any(each.pending for each in step(switching, 0, 0))
+    assert begin(switching) == m.Pushes(3, 3)
+    assert not any(each.pending for each in step(switching, NEW))
+
+
+def test_before_the_switch_rounds_do_not_wait_for_who_leaves_there(switching: Server) -> None:
+    last = switching.machine._joiner.view
+    assert last is not None
+    leaving = structs.replace(last.workers[1], until=2)
+    workers = (last.workers[0], leaving)
+    switching.handle(st.Received(SCHEDULER, 0, structs.replace(last, epoch=9, workers=workers)))
+    assert not any(each.pending for each in step(switching, 0))
+
+
+def test_a_policy_with_which_nobody_can_join_is_named(make_server: type[Server], closed_policy: str) -> None:
+    server = make_server(2, policy=closed_policy)
     server.init()
     view(server)
-    text = f"key 'w' has policy {policy}, with which nobody can join a running job"
+    text = f"key 'w' has policy {closed_policy}, with which nobody can join a running job"
     assert announce(server, 1) == m.BoundaryClock(1, 0, text)
 
 

@@ -163,7 +163,7 @@ def test_scenario_65_workers_that_come_and_go_count_in_all_keys_from_one_step_on
 @given(
     seed=SEEDS,
     servers=hs.integers(1, 3),
-    policy=hs.sampled_from(["asp", "ssp:1", "pssp:1:1"]),
+    policy=hs.sampled_from(["asp", "ssp:1", "pssp:1:1", "sync_switch:0.5:6"]),
     moments=hs.lists(hs.integers(1, 300), min_size=1, max_size=2),
 )
 def test_without_rounds_each_push_of_who_joins_counts_once_in_every_element(

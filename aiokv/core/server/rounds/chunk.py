@@ -296,19 +296,29 @@ class Chunk(Record, eq=False):
 
     def _members_of(self, update: Update, roster: Roster) -> list[Rank]:
         """Return the ranks for which its policy may wait in an update, ascending."""
-        if not (roster.varies and self.policy.in_step):
+        if not (roster.varies and self.policy.is_in_step(update.version - self.since)):
             return self.members(roster)
         members = roster.members_after(update.clock, self.group)
         return [rank for rank in members if rank not in self.leaving]
 
+    @property
+    def is_next_in_step(self) -> bool:
+        """Whether the next version is one contribution of each member."""
+        return self.policy.is_in_step(self.version + 1 - self.since)
+
+    def has_begun(self, rank: Rank, roster: Roster) -> bool:
+        """Tell whether a rank goes on from where it counts, if it has joined."""
+        return self.clocks.get(rank, 0) >= roster.newcomers.get(rank, 0)
+
     def admit(self, rank: Rank, since: int, roster: Roster, now: float) -> None:
         """Let a rank count from now on, whose first push has the clock after `since`."""
-        members = self.members(roster)
-        others = [self.count(other, self.reflected.get(other, 0)) for other in members if other != rank]
+        members, in_step = self.members(roster), self.is_next_in_step
+        others = [other for other in members if other != rank and self.has_begun(other, roster)]
         # It begins with the next round. Where the versions are not those of its steps it has the same number in all
         # chunks, and is where the slowest is, but not beyond the boundary.
-        number = self.version if self.policy.in_step else since
-        count = number - self.since if self.policy.in_step else min([since, *others])
+        number = self.version if in_step else since
+        counts = [self.count(other, self.reflected.get(other, 0)) for other in others]
+        count = number - self.since if in_step else min([since, *counts])
         self.admitted[rank] = (number, self.counted.get(rank, 0))
         self.pushed[rank] = self.reflected[rank] = number
         self.clocks[rank] = since
