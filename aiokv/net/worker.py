@@ -520,7 +520,8 @@ def connect(
 
     Args:
         scheduler: address of the scheduler as `host:port`; from the environment when not given.
-        policy: how pushes become updates: "bsp" (sync rounds) or "asp" (each push at once).
+        policy: how pushes become updates, and who waits for whom: "bsp" (sync rounds), "asp" (each push at once) or any
+            other that is registered, with its options, such as "ssp:3"; see `docs/policies.md`.
         device: where arrays that a call gives for one key are summed: "cpu", or "cuda".
         config: all settings; when given, nothing is read from the environment.
         log: where stimuli and effects are recorded, if they are.
