@@ -443,11 +443,16 @@ class Cancel(Record):
 
 
 class Depart(Record):
-    """Leave the cluster in good order; with `drains` when all that was pushed is answered."""
+    """Leave the cluster in good order; with `drains` when all that was pushed is answered.
+
+    With `moves_on` it leaves for the next cluster at the same address: a scheduler that is there in place of the one
+    that it knows may be that of the next one, and is told nothing of this one.
+    """
 
     call: int
     timeout: float
     drains: bool = False
+    moves_on: bool = False
 
 
 SavingCall = ReadState | WriteState | ReadRules | WriteRules | Adopt | Resume

@@ -165,12 +165,12 @@ class Client(Driver, Operations):
         """
         await self._leave(self._seconds(timeout), drains=True)
 
-    async def _leave(self, seconds: float, *, drains: bool) -> None:
+    async def _leave(self, seconds: float, *, drains: bool, moves_on: bool = False) -> None:
         if not self._open:
             return
         self._ignore_sigterm()
         try:
-            await self._call(lambda call: st.Depart(call, seconds, drains))
+            await self._call(lambda call: st.Depart(call, seconds, drains, moves_on))
         except AiokvError as error:
             self.note("warning", "left_unheard", f"left without a word to the scheduler: {error}", error.details)
         finally:
@@ -220,7 +220,7 @@ class Client(Driver, Operations):
         """Leave, and join the cluster that comes after this one at the same address: this one has lost its servers.
 
         The scheduler of this one ends when all workers have left, or are lost; then it and the servers are started
-        again, by whatever started them before.
+        again, by whatever started them before. When it is gone already, nobody is told that this worker leaves.
 
         Returns:
             Another client with the same settings and name, which has joined.
@@ -229,7 +229,7 @@ class Client(Driver, Operations):
             ClusterFullError: other workers have not left this one within `Config.join_timeout`.
             JoinTimeoutError: the other is not complete within `Config.join_timeout` after that.
         """
-        await self.close()
+        await self._leave(self.config.death_timeout, drains=False, moves_on=True)
         until = self._loop.time() + self.config.join_timeout
         config = msgspec.structs.replace(self.config, name=self._name)
         while True:

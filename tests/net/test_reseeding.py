@@ -124,6 +124,36 @@ async def test_a_scheduler_that_ends_before_it_has_let_a_worker_in_is_not_the_ne
             await running.workers[0].close()
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("when", ["before the next one is there", "when it has come back to the next one"])
+async def test_a_worker_whose_scheduler_is_gone_does_not_tell_the_next_one_of_its_cluster(
+    cluster: MakeCluster, caplog: pytest.LogCaptureFixture, when: str, servers: int
+) -> None:
+    """The next one would wait for the rest of the cluster before, and have no place for the servers of its own."""
+    caplog.set_level(logging.INFO, logger="aiokv")
+    async with cluster(workers=1, death_timeout=19.0) as running:
+        (kv,) = running.workers
+        host, _, port = running.scheduler.address.rpartition(":")
+        there: dict[str, Any] = {"num_workers": 1, "num_servers": servers, "bind_host": host, "bind_port": int(port)}
+        await running.servers[0].close()
+        await running.scheduler.close()
+        rejoined = asyncio.create_task(kv.rejoin()) if when.startswith("before") else None
+        async with contextlib.AsyncExitStack() as stack:
+            scheduler = await stack.enter_async_context(aiokv.Scheduler(**there, **running.settings))
+            while rejoined is None:
+                if "worker-0 comes back from epoch 1" in caplog.text:
+                    rejoined = asyncio.create_task(kv.rejoin())
+                await asyncio.sleep(0.01)
+            for index in range(servers):
+                server = aiokv.Server(scheduler=scheduler.address, name=f"next-{index}", **running.settings)
+                await stack.enter_async_context(server)
+            running.workers = [await rejoined]
+            await running.workers[0].init("w", np.ones(3, np.float32))
+            await running.workers[0].close()
+        assert "was started again" not in caplog.text
+        assert "nobody has told what the cluster was" not in caplog.text
+
+
 async def test_weights_of_another_shape_than_a_key_that_is_there_are_refused_on_all_workers(
     cluster: MakeCluster,
 ) -> None:

@@ -200,8 +200,7 @@ class Membership:
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         self._registrations.forget(peer)
-        self._rebuild.forget(peer)
-        return self._losses.disconnected(peer, reason, now)
+        return self._rebuild.forget(peer, now) + self._losses.disconnected(peer, reason, now)
 
     def _tick(self, now: float) -> list[Effect]:
         cluster = self._cluster

@@ -159,10 +159,14 @@ class Rebuild:
         assert self._rebuilding is not None, "it is under way"
         self._rebuilding.said.append((peer, message))
 
-    def forget(self, peer: Peer) -> None:
-        """Take out a node whose connection has ended."""
-        if self._rebuilding is not None:
-            self._rebuilding.forget(peer)
+    def forget(self, peer: Peer, now: float) -> list[Effect]:
+        """Take out a node whose connection has ended; wait for the others as long as somebody knows of them."""
+        rebuilding = self._rebuilding
+        if rebuilding is None:
+            return []
+        known = bool(rebuilding.back)
+        rebuilding.forget(peer)
+        return self._go_on(rebuilding, now) if known and not rebuilding.back else []
 
     def tick(self, now: float) -> list[Effect]:
         """Let those hear from the scheduler that are back, and go on when the time of the others is over."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiokv.core import stimuli as st
-from aiokv.core.effects import Complete, Effect
+from aiokv.core.effects import Complete, Effect, Fail
 from aiokv.core.joiner import answer_time
 from aiokv.core.worker.call import NO_CALL, Call
 from aiokv.errors import AiokvError, ClosedError
+from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Farewell:
         self._passing = passing
         self._participation = participation
         self._directory = directory
+        self._moves_on = False
+        """Whether it leaves for the next cluster."""
         self._call = NO_CALL
         """The call with which this worker leaves."""
         self._draining: tuple[st.Depart, float] | None = None
@@ -60,10 +63,21 @@ class Farewell:
         waiting = self._draining or self._writing
         self.until = None if waiting is None else waiting[1]
 
+    def scheduler_gone(self) -> list[Effect]:
+        """Look for no other scheduler when nothing is to be said to it: this worker has left, or moves on."""
+        has_left = self._standing.closed and self._writing is None and not self._calls.is_open(self._call)
+        if has_left or self._moves_on:
+            self._joiner.leave()
+        return self._calls.fail_requests_to(SCHEDULER, self._unheard) if self._moves_on else []
+
     @property
-    def has_left(self) -> bool:
-        """Whether there is nothing more to be said to the scheduler."""
-        return self._standing.closed and self._writing is None and not self._calls.is_open(self._call)
+    def _is_unheard(self) -> bool:
+        """Whether it moves on, and the scheduler that it knows is gone."""
+        return self._moves_on and self._calls.outage is not None
+
+    def _unheard(self, what: str) -> AiokvError:
+        assert self._calls.outage is not None, "the scheduler is gone"
+        return self._calls.outage(f"{what} is for no other one")
 
     def depart(self, depart: st.Depart, now: float) -> list[Effect]:
         """Begin to leave."""
@@ -71,6 +85,10 @@ class Farewell:
         if self._standing.closed:
             return [Complete(number)]
         is_member = self._joiner.joined and self._standing.expulsion is None
+        self._moves_on |= depart.moves_on
+        if self._is_unheard:
+            # One to which it connects again would take this cluster for its own.
+            self._joiner.leave()
         drains = depart.drains or self._participation.leaves
         if drains and is_member and self._draining is None:
             # Its time-out becomes the time at which it is over.
@@ -116,6 +134,8 @@ class Farewell:
         self._find_until()
         if self._standing.expulsion is not None:
             return [Complete(depart.call)]
+        if self._is_unheard:
+            return [Fail(depart.call, self._unheard("leave"))]
         self._call = depart.call
         call = Call(depart.call, "leave", max(0.0, depart.timeout - now))
         self._calls.open(call, now)

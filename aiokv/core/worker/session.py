@@ -414,14 +414,12 @@ class Session:
         return [Disconnect(peer, reason), *gone]
 
     def _scheduler_gone(self, reason: str) -> list[Effect]:
-        if self._farewell.has_left:
-            self._joiner.leave()
-        reconnects = self._joiner.on_lost(reason)
-        error = self._standing.scheduler_error(reason)
         self._calls.outage = lambda what: self._standing.scheduler_error(f"{reason}; {what}")
+        effects, reconnects = self._farewell.scheduler_gone(), self._joiner.on_lost(reason)
         does = "has not joined yet" if self._joiner.joining else "goes on without barriers"
-        text = f"{error}; {self._joiner.name} {does}, and looks for it"
-        return [Log("warning", text, "scheduler_gone", {"reason": reason}), *reconnects] if reconnects else []
+        text = f"{self._standing.scheduler_error(reason)}; {self._joiner.name} {does}, and looks for it"
+        log = Log("warning", text, "scheduler_gone", {"reason": reason})
+        return [*effects, log, *reconnects] if reconnects else effects
 
     def _dismissed(self, error: AiokvError) -> list[Effect]:
         """The scheduler does not take this worker for a member any longer."""

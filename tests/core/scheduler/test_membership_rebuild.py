@@ -227,9 +227,31 @@ def test_who_wants_to_join_makes_another_cluster_when_all_have_gone_that_knew_on
     tell(scheduler, "worker-0", view())
     scheduler.drop("worker-0")
     scheduler.register("worker-new")
-    scheduler.tick(2.0)
     assert scheduler.views["worker-new"][-1].epoch == 1
     assert [entry.name for entry in scheduler.views["worker-new"][-1].servers] == ["server-new"]
+
+
+def test_newcomers_wait_as_long_as_somebody_knows_of_a_cluster(scheduler: Scheduler) -> None:
+    come_back(scheduler, "worker-0", "server-1")
+    scheduler.register("worker-9")
+    scheduler.register("worker-8")
+    scheduler.drop("worker-9")
+    scheduler.drop("worker-0")
+    tell(scheduler, "server-1", view())
+    come_back(scheduler, "worker-0", "worker-2", "server-0")
+    assert states(scheduler) == {"worker-1": "left"}
+
+
+def test_a_newcomer_that_goes_away_before_anybody_is_back_is_forgotten(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=3, servers=2, replication=2)
+    scheduler.register("standby-0", Role.SERVER, standby=0)
+    scheduler.drop("standby-0")
+    before = len(scheduler.effects)
+    come_back(scheduler, "worker-0", "worker-2", "server-0", "server-1")
+    tell(scheduler, "server-1", view())
+    assert states(scheduler) == {"worker-1": "left"}
+    gone = scheduler.peers["standby-0"]
+    assert not any(isinstance(each, ef.Send) and each.peer == gone for each in scheduler.effects[before:])
 
 
 def test_a_node_is_the_process_that_it_was(scheduler: Scheduler) -> None:

@@ -519,6 +519,48 @@ def test_worker_leaves_when_the_scheduler_is_back(worker: Worker) -> None:
     assert call.outcome == "done"
 
 
+def test_worker_that_moves_on_says_so_while_the_scheduler_is_there(worker: Worker) -> None:
+    call = worker.call(st.Depart, timeout=5.0, moves_on=True)
+    assert call.messages == [m.Leave()]
+    worker.answer(call.sends[0])
+    assert call.outcome == "done"
+    assert worker.handle(st.PeerLost(SCHEDULER, "closed")) == []
+
+
+@pytest.mark.parametrize("connected", [False, True], ids=["none is there", "it has connected to another one"])
+def test_worker_that_moves_on_tells_no_other_scheduler_of_its_cluster(
+    worker: Worker, like: type[Like], *, connected: bool
+) -> None:
+    """The other one would wait for the rest of a cluster that is over."""
+    worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    if connected:
+        (register,) = worker.handle(st.Connected(SCHEDULER))
+        assert register == like(ef.Send, message=like(m.Register, epoch=1))
+    call = worker.call(st.Depart, timeout=5.0, moves_on=True)
+    assert (type(call.error), call.sends) == (SchedulerLostError, [])
+    assert str(call.error).endswith("is gone: connection reset; leave is for no other one")
+    assert worker.handle(st.PeerLost(SCHEDULER, "closed")) == []
+    assert worker.handle(st.Connected(SCHEDULER)) == [ef.Disconnect(SCHEDULER, "the join is over")]
+    assert worker.handle(st.ConnectFailed(SCHEDULER, "connection refused", None)) == []
+
+
+def test_worker_that_moves_on_does_not_wait_for_a_scheduler_that_ends_meanwhile(worker: Worker) -> None:
+    call = worker.call(st.Depart, timeout=5.0, moves_on=True)
+    effects = worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    assert isinstance(call.error, SchedulerLostError)
+    assert not any(isinstance(each, ef.Connect) for each in effects)
+
+
+def test_worker_that_moves_on_looks_for_no_other_scheduler_while_it_waits_for_its_pushes(worker: Worker) -> None:
+    worker.finish(worker.transfer("init"))
+    push = worker.transfer("push")
+    call = worker.call(st.Depart, timeout=5.0, drains=True, moves_on=True)
+    assert worker.handle(st.PeerLost(SCHEDULER, "connection reset")) == []
+    assert worker.answer(push.sends[0])
+    assert push.outcome == "done"
+    assert isinstance(call.error, SchedulerLostError)
+
+
 def test_leaving_twice_sends_one_message(worker: Worker) -> None:
     first, again = (worker.call(st.Depart, timeout=5.0) for _ in range(2))
     assert (again.outcome, again.sends) == ("done", [])
