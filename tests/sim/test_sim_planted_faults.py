@@ -29,6 +29,7 @@ from aiokv.core.server.rounds.whole_calls import WholeCalls
 from aiokv.core.server.worker_links import WorkerLinks
 from aiokv.core.worker.calls import Calls
 from aiokv.core.worker.directory import Directory
+from aiokv.core.worker.replies import Replies
 from aiokv.core.worker.session import Session
 from aiokv.policy.kofn import FirstK
 from aiokv.policy.ssp import Lead
@@ -297,9 +298,9 @@ def use_an_epoch_again(original: Any) -> Any:
 
 
 def be_content_with_the_first_answer(original: Any) -> Any:
-    def advance(self: Calls, call: Any, *answer: Any) -> Any:
+    def advance(self: Replies, call: Any, *answer: Any) -> Any:
         effects = original(self, call, *answer)
-        return effects or self._complete(call)
+        return effects or self._calls.complete(call)
 
     return advance
 
@@ -338,7 +339,7 @@ PLANTS: dict[str, tuple[Places, str]] = {
         "was made without worker-",
     ),
     "one of two equal pushes is forgotten": (
-        {(Rounds, "_check_push"): forget_a_duplicate, (Calls, "_send"): send_pushes_twice},
+        {(Rounds, "_check_push"): forget_a_duplicate, (Calls, "send_on"): send_pushes_twice},
         "was applied twice",
     ),
     "a contribution is dropped": ({(Rounds, "push"): drop_a_contribution}, "is answered, but is in no version"),
@@ -413,7 +414,7 @@ PLANTS: dict[str, tuple[Places, str]] = {
     "nodes are given up too early": ({(Membership, "__init__"): be_hasty}, "is called lost, but was heard"),
     "an epoch is used twice": ({(Cluster, "publish"): use_an_epoch_again}, "two views of epoch"),
     "a call is over with its first answer": (
-        {(Calls, "_advance"): be_content_with_the_first_answer},
+        {(Replies, "_advance"): be_content_with_the_first_answer},
         "was answered, but is in no update",
     ),
 }

@@ -1,4 +1,4 @@
-"""A worker's calls: how each of them is sent when its turn has come, what its answers make of it, and how it ends."""
+"""A worker's calls: how each of them is sent when its turn has come, and how it ends. See also `replies`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.deadlines import Deadlines
 from aiokv.core.effects import (
-    CallBuffer,
-    CallMemory,
-    CallTensors,
     Complete,
     Effect,
     EncodedParts,
     Fail,
-    Replica,
     Send,
-    Settle,
 )
 from aiokv.core.joiner import answer_time
 from aiokv.core.stimuli import Operation
@@ -26,17 +21,13 @@ from aiokv.core.worker.changing import Changing
 from aiokv.core.worker.encoding import Encodings, ask_compressed, refer_to_encoded
 from aiokv.core.worker.meetings import Meetings
 from aiokv.core.worker.read_ahead import ReadAhead
+from aiokv.core.worker.replies import Replies
 from aiokv.core.worker.requests import Requests
 from aiokv.core.worker.turns import Turns
-from aiokv.core.worker.whole_reads import PATIENCE, WholeReads
 from aiokv.errors import (
     AiokvError,
     CallTimeoutError,
     PolicyError,
-    ProtocolError,
-    RoundTimeoutError,
-    from_code,
-    is_counted,
 )
 from aiokv.types import SCHEDULER
 from aiokv.wire import messages as m
@@ -45,7 +36,7 @@ if TYPE_CHECKING:
     from aiokv.core.worker.call import Call
     from aiokv.core.worker.directory import Directory
     from aiokv.core.worker.parts import Part
-    from aiokv.types import Key, Peer, Rank, Round
+    from aiokv.types import Key, Peer, Rank
 
 ErrorOf = Callable[[str], AiokvError]
 
@@ -71,10 +62,6 @@ class Calls:
         self._directory = directory
         self._label = label
         self._outage = outage
-        self.dropped: dict[str, int] = {}
-        """How many contributions to a key count nowhere, by reason."""
-        self.torn_reads = 0
-        """How many calls have got values that are not of one round."""
         self.outage: ErrorOf | None = None
         """Why the scheduler can't be asked at the moment."""
         self.meetings = Meetings()
@@ -83,7 +70,8 @@ class Calls:
         """What they have asked, and what the session has asked for itself."""
         self._calls: dict[int, Call] = {}
         self.deadlines: Deadlines[int] = Deadlines()
-        self._turns = Turns(directory, max_open_pushes)
+        self.turns = Turns(directory, max_open_pushes)
+        """Which of them wait for others."""
         self.encodings = Encodings(directory)
         self.compression = UNCOMPRESSED
         """How pushes and pulls are compressed."""
@@ -91,15 +79,17 @@ class Calls:
         """Whether the pushes of a call are to count together; see `Whole`."""
         self._pushing = 0
         """How many calls have pushed so."""
-        self._changing = Changing(directory, self.requests, self._turns)
+        self._changing = Changing(directory, self.requests, self.turns)
         self.ahead = ReadAhead(directory, self.requests, self._calls, self.deadlines)
+        self.replies = Replies(self, self._calls, directory, label)
+        """What becomes of what servers answer."""
 
     # --- read only ---
 
     @property
     def is_pushing(self) -> bool:
         """Whether a push is not answered, or not sent yet."""
-        return self._turns.are_pushing or self.requests.are_pushing
+        return self.turns.are_pushing or self.requests.are_pushing
 
     def is_open(self, number: int) -> bool:
         """Tell whether a call is not over."""
@@ -107,24 +97,7 @@ class Calls:
 
     def next_clock(self) -> int:
         """Return the clock of the first push after all that the user has made so far."""
-        return self._turns.next_clock()
-
-    def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | CallBuffer | Replica | None:
-        """Return where the payload of an answer belongs; None when nobody waits for it any longer.
-
-        A replica is kept up to date all the same.
-        """
-        pending = self.requests.get(request)
-        if pending is None or pending.part is None:
-            return None
-        replica = pending.part.replica
-        if replica is not None:
-            assert not isinstance(pending.part.receives, CallBuffer), "of a state there is no replica"
-            replica.target = pending.part.receives if pending.call in self._calls else None
-            return replica
-        if pending.call not in self._calls:
-            return None
-        return pending.part.receives if pending.part.fits(nbytes) else None
+        return self.turns.next_clock()
 
     # --- asking ---
 
@@ -152,7 +125,7 @@ class Calls:
     def send(self, call: Call, parts: list[Part], now: float) -> list[Effect]:
         """Send what a call that is no transfer sends."""
         self.open(call, now)
-        return self._send(call, parts)
+        return self.send_on(call, parts)
 
     def init(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
         """Send what an init of this rank sends."""
@@ -162,7 +135,7 @@ class Calls:
         wait, root = answer_time(call.timeout), min(options.group, default=0)
         rows = call.transfer.rows
         parts = self._directory.init(call.number, call.tensors, rows, wait, options, values=rank == root)
-        return self._send(call, parts)
+        return self.send_on(call, parts)
 
     def transfer(self, call: Call, now: float) -> list[Effect]:
         """Send what a push or pull sends, or hold it until its keys have room."""
@@ -173,7 +146,7 @@ class Calls:
     def finish(self, call: Call, now: float) -> list[Effect]:
         """Send a call's `last` message to the scheduler when all pushes so far have arrived at their servers."""
         self.open(call, now)
-        call.tensors = self._turns.tensors
+        call.tensors = self.turns.tensors
         return self._enter(call)
 
     def change(self, call: Call, now: float) -> list[Effect]:
@@ -185,30 +158,30 @@ class Calls:
 
     def limit(self, last: int | None, *, for_good: bool) -> list[Effect]:
         """Push nothing beyond a clock, for good or until there is another limit."""
-        return self._resume(tuple(self._turns.waiting)) if self._turns.limit(last, for_good=for_good) else []
+        return self.resume(tuple(self.turns.waiting)) if self.turns.limit(last, for_good=for_good) else []
 
     def _enter(self, call: Call) -> list[Effect]:
         """Send what a call sends, or hold it until its turn comes."""
-        call.held = self._turns.obstacle(call)
+        call.held = self.turns.obstacle(call)
         if call.held is None:
             return self._begin(call)
-        self._turns.hold(call)
+        self.turns.hold(call)
         return []
 
-    def _resume(self, keys: tuple[Key, ...]) -> list[Effect]:
+    def resume(self, keys: tuple[Key, ...]) -> list[Effect]:
         """Send the first held calls of keys that have room again."""
         effects: list[Effect] = []
-        look = list(keys) if self._turns.waiting else []
+        look = list(keys) if self.turns.waiting else []
         while look:
-            waiting = self._turns.waiting.get(look.pop())
+            waiting = self.turns.waiting.get(look.pop())
             if not waiting:
                 continue
             call = waiting[0]
             if call.number in self.encodings.calls or call.number in self._changing:
                 continue
-            call.held = self._turns.obstacle(call)
+            call.held = self.turns.obstacle(call)
             if call.held is None:
-                look += self._turns.release(call)
+                look += self.turns.release(call)
                 effects += self._begin(call)
         return effects
 
@@ -221,7 +194,7 @@ class Calls:
         if call.change is not None:
             self._changing.begin(call, call.change)
             return self._fence(call)
-        refusal = self._turns.refusal(call)
+        refusal = self.turns.refusal(call)
         if refusal is not None:
             return self.fail(call, refusal)
         pushes = call.pushes
@@ -236,7 +209,7 @@ class Calls:
             return self._exchange(call)
         self.encodings.calls[call.number] = call
         call.held = call.tensors[0][0]
-        self._turns.hold_others(call)
+        self.turns.hold_others(call)
         return [call.encode]
 
     def _exchange(self, call: Call) -> list[Effect]:
@@ -251,24 +224,25 @@ class Calls:
             ask_compressed(parts, call.tensors, call.compression.pull)
         if self._directory.keys.has_eager:
             return self._exchange_eagerly(call, parts)
-        return self._send(call, parts)
+        return self.send_on(call, parts)
 
     def _exchange_eagerly(self, call: Call, parts: list[Part]) -> list[Effect]:
         """Send what some servers answer before they are asked."""
         if call.pushes:
             outdated = self.ahead.drop(call.keys)
-            return outdated + self._send(call, parts) + self.ahead.follow(call)
+            return outdated + self.send_on(call, parts) + self.ahead.follow(call)
         parts, outdated = self.ahead.serve(call, parts)
-        return outdated + self._send(call, parts)
+        return outdated + self.send_on(call, parts)
 
-    def _send(self, call: Call, parts: list[Part]) -> list[Effect]:
+    def send_on(self, call: Call, parts: list[Part]) -> list[Effect]:
+        """Send parts of a call that is open; without any, and if it waits for nothing else, it is complete."""
         if self.whole or self._directory.keys.binds:
             self._bind_together(parts)
         ask = self.requests.ask
         effects: list[Effect] = [
             Send(part.peer, ask(call, part.peer, part), part.message, part.sends, part.priority) for part in parts
         ]
-        return effects if call.open else self._complete(call)
+        return effects if call.open else self.complete(call)
 
     def _bind_together(self, parts: list[Part]) -> None:
         """Let the pushes among these messages say that they count together."""
@@ -284,14 +258,14 @@ class Calls:
     def encoded(self, number: int, error: AiokvError | None) -> list[Effect]:
         """Send what was encoded, whether its caller still waits for it or not; or end the call with an error."""
         call = self.encodings.calls.pop(number)
-        keys = self._turns.release(call)
+        keys = self.turns.release(call)
         call.held = None
         effects: list[Effect] = []
         if error is None:
             effects = self._exchange(call)
         elif number in self._calls:
             effects = self.fail(call, error)
-        return effects + self._resume(tuple(keys))
+        return effects + self.resume(tuple(keys))
 
     def _fence(self, call: Call) -> list[Effect]:
         """Ask the servers what is answered at once, behind the pushes that they have not answered.
@@ -301,122 +275,16 @@ class Calls:
         message = m.GetRules(answer_time(call.timeout))
         behind = self.requests.ways_of_pushes()
         effects: list[Effect] = [self.requests.send(call, peer, message, priority) for peer, priority in behind]
-        return effects or self._complete(call)
+        return effects or self.complete(call)
 
     def _changed(self, call: Call) -> list[Effect]:
         """Send the calls that have waited for a change of their keys' policy which is over."""
-        return self._resume(tuple(self._changing.end(call)))
-
-    # --- answers ---
-
-    def answered(self, peer: Peer, request: int, message: m.Message, nbytes: int, now: float) -> list[Effect]:
-        """Take in the answer to a request of a call.
-
-        Raises:
-            ProtocolError: it was not asked, or by somebody else.
-        """
-        pending = self.requests.take(peer, request)
-        part = pending.part
-        effects: list[Effect] = []
-        freed: tuple[Key, ...] = ()
-        if part is None:
-            if type(message) is m.Met and isinstance(pending.message, m.Barrier):
-                # Also if nobody waits for it any longer.
-                self.meetings.passed(pending.message, message)
-        else:
-            # Not by `isinstance`, which takes five times as long to say no.
-            counted = type(message) is not m.Error or is_counted(message.code)
-            push = part.push
-            if push is not None and not counted:
-                self._directory.take_back(part)
-                # It waits for that push.
-                effects += self.ahead.drop([part.key])
-            if type(part.sends) is EncodedParts:
-                effects.append(self._settle(part, part.sends, counted=counted))
-            if push is not None and isinstance(message, (m.Value, m.Done)) and message.dropped:
-                push.dropped = message.dropped
-            freed = self._directory.answered(part)
-            if push is not None and push.dropped and freed:
-                self._count_dropped(pending.call, freed, push.dropped)
-            if part.bundle is not None and isinstance(message, m.Bundled):
-                self._directory.bundled(part.bundle, message.bundle)
-        call = self._calls.get(pending.call)
-        if call is not None:
-            call.open.pop(request)
-            effects += self._advance(call, peer, part, message, nbytes, now)
-        else:
-            effects += self.requests.let_go(pending)
-        return effects + self._resume(freed) if self._turns.waiting else effects
-
-    def _count_dropped(self, number: int, keys: tuple[Key, ...], reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + len(keys)
-        call = self._calls.get(number)
-        if call is not None:
-            call.result = {**(call.result or {}), **dict.fromkeys(keys, reason)}
-
-    def _settle(self, part: Part, sent: EncodedParts, *, counted: bool) -> Effect:
-        """Let go of what was encoded for a part."""
-        if not counted:
-            self.encodings.owe([part.key] if part.bundle is None else part.bundle.keys)
-        return Settle(sent, counted)
-
-    def go_on(self, peer: Peer, request: int, ask: Callable[[float], list[Part]], now: float) -> list[Effect]:
-        """Take an answer in, and ask what its call asks after that, if somebody still waits for it.
-
-        Raises:
-            ProtocolError: it was not asked, or by somebody else.
-        """
-        call = self._calls.get(self.requests.take(peer, request).call)
-        if call is None:
-            return []
-        del call.open[request]
-        return self._send(call, ask(answer_time(self.deadlines[call.number] - now)))
-
-    def _advance(
-        self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int, now: float
-    ) -> list[Effect]:
-        if part is not None and part.is_ahead:
-            if call.is_own:
-                return self.ahead.answered(call, part, message, nbytes)
-            if type(message) is m.Error and message.code == RoundTimeoutError.code:
-                left = max(0.0, self.deadlines[call.number] - now)
-                return self._send(call, [self.ahead.ask_again(part, answer_time(left))])
-        if type(message) is m.Error:
-            return self.fail(call, from_code(message.code, message.message, message.details))
-        # The length of a compressed difference is checked where it is decoded.
-        fits = not nbytes if part is None else part.fits(nbytes)
-        if not fits and not getattr(message, "codec", 0):
-            expected = 0 if part is None else part.nbytes
-            text = f"{call.what}: {self._label(peer)} answered {nbytes} bytes where {expected} were asked for"
-            return self.fail(call, ProtocolError(text))
-        if isinstance(message, m.Value) and part is not None:
-            self._directory.received(part, message.version)
-            if self._directory.keys.has_steps:
-                self._read(call, part, message.round)
-        elif not isinstance(message, m.Done):
-            call.keep(peer, part, message)
-        if call.open:
-            return []
-        return self._complete(call) if call.reads is None else self._read_again(call, call.reads)
-
-    def _read(self, call: Call, part: Part, number: Round) -> None:
-        lane = self._directory.read(part, number)
-        if lane is not None:
-            call.reads = call.reads or WholeReads()
-            call.reads.add(lane, part, number)
-
-    def _read_again(self, call: Call, reads: WholeReads) -> list[Effect]:
-        """Complete a call whose values are of one round, or ask again for the older ones."""
-        if reads.is_whole:
-            return self._complete(call)
-        if reads.is_hopeless:
-            self.torn_reads += 1
-            return self._complete(call)
-        return self._send(call, reads.again(min(PATIENCE, answer_time(call.timeout))))
+        return self.resume(tuple(self._changing.end(call)))
 
     # --- ends ---
 
-    def _complete(self, call: Call) -> list[Effect]:
+    def complete(self, call: Call) -> list[Effect]:
+        """End a call of which all is answered, or ask what comes after that."""
         if call.last is not None:
             message, call.last = call.last, None
             return self.ask_scheduler(call, message)
@@ -440,7 +308,7 @@ class Calls:
         self.deadlines.discard(call.number)
         effects: list[Effect] = [self.requests.release(call), *self.ahead.forget(call)]
         if call.held is not None and call.number not in self.encodings.calls:
-            effects += self._resume(tuple(self._turns.release(call)))
+            effects += self.resume(tuple(self.turns.release(call)))
         return effects + self._changed(call)
 
     def fail(self, call: Call, error: AiokvError) -> list[Effect]:
@@ -467,7 +335,7 @@ class Calls:
             if request.part is not None:
                 self._directory.answered(request.part)
                 if isinstance(request.part.sends, EncodedParts):
-                    effects.append(self._settle(request.part, request.part.sends, counted=True))
+                    effects.append(self.encodings.settle(request.part, request.part.sends, counted=True))
             call = self._calls.get(request.call)
             if call is not None:
                 call.open.pop(number)
@@ -498,7 +366,7 @@ class Calls:
         if call.number in self.encodings.calls:
             return CallTimeoutError(f"{call.what}: not compressed within {call.timeout:.3g} s; it will count")
         if call.held is not None:
-            return self._turns.late(call)
+            return self.turns.late(call)
         silent = dict.fromkeys(pending.peer for pending in map(self.requests.get, call.open) if pending is not None)
         names = " and ".join(self._label(peer) + self._outage(peer) for peer in silent)
         if SCHEDULER in silent and self.outage is not None:
@@ -513,7 +381,7 @@ class Calls:
         Raises:
             AssertionError: an invariant is broken.
         """
-        waiting_calls = self._turns.waiting
+        waiting_calls = self.turns.waiting
         for number, call in self._calls.items():
             assert number == call.number
             assert bool(call.open) == (call.held is None), "a call without open requests is held, or complete"

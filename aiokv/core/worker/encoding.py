@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiokv.core.compression import is_compressible
-from aiokv.core.effects import CallMemory, CallTensors, Encode, EncodedParts, Replica
+from aiokv.core.effects import CallMemory, CallTensors, Encode, EncodedParts, Replica, Settle
 from aiokv.core.keys import BUNDLE_START
 from aiokv.wire import messages as m
 
@@ -45,6 +45,12 @@ class Encodings:
         """Take note that something of keys is left that was not sent."""
         self._owing.update(dict.fromkeys(keys))
         self.begun = True
+
+    def settle(self, part: Part, sent: EncodedParts, *, counted: bool) -> Settle:
+        """Let go of what was encoded for a part."""
+        if not counted:
+            self.owe([part.key] if part.bundle is None else part.bundle.keys)
+        return Settle(sent, counted)
 
     def forget(self, keys: list[Key]) -> None:
         """The keys are no more."""

@@ -116,7 +116,7 @@ class Participation:
         Raises:
             ProtocolError: that was not asked.
         """
-        return self._calls.go_on(peer, request, self._directory.push_counts, now)
+        return self._calls.replies.go_on(peer, request, self._directory.push_counts, now)
 
     def gone_on(self, number: int, effects: list[Effect]) -> list[Effect]:
         """Count from what the servers have, if all of them have said it to the call of this number."""

@@ -97,6 +97,7 @@ class Session:
         self._directory = Directory(self.policy)
         self._standing = Standing(joiner, self._links, self._directory)
         self._calls = Calls(self._directory, self._standing.label, self._links.outage, max_open_pushes=max_open_pushes)
+        self._replies = self._calls.replies
         self._passing = Passing(self._calls)
         self._participation = Participation(joiner.name, self._standing, self._calls, self._directory)
         self._crossing = self._participation.crossing
@@ -161,12 +162,12 @@ class Session:
     @property
     def dropped(self) -> dict[str, int]:
         """How many contributions of this worker to a key count nowhere, by reason."""
-        return dict(self._calls.dropped)
+        return dict(self._replies.dropped)
 
     @property
     def torn_reads(self) -> int:
         """How many calls have got values that are not of one round, because rounds were made faster than read."""
-        return self._calls.torn_reads
+        return self._replies.torn_reads
 
     @property
     def reads_ahead(self) -> int:
@@ -218,7 +219,7 @@ class Session:
 
     def landing(self, request: int, nbytes: int) -> CallMemory | CallTensors | CallBuffer | Replica | None:
         """Return where the payload of an answer belongs; None when nobody waits for it any longer."""
-        return self._calls.landing(request, nbytes)
+        return self._replies.landing(request, nbytes)
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
@@ -251,7 +252,7 @@ class Session:
 
     def _step_answered(self, received: st.Received, now: float) -> list[Effect]:
         try:
-            return self._calls.answered(received.peer, received.request, received.message, received.nbytes, now)
+            return self._replies.answered(received.peer, received.request, received.message, received.nbytes, now)
         except ProtocolError as error:
             return self._look_around(self._cut(received.peer, error.message), now)
 
@@ -399,7 +400,7 @@ class Session:
             # Not by `isinstance`, which takes five times as long to say no.
             if type(message) is m.Entered:
                 return participation.entered(peer, request, now)
-            effects = self._calls.answered(peer, request, message, nbytes, now)
+            effects = self._replies.answered(peer, request, message, nbytes, now)
             if participation.going_on is not None:
                 effects = participation.gone_on(participation.going_on, effects)
             return effects if control.changing is None else control.changed(control.changing, effects)

@@ -323,4 +323,4 @@ def test_calls_of_a_key_keep_their_order_however_long_encoding_takes(steps: list
             assert message.sequence == pushed[message.key]
         elif isinstance(message, m.Pull):
             assert message.at_least == pushed[message.key]
-    assert not worker.machine._calls._turns.waiting
+    assert not worker.machine._calls.turns.waiting
