@@ -1,4 +1,4 @@
-"""A TCP proxy whose connections can be cut and held up."""
+"""A TCP proxy whose connections can be cut, held up, and left open without passing anything on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ PIECE = 64 * 1024
 """Most bytes that are passed on at a time."""
 
 
-@dataclass(slots=True)
-class Allowance:
-    """What a connection may still carry before it is cut."""
+@dataclass(slots=True, eq=False)
+class Way:
+    """One connection: what it may still carry before it is cut, and whether what it carries is lost."""
 
-    bytes: float
+    bytes: float = math.inf
+    loses: bool = False
 
 
 class Proxy:
@@ -47,7 +48,7 @@ class Proxy:
         self._cut_after = iter(cut_after)
         self._open = asyncio.Event()
         self._open.set()
-        self._passing: dict[asyncio.Task[None], None] = {}
+        self._passing: dict[asyncio.Task[None], Way] = {}
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -76,6 +77,12 @@ class Proxy:
         finally:
             self._open.set()
 
+    def lose(self) -> int:
+        """Lose all that comes over the connections that there are now, and leave them open; return how many."""
+        for way in self._passing.values():
+            way.loses = True
+        return len(self._passing)
+
     async def _end_all(self) -> int:
         passing = list(self._passing)
         for task in passing:
@@ -86,39 +93,41 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "the server makes a task for each connection"
-        self._passing[task] = None
+        way = self._passing[task] = Way()
         try:
             # It ends as a connection does: quietly, however that came.
             with contextlib.suppress(OSError, asyncio.CancelledError):
-                await self._connect(reader, writer)
+                await self._connect(way, reader, writer)
         finally:
             del self._passing[task]
             writer.transport.abort()
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connect(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.target is None:
             return
         far_reader, far_writer = await asyncio.open_connection(*self.target, limit=PIECE)
-        left = Allowance(next(self._cut_after, math.inf))
-        ways = [
-            asyncio.create_task(self._pass_on(reader, far_writer, left)),
-            asyncio.create_task(self._pass_on(far_reader, writer, left)),
+        way.bytes = next(self._cut_after, math.inf)
+        both = [
+            asyncio.create_task(self._pass_on(reader, far_writer, way)),
+            asyncio.create_task(self._pass_on(far_reader, writer, way)),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            self.cuts += left.bytes <= 0
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            self.cuts += way.bytes <= 0
         finally:
             # First, because who waits here may be cancelled once more.
             far_writer.transport.abort()
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: Allowance) -> None:
-        while left.bytes > 0 and (data := await reader.read(PIECE)):
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+        while way.bytes > 0 and (data := await reader.read(PIECE)):
             await self._open.wait()
-            if len(data) > left.bytes:
-                data = data[: int(max(0, left.bytes))]
-            left.bytes -= len(data)
+            if way.loses:
+                continue
+            if len(data) > way.bytes:
+                data = data[: int(max(0, way.bytes))]
+            way.bytes -= len(data)
             writer.write(data)
             await writer.drain()

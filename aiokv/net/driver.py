@@ -317,7 +317,8 @@ class Driver:
             max_queued_bytes=None if initiator else config.max_queued_bytes,
             segments=self._segments,
             checksum=self._checksum,
-            patience=config.call_timeout,
+            patience=config.death_timeout,
+            system_patience=config.call_timeout,
         )
 
     def _begin_to_connect(self, peer: Peer, host: str, port: int, delay: float) -> None:

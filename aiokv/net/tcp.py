@@ -9,11 +9,12 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from aiokv.addresses import format_address
-from aiokv.errors import AiokvError, ChecksumError, HandshakeError
+from aiokv.errors import AiokvError, ChecksumError
 from aiokv.net import tls
 from aiokv.net.link import Outgoing, detach
 from aiokv.net.shared import Segments, Sharing
 from aiokv.net.silence import end_when_silent
+from aiokv.net.watch import Watch
 from aiokv.wire.connection import Connection, goodbye
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
@@ -61,7 +62,8 @@ class Link(asyncio.BufferedProtocol):
             read can't fill the memory. Only for the side that answers: with both it would be a deadlock.
         segments: makes the memory that is shared with a peer on this host; None: none is.
         checksum: of every frame; None: there is none.
-        patience: after so many seconds without a sign of life of the other system the connection ends.
+        patience: after so many seconds without a sign of life of the other side the connection ends.
+        system_patience: the same for the systems at its ends, for which it is none that the other side does not read.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class Link(asyncio.BufferedProtocol):
         max_queued_bytes: int | None = None,
         segments: Segments | None = None,
         checksum: Checksum | None = None,
-        patience: float = 60.0,
+        patience: float = 10.0,
+        system_patience: float = 60.0,
     ) -> None:
         self.peer = peer
         self.initiator = initiator
@@ -93,10 +96,11 @@ class Link(asyncio.BufferedProtocol):
             limits=limits or Limits(),
             open_shared=None if segments is None or initiator else segments.open,
             checksum=checksum,
+            patience=patience,
             now=self._loop.time(),
         )
         self._transport: asyncio.Transport | None = None
-        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._watch = Watch(self._connection, self)
         self._queue: SendQueue[Outgoing] = SendQueue()
         self._queued_bytes = 0
         self._max_queued_bytes = max_queued_bytes
@@ -109,7 +113,7 @@ class Link(asyncio.BufferedProtocol):
         self._closed = False
         self._secured = False
         self._seals = checksum is not None
-        self._patience = patience
+        self._system_patience = system_patience
         self._flushing = False
         self._unwanted: memoryview | None = None
         """Where what comes while the connection is closed is received into."""
@@ -127,6 +131,16 @@ class Link(asyncio.BufferedProtocol):
         return self._queued_bytes
 
     @property
+    def unsent_bytes(self) -> int:
+        """How much lies in the transport, since the other side takes no more for now."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether what the other side sends is read."""
+        return self._reading
+
+    @property
     def pending_slot(self) -> int | None:
         """Slot of a payload that is only partly here."""
         return self._connection.pending_slot
@@ -140,15 +154,13 @@ class Link(asyncio.BufferedProtocol):
         endpoint = transport.get_extra_info("socket")
         if endpoint is not None and endpoint.family in (socket.AF_INET, socket.AF_INET6):
             endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            end_when_silent(endpoint, self._patience)
+            end_when_silent(endpoint, self._system_patience)
         # With no low mark, `resume_writing` says exactly when nothing of ours lies in the transport. A transport with
         # TLS would take an empty buffer for a full one if the high mark were none either.
         self._secured = stream.get_extra_info("sslcontext") is not None
         stream.set_write_buffer_limits(high=1 if self._secured else 0, low=0)
-        deadline = self._connection.deadline()
-        if deadline is not None:
-            self._handshake_timer = self._loop.call_at(deadline, self._handshake_late)
-        self._write_link_frames()
+        self._watch.begin()
+        self.write_link_frames()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the memory to receive into."""
@@ -157,6 +169,7 @@ class Link(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take in what was received."""
         if self._closed:
+            self._connection.heard()
             return
         was_established = self._connection.established
         try:
@@ -166,9 +179,9 @@ class Link(asyncio.BufferedProtocol):
             self._deliver(self._connection.undelivered)
             self.refuse(self._from_whom(error))
             return
-        self._write_link_frames()
+        self.write_link_frames()
         if not was_established and self._connection.established:
-            self._stop_handshake_timer()
+            self._watch.established()
             self._owner.link_up(self)
         self._sharing.received()
         self._deliver(frames)
@@ -184,7 +197,7 @@ class Link(asyncio.BufferedProtocol):
         """Give back everything that was queued and report."""
         self._closed = True
         self._transport = None
-        self._stop_handshake_timer()
+        self._watch.end()
         if self._lingering is not None:
             self._lingering.cancel()
         self._sharing.close()
@@ -214,6 +227,8 @@ class Link(asyncio.BufferedProtocol):
             return str(self._error)
         if self._secured and self.initiator and not self.established:
             return tls.UNHEARD
+        if self._connection.gone:
+            return self._connection.gone
         return str(exc) if exc else "connection closed"
 
     def pause_writing(self) -> None:
@@ -360,6 +375,12 @@ class Link(asyncio.BufferedProtocol):
             self._end(self._transport)
         self._closed = True
 
+    def write_link_frames(self) -> None:
+        """Write what the connection itself has to say."""
+        data = self._connection.data_to_send()
+        if data and self._transport is not None and not self._closed:
+            self._transport.write(data)
+
     def abort(self) -> None:
         """Close at once."""
         self._closed = True
@@ -386,7 +407,7 @@ class Link(asyncio.BufferedProtocol):
     def _consider_sharing(self, nbytes: int) -> None:
         """Offer shared memory to a peer on this host when the first large payload comes along."""
         if self._transport is not None and self._sharing.offer(nbytes, self._transport):
-            self._write_link_frames()
+            self.write_link_frames()
 
     def _must_wait(self, outgoing: Outgoing) -> bool:
         """Say whether a frame waits for room in the shared memory.
@@ -411,29 +432,10 @@ class Link(asyncio.BufferedProtocol):
             batch = [self._backlog.popleft() for _ in range(min(BATCH, len(self._backlog)))]
             self._owner.frames_received(self, batch)
 
-    def _write_link_frames(self) -> None:
-        data = self._connection.data_to_send()
-        if data and self._transport is not None:
-            self._transport.write(data)
-
-    def _handshake_late(self) -> None:
-        deadline = self._connection.deadline()
-        if deadline is None:
-            return
-        try:
-            # The timer of a loop may fire a rounding error too early.
-            self._connection.handle_timeout(max(deadline, self._loop.time()))
-        except HandshakeError as error:
-            self.refuse(error)
-
-    def _stop_handshake_timer(self) -> None:
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
-            self._handshake_timer = None
-
     def _empty(self) -> None:
         if self._transport is None or self._transport.get_write_buffer_size():
             return
+        self._watch.emptied = True
         written, self._written = self._written, []
         self._written_bytes = 0
         for outgoing in written:

@@ -6,12 +6,14 @@ messages in their order. After that every frame type is allowed but those.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from aiokv.errors import AiokvError, HandshakeError, ProtocolError, from_code
 from aiokv.wire.auth import Handshake
 from aiokv.wire.frames import HEADER_BYTES, Checksum, by_reference, encode_frame, seal
 from aiokv.wire.limits import DEFAULT_LIMITS, Limits
+from aiokv.wire.liveness import Liveness
 from aiokv.wire.messages import (
     FRAME_TYPES,
     TYPE_OF,
@@ -20,6 +22,8 @@ from aiokv.wire.messages import (
     Goodbye,
     Hello,
     Message,
+    Ping,
+    Pong,
     Proof,
     Share,
     Shared,
@@ -33,6 +37,9 @@ MAX_REASON_BYTES: Final = 1024
 
 _TYPE_AT: Final = 5
 """Place of the frame type in a header."""
+
+_PING: Final = encode_frame(Ping())
+_PONG: Final = encode_frame(Pong())
 
 _HANDSHAKE_TYPES: Final = frozenset(TYPE_OF[cls] for cls in (Hello, Challenge, Proof, Welcome))
 _OPEN_TYPES: Final = frozenset(FRAME_TYPES) - _HANDSHAKE_TYPES
@@ -56,6 +63,7 @@ class Connection:
         limits: what the peer may announce.
         open_shared: opens memory that the peer names; None: this side takes none.
         checksum: of every frame but those of the link itself; None: there is none. The same on both sides.
+        patience: after so many seconds of silence, a quarter more at most, the peer is `gone`; see `watch`.
         now: the current time in seconds on the clock of `handle_timeout`.
 
     Raises:
@@ -68,6 +76,7 @@ class Connection:
         "_handshake",
         "_handshake_bytes",
         "_limits",
+        "_liveness",
         "_offered",
         "_open_shared",
         "_outgoing",
@@ -86,10 +95,12 @@ class Connection:
         limits: Limits = DEFAULT_LIMITS,
         open_shared: Open | None = None,
         checksum: Checksum | None = None,
+        patience: float = math.inf,
         now: float,
     ) -> None:
         self._limits = limits
-        self._deadline = now + limits.handshake_seconds
+        self._liveness = Liveness(patience)
+        self._deadline: float | None = now + limits.handshake_seconds
         self._handshake = Handshake(initiator=initiator, cluster=cluster, token=token, nonce=nonce)
         self._handshake_bytes = 0
         self._receiver = Receiver(land, limits, self._receive_link, checksum)
@@ -138,6 +149,7 @@ class Connection:
             ProtocolError: the peer broke the protocol, or the connection has failed before.
             AiokvError: the peer closes the connection and says why, with the class of its reason.
         """
+        self._liveness.heard = True
         frames = self._receiver.buffer_updated(nbytes)
         freed = None if self._shared is None else self._shared.freed()
         if freed is not None:
@@ -150,17 +162,24 @@ class Connection:
         return outgoing
 
     def deadline(self) -> float | None:
-        """Return when `handle_timeout` wants to be called; None when established."""
-        return None if self.established else self._deadline
+        """Return when `handle_timeout` wants to be called; None when established and not watched."""
+        return self._deadline
 
     def handle_timeout(self, now: float) -> None:
-        """Give up if the peer is not authenticated in time.
+        """Give up if the peer is not authenticated in time; later, see whether it is still there.
+
+        Look at `data_to_send` and `gone` afterwards.
 
         Raises:
             HandshakeError: it is not; the message names what was missing.
         """
+        if self._deadline is None or now < self._deadline:
+            return
         expected = self._handshake.expected
-        if expected is None or now < self._deadline:
+        if expected is None:
+            if self._liveness.look():
+                self._outgoing += _PING
+            self.watch(now)
             return
         error = HandshakeError(
             f"no {expected.__name__} from the peer within {self._limits.handshake_seconds:g} s: "
@@ -169,6 +188,23 @@ class Connection:
         )
         self._receiver.stop(error.message)
         raise error
+
+    # --- whether the peer is still there ---
+
+    def watch(self, now: float) -> None:
+        """See from now on whether an authenticated peer is still there."""
+        self._deadline = now + self._liveness.interval
+
+    def heard(self) -> None:
+        """Take note of a sign of life besides what was received: the peer's system has taken data that waited, say."""
+        self._liveness.heard = True
+
+    @property
+    def gone(self) -> str:
+        """What tells that the peer is not there any longer; empty while it may be. There is no use to say goodbye."""
+        return str(self._liveness) if self._liveness.is_over else ""
+
+    # --- frames ---
 
     def discard(self, request: int) -> None:
         """Give back the landing of the frame being received if it has this request id; see `Receiver.discard`."""
@@ -245,6 +281,12 @@ class Connection:
         match message:
             case Goodbye():
                 raise from_code(message.code, f"the peer closed the connection: {message.reason}", {})
+            case Ping():
+                # One answer does for all that come at once: nobody can make this side send more than it receives.
+                if not self._outgoing.endswith(_PONG):
+                    self._outgoing += _PONG
+            case Pong():
+                pass
             case Share():
                 self._take_share(message)
             case Shared():
@@ -271,6 +313,7 @@ class Connection:
         limits = self._limits
         expected = self._handshake.expected
         if expected is None:
+            self._deadline = None
             self._receiver.admit(_OPEN_TYPES, limits.max_control_bytes, limits.max_payload_bytes)
             return
         left = limits.max_handshake_bytes - self._handshake_bytes - HEADER_BYTES

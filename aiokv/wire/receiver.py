@@ -35,6 +35,8 @@ from aiokv.wire.messages import (
     Goodbye,
     Hello,
     Message,
+    Ping,
+    Pong,
     Proof,
     Share,
     Shared,
@@ -47,7 +49,9 @@ if TYPE_CHECKING:
     from aiokv.wire.shared import SharedMemory
 
 SCRATCH_BYTES: Final = 64 * 1024
-LINK_TYPES: Final = frozenset(TYPE_OF[cls] for cls in (Hello, Challenge, Proof, Welcome, Goodbye, Share, Shared, Freed))
+LINK_TYPES: Final = frozenset(
+    TYPE_OF[cls] for cls in (Hello, Challenge, Proof, Welcome, Goodbye, Ping, Pong, Share, Shared, Freed)
+)
 """Frame types that concern the connection itself: its owner may take them out of the stream."""
 
 

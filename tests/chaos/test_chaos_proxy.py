@@ -75,6 +75,26 @@ async def test_connection_without_a_target_is_ended() -> None:
         writer.close()
 
 
+async def test_connections_that_lose_everything_stay_open_and_new_ones_lose_nothing(echo: tuple[str, int]) -> None:
+    async with Proxy() as proxy:
+        proxy.target = echo
+        reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+        writer.write(b"before")
+        assert await reader.readexactly(6) == b"before"
+        assert proxy.lose() == 1
+        writer.write(b"lost")
+        answer = asyncio.create_task(reader.read(1))
+        other_reader, other_writer = await asyncio.open_connection(proxy.host, proxy.port)
+        other_writer.write(b"after")
+        assert await other_reader.readexactly(5) == b"after"
+        assert not answer.done()
+        assert proxy.lose() == 2
+        answer.cancel()
+        for each in (writer, other_writer):
+            each.close()
+            await each.wait_closed()
+
+
 async def test_connections_are_cut_after_the_bytes_that_were_asked_for_in_their_order(echo: tuple[str, int]) -> None:
     """Each byte counts on its way there and on its way back."""
     async with Proxy(cut_after=[7, 0]) as proxy:

@@ -60,6 +60,30 @@ async def test_call_over_a_connection_that_is_half_open_ends_in_time_and_counts_
         np.testing.assert_array_equal(await kv.pull("w"), np.full(3, 2))
 
 
+@pytest.mark.parametrize("shared_memory", ["auto", "off"])
+async def test_connections_that_are_open_but_lose_everything_are_made_again_long_before_calls_give_up(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, shared_memory: str
+) -> None:
+    """Nobody says that the way between a worker and a server is gone, and the scheduler hears from both."""
+    waits = {"heartbeat": 0.1, "death_timeout": 1.5, "call_timeout": 100.0, "join_timeout": 100.0}
+    settings: dict[str, Any] = {"workers": 2, "servers": 2, "shared_memory": shared_memory, **waits}
+    async with flaky_cluster(cluster, monkeypatch, seed=1, cuts=0, **settings) as (running, proxies):
+        await running.each(lambda kv: kv.init("w", np.zeros(100_000, np.float32)))
+        await running.each(lambda kv: kv.set_optimizer("accumulate"))
+        for step in (1, 2):
+            # In the second step while the push is under way.
+            pushes = asyncio.create_task(running.each(lambda kv: kv.push("w", np.ones(100_000, np.float32))))
+            if step == 2:
+                await asyncio.sleep(0)
+            assert sum(proxy.lose() for proxy in proxies) > 0
+            # The time-out of the test is shorter than that of calls.
+            await pushes
+            for value in await running.each(lambda kv: kv.pull("w")):
+                np.testing.assert_array_equal(np.unique(value), [2 * step])
+        assert all(kv.reconnects for kv in running.workers)
+        assert all(server.store.open_slots == 0 for server in running.servers)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
 async def test_the_system_ends_connections_to_machines_that_have_vanished(cluster: MakeCluster) -> None:
     """What it sends is not confirmed any longer; here that can only be asked for, since no machine can vanish."""

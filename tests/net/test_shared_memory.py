@@ -486,3 +486,18 @@ class Offers:
 
     def unshare(self) -> None:
         pass
+
+
+async def test_nothing_is_asked_over_a_connection_that_is_being_closed() -> None:
+    async with pair() as (link, near, other, _):
+        assert other._transport is not None
+        other._transport.pause_reading()
+        link.close()
+        # The first look still finds what has come before.
+        for _ in range(2):
+            deadline = link._connection.deadline()
+            assert deadline is not None
+            link._watch._passed(deadline)
+        assert not near.down.is_set()
+        other._transport.resume_reading()
+        await near.down.wait()

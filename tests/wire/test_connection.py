@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,8 @@ from aiokv.wire.messages import (
     Heartbeat,
     Hello,
     Message,
+    Ping,
+    Pong,
     Proof,
     Pull,
     Push,
@@ -58,8 +61,10 @@ def initiator(
     token: bytes = TOKEN,
     nonce: bytes = NONCE_I,
     limits: Limits = DEFAULT_LIMITS,
+    patience: float = math.inf,
 ) -> Connection:
-    return Connection(initiator=True, cluster=cluster, token=token, nonce=nonce, land=land, limits=limits, now=100.0)
+    settings: dict[str, Any] = {"cluster": cluster, "token": token, "limits": limits, "patience": patience}
+    return Connection(initiator=True, nonce=nonce, land=land, now=100.0, **settings)
 
 
 def listener(
@@ -68,8 +73,10 @@ def listener(
     token: bytes = TOKEN,
     nonce: bytes = NONCE_L,
     limits: Limits = DEFAULT_LIMITS,
+    patience: float = math.inf,
 ) -> Connection:
-    return Connection(initiator=False, cluster=cluster, token=token, nonce=nonce, land=land, limits=limits, now=100.0)
+    settings: dict[str, Any] = {"cluster": cluster, "token": token, "limits": limits, "patience": patience}
+    return Connection(initiator=False, nonce=nonce, land=land, now=100.0, **settings)
 
 
 def feed(connection: Connection, data: bytes, sizes: Iterable[int] = ()) -> list[Frame]:
@@ -373,10 +380,95 @@ def test_nothing_is_accepted_after_the_time_out() -> None:
         second.get_buffer()
 
 
-def test_an_established_connection_has_no_time_out() -> None:
+def test_an_established_connection_has_no_time_out_before_it_is_watched() -> None:
     first, _ = established()
     first.handle_timeout(1e9)
     assert first.established
+    assert (first.gone, first.data_to_send()) == ("", b"")
+
+
+# --- whether the other side is still there ---
+
+
+def watched() -> tuple[Connection, Connection]:
+    """Return two ends that look every second, from time 1000 on."""
+    first, second = initiator(patience=4.0), listener(patience=4.0)
+    join(first, second)
+    for end in (first, second):
+        end.watch(1000.0)
+    return first, second
+
+
+def test_a_connection_is_looked_at_four_times_in_its_patience() -> None:
+    first, _ = watched()
+    assert first.deadline() == 1001.0
+    first.handle_timeout(1000.9)
+    assert first.deadline() == 1001.0
+    first.handle_timeout(1003.0)
+    assert first.deadline() == 1004.0
+
+
+def test_nothing_is_asked_while_something_comes() -> None:
+    first, second = watched()
+    for second_passed in range(1, 20):
+        feed(first, encode_frame(Done(), second_passed))
+        first.handle_timeout(1000.0 + second_passed)
+        assert (first.data_to_send(), first.gone) == (b"", "")
+    assert second.data_to_send() == b""
+
+
+def test_a_peer_that_is_asked_answers_and_lives() -> None:
+    first, second = watched()
+    first.handle_timeout(1001.0)
+    assert first.data_to_send() == b"", "the handshake was heard since"
+    for second_passed in range(2, 21):
+        first.handle_timeout(1000.0 + second_passed)
+        # At every other look: the answer was heard at the next one.
+        asked = first.data_to_send()
+        assert asked == (encode_frame(Ping()) if second_passed % 2 == 0 else b"")
+        assert feed(second, asked) == []
+        assert feed(first, second.data_to_send()) == []
+        assert first.gone == ""
+
+
+def test_a_peer_that_does_not_answer_is_gone_after_the_patience() -> None:
+    first, _ = watched()
+    asked = []
+    for second_passed in range(1, 5):
+        first.handle_timeout(1000.0 + second_passed)
+        asked.append(first.data_to_send() == encode_frame(Ping()))
+        assert first.gone == ""
+    first.handle_timeout(1005.0)
+    assert asked == [False, True, True, True]
+    assert first.data_to_send() == b""
+    assert first.gone == "nothing has come from the other side for 4 s, and no answer to a ping"
+
+
+def test_looks_that_were_missed_are_no_silence() -> None:
+    """Whoever stood still for a minute has not listened, and looks once for that time."""
+    first, second = watched()
+    first.handle_timeout(1001.0)
+    first.handle_timeout(1060.0)
+    assert first.gone == ""
+    feed(second, first.data_to_send())
+    feed(first, second.data_to_send())
+    first.handle_timeout(1061.0)
+    assert (first.gone, first.data_to_send()) == ("", b"")
+
+
+def test_what_else_shows_that_the_peer_is_there_counts_as_well() -> None:
+    first, _ = watched()
+    for second_passed in range(1, 20):
+        first.heard()
+        first.handle_timeout(1000.0 + second_passed)
+    assert (first.gone, first.data_to_send()) == ("", b"")
+
+
+def test_pings_that_come_together_are_answered_once() -> None:
+    first, second = watched()
+    assert feed(second, 100 * encode_frame(Ping())) == []
+    assert second.data_to_send() == encode_frame(Pong())
+    assert feed(first, encode_frame(Pong())) == [], "also one that was not asked for"
 
 
 # --- the end ---

@@ -38,6 +38,17 @@ class Goodbye(Message):
     reason: str
 
 
+# --- whether the other side is still there; see `wire.liveness` ---
+
+
+class Ping(Message):
+    """Asks for a `Pong`: this side has heard nothing for a while."""
+
+
+class Pong(Message):
+    """This side is there."""
+
+
 # --- shared memory, between two processes of one host; see `wire.shared` ---
 
 
