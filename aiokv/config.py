@@ -9,6 +9,7 @@ comes in, so that a mistake is reported with the place it came from. Times are s
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -293,15 +294,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Check what no value can say alone."""
         self._check_timeouts()
         if self.role is Role.SCHEDULER:
-            self._check_members()
+            self.check_workers()
+            self.check_replication()
+            self.check_places()
         self._check_tls()
-        checkpoints = self.checkpoint_every or self.checkpoint_seconds or self.resume == "latest"
-        if checkpoints and not self.checkpoint_folder:
-            raise ConfigError(
-                "checkpoint_every, checkpoint_seconds and resume = 'latest' need checkpoint_folder, the place of "
-                "checkpoints",
-                key="checkpoint_folder",
-            )
+        self._check_checkpoints()
+
+    def _check_checkpoints(self) -> None:
+        wishes = {
+            "checkpoint_every": self.checkpoint_every,
+            "checkpoint_seconds": self.checkpoint_seconds,
+            "resume": "latest" if self.resume == "latest" else "",
+        }
+        got = " and ".join(f"{name} = {value!r}" for name, value in wishes.items() if value)
+        if got and not self.checkpoint_folder:
+            text = "without checkpoint_folder: set it to a path or an address where all nodes find the checkpoints"
+            raise ConfigError(f"got {got} {text}", key="checkpoint_folder", got=got)
 
     def _check_timeouts(self) -> None:
         if not 0 < self.heartbeat < self.death_timeout < self.call_timeout <= self.join_timeout:
@@ -326,15 +334,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _shown(self, names: Sequence[str]) -> str:
         return ", ".join(f"{name} = {getattr(self, name):g}" for name in names)
 
-    def _check_members(self) -> None:
+    def check_workers(self) -> None:
+        """Check that the number of workers lies between its limits; called as `check_replication` is.
+
+        Raises:
+            ConfigError: there are too few, or too many.
+        """
         if self.min_workers > self.num_workers:
             text = f"min_workers = {self.min_workers} is more than num_workers = {self.num_workers}"
             raise ConfigError(text, expected=self.num_workers, got=self.min_workers)
         if 0 < self.max_workers < self.num_workers:
             text = f"max_workers = {self.max_workers} is less than num_workers = {self.num_workers}"
             raise ConfigError(text, expected=self.num_workers, got=self.max_workers)
-        self.check_replication()
-        self.check_places()
 
     def _check_tls(self) -> None:
         if self.uses_tls and not self.tls_ca:
@@ -518,7 +529,9 @@ def _build(merged: Layer) -> Config:
     try:
         return Config(**values)
     except ConfigError as error:
-        origins = ", ".join(
-            f"{name} from {merged[name][1]}" for name in (*_TIMEOUTS, "respawn_timeout") if name in merged
-        )
-        raise ConfigError(f"{error.message} ({origins}; the others are defaults)", **error.details) from None
+        named = [name for name in _FIELDS if re.search(rf"\b{name} = ", error.message)]
+        origins = [f"{name} from {merged[name][1]}" for name in named if name in merged]
+        if not origins:
+            raise
+        others = "; the others are defaults" if len(origins) < len(named) else ""
+        raise ConfigError(f"{error.message} ({', '.join(origins)}{others})", **error.details) from None

@@ -249,6 +249,22 @@ def test_scenario_63_time_outs_that_contradict_each_other_are_refused() -> None:
     )
 
 
+def test_error_about_several_settings_says_where_each_comes_from() -> None:
+    text = problem({"AIOKV_NUM_WORKERS": "4"}, role=Role.SCHEDULER, max_workers=2)
+    assert text.endswith(" (num_workers from AIOKV_NUM_WORKERS, max_workers from argument 'max_workers')")
+    text = problem(role=Role.SCHEDULER, max_workers=2, num_workers=4, on_worker_loss="shrink")
+    assert "on_worker_loss" not in text
+    assert problem(tls_cert="cert.pem", tls_ca="ca.pem").endswith("give both, or none of them")
+
+
+def test_checkpoints_need_a_place() -> None:
+    assert problem({"AIOKV_RESUME": "latest"}, checkpoint_every=3) == (
+        "got checkpoint_every = 3 and resume = 'latest' without checkpoint_folder: set it to a path or an address "
+        "where all nodes find the checkpoints "
+        "(checkpoint_every from argument 'checkpoint_every', resume from AIOKV_RESUME)"
+    )
+
+
 def test_calls_have_to_outlast_the_wait_for_a_respawned_worker() -> None:
     text = problem({"AIOKV_RESPAWN_TIMEOUT": "51"}, on_worker_loss="respawn")
     assert "death_timeout + respawn_timeout <= call_timeout must hold" in text
@@ -369,7 +385,7 @@ def test_what_is_no_name_of_a_module_is_refused(text: str) -> None:
     ids=lambda each: str(*each),
 )
 def test_checkpoints_need_a_folder(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="need checkpoint_folder"):
+    with pytest.raises(ConfigError, match="without checkpoint_folder"):
         load_config(environ={}, **settings)
     assert load_config(environ={}, checkpoint_folder="/ck", **settings).checkpoint_folder == "/ck"
 

@@ -38,15 +38,15 @@ def facts_of(found: Found) -> dict[str, Any]:
     }
 
 
-def print_checkpoints(found: Sequence[Found], *, as_json: bool) -> None:
-    """Print checkpoints, one a line."""
+def print_checkpoints(found: Sequence[Found], folder: str, *, as_json: bool) -> None:
+    """Print the checkpoints of a folder, one a line."""
     all_facts = [facts_of(each) for each in found]
     if as_json:
         for facts in all_facts:
             click.echo(json.dumps(facts))
         return
     if not all_facts:
-        click.echo("there are no checkpoints")
+        click.echo(f"there are no checkpoints in {folder}")
         return
     console = Console(highlight=False)
     if not console.is_terminal:

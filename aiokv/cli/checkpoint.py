@@ -25,7 +25,7 @@ def list_checkpoints(*, folder: str, as_json: bool) -> None:
     from aiokv.checkpoint.folder import find_checkpoints
     from aiokv.checkpoint.table import print_checkpoints
 
-    print_checkpoints(find_checkpoints(folder), as_json=as_json)
+    print_checkpoints(find_checkpoints(folder), folder, as_json=as_json)
 
 
 @checkpoint.command("verify")
@@ -34,13 +34,15 @@ def list_checkpoints(*, folder: str, as_json: bool) -> None:
 def verify_checkpoints(*, folder: str, as_json: bool) -> None:
     """Read all files of the checkpoints in a folder, or of one, and compare them with their checksums.
 
-    The exit code is 1 if one is damaged.
+    The exit code is 1 if one is damaged, or if none is complete.
     """
     from aiokv.checkpoint.folder import find_checkpoints, verified
     from aiokv.checkpoint.table import print_checkpoints
 
     found = [verified(each) for each in find_checkpoints(folder)]
-    print_checkpoints(found, as_json=as_json)
+    print_checkpoints(found, folder, as_json=as_json)
     damaged = [each.name for each in found if each.problem]
     if damaged:
         finish(1, f"damaged: {', '.join(damaged)}")
+    if not any(each.is_complete for each in found):
+        finish(1, f"there is no complete checkpoint in {folder}")

@@ -116,7 +116,9 @@ def server(*, as_json: bool, plugins: tuple[str, ...], **settings: Any) -> None:
 
 def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
     """Run a scheduler or server to its end, and leave with its exit code."""
+    import atexit
     import contextlib
+    import gc
     import logging
 
     from aiokv.launch import descriptors
@@ -124,6 +126,8 @@ def _run_node(node: Node, config: Config, task: str, *, as_json: bool) -> None:
     from aiokv.launch.serve import serve
     from aiokv.net import runner
 
+    # Python looks for garbage once more at its end, which nobody needs: after Numba it takes longer than all else.
+    atexit.register(gc.freeze)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with writing_events(sys.stdout) if as_json else contextlib.nullcontext():
         missing = descriptors.make_room(config.max_connections)

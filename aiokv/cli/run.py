@@ -156,6 +156,8 @@ def run(
     resume = resume or ("latest" if resumes else None)
     config = load_config(environ=environ, plugins=plugins or None, resume=resume, **settings)
     servers = config.num_workers if config.colocate else config.num_servers
+    if join is None:
+        config.check_workers()
     config.check_replication(servers)
     config.check_places(servers)
     environ |= _shared_settings(config, settings["config"])

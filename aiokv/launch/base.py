@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.addresses import format_address
 from aiokv.errors import ConfigError
+from aiokv.launch.signals import END_AT_ONCE
 from aiokv.launch.supervisor import Recovery
 from aiokv.types import Role
 
@@ -39,6 +41,14 @@ SSH = "ssh -o BatchMode=yes {host}"
 def node_command(role: Role) -> list[str]:
     """Return the command line of this package's own scheduler or server."""
     return [sys.executable, "-m", "aiokv", role.value, *(["--json"] if role is Role.SCHEDULER else [])]
+
+
+def asking(role: Role) -> signal.Signals:
+    """Return the signal that asks a node to end, when all of them are to end.
+
+    A server that gets SIGTERM would try to hand over what it has, to servers that end too.
+    """
+    return END_AT_ONCE if role is Role.SERVER else signal.SIGTERM
 
 
 def unique_cluster() -> str:

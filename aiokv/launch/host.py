@@ -17,7 +17,10 @@ import msgspec
 
 from aiokv.errors import ConfigError
 from aiokv.launch import scratch
+from aiokv.launch.base import asking
 from aiokv.launch.remote import Order
+from aiokv.launch.signals import END_AT_ONCE
+from aiokv.types import Role
 
 GRACE = 2.0
 """Seconds that a node has to end when it is asked to."""
@@ -33,18 +36,20 @@ def run(order: Order) -> int:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    threading.Thread(target=_end_with_stdin, args=(node,), daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: _signal(node, signal.SIGTERM))
+    role = order.environ.get("AIOKV_ROLE")
+    ask = signal.SIGTERM if role is None else asking(Role(role))
+    threading.Thread(target=_end_with_stdin, args=(node, ask), daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, END_AT_ONCE):
+        signal.signal(number, lambda number, _frame: _signal(node, signal.SIGTERM if number == signal.SIGTERM else ask))
     code = node.wait()
     _signal(node, signal.SIGKILL)
     return 128 - code if code < 0 else code
 
 
-def _end_with_stdin(node: subprocess.Popen[bytes]) -> None:
+def _end_with_stdin(node: subprocess.Popen[bytes], ask: signal.Signals) -> None:
     while os.read(0, 4096):
         pass
-    _signal(node, signal.SIGTERM)
+    _signal(node, ask)
     with contextlib.suppress(subprocess.TimeoutExpired):
         node.wait(GRACE)
     _signal(node, signal.SIGKILL)

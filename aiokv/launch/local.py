@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiokv.addresses import format_address, is_wildcard
 from aiokv.launch import scratch
-from aiokv.launch.base import Launcher, count
+from aiokv.launch.base import Launcher, asking, count
 from aiokv.launch.process import NodeProcess
 from aiokv.launch.remote import command_line, make_order
 from aiokv.launch.signals import handle_signals
@@ -289,7 +289,7 @@ class LocalLauncher(Launcher):
             if self._supervisor.phase in (Phase.ENDING, Phase.RESUMING):
                 return
             role = self._roles[name]
-            node = self._nodes[name] = NodeProcess(name, self._on_line, self._on_exit)
+            node = self._nodes[name] = NodeProcess(name, self._on_line, self._on_exit, ask=asking(role))
             self._started.append(node)
             try:
                 environ = job.environment(name, role, self._environ, self._address)

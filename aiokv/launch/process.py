@@ -30,10 +30,16 @@ class NodeProcess(asyncio.SubprocessProtocol):
         on_line: called with name, stream and a whole line.
         on_exit: called with name and exit code (negative: the signal that killed it) when the process has ended. What
             it started itself may live on until `end` is done, and lines may follow.
+        ask: the signal that asks the process to end. Windows knows one only.
     """
 
     def __init__(
-        self, name: str, on_line: Callable[[str, Stream, bytes], None], on_exit: Callable[[str, int], None]
+        self,
+        name: str,
+        on_line: Callable[[str, Stream, bytes], None],
+        on_exit: Callable[[str, int], None],
+        *,
+        ask: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.name = name
         self.last_error_line = ""
@@ -41,6 +47,7 @@ class NodeProcess(asyncio.SubprocessProtocol):
         """Set when the process has ended and its streams are read to their ends."""
         self._on_line = on_line
         self._on_exit = on_exit
+        self._ask = ask
         self._splitters = {fd: LineSplitter() for fd in _STREAMS}
         self._exited = asyncio.Event()
         self._group_gone = False
@@ -120,7 +127,7 @@ class NodeProcess(asyncio.SubprocessProtocol):
         """
         if await self._ends_within(settle):
             return True
-        self._signal(ask=True)
+        self._signal(self._ask)
         if await self._ends_within(grace):
             return True
         self.kill()
@@ -129,7 +136,7 @@ class NodeProcess(asyncio.SubprocessProtocol):
 
     def kill(self) -> None:
         """Kill the process and all that it started."""
-        self._signal(ask=False)
+        self._signal(None)
 
     def close(self) -> None:
         """Let go of the process and its streams; kill what is left of it."""
@@ -137,10 +144,10 @@ class NodeProcess(asyncio.SubprocessProtocol):
         if self._transport:
             self._transport.close()
 
-    def _signal(self, *, ask: bool) -> None:
+    def _signal(self, ask: signal.Signals | None) -> None:
         # A group that is gone is never signalled again: the system may have given its number to somebody else.
         if not self._group_gone and self.pid:
-            self._group_gone = not _signal_group(self.pid, ask=ask)
+            self._group_gone = not _signal_group(self.pid, ask)
 
     async def _ends_within(self, seconds: float) -> bool:
         deadline = asyncio.get_running_loop().time() + seconds
@@ -164,9 +171,9 @@ if sys.platform == "win32":
     def _own_group() -> dict[str, Any]:
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 
-    def _signal_group(pid: int, *, ask: bool) -> bool:
+    def _signal_group(pid: int, ask: signal.Signals | None) -> bool:
         try:
-            if ask:
+            if ask is not None:
                 os.kill(pid, signal.CTRL_BREAK_EVENT)
             else:
                 subprocess.run(["taskkill", "/T", "/F", "/PID", str(pid)], capture_output=True, check=False)
@@ -184,9 +191,9 @@ else:
         # A session of its own is out of reach of the terminal's Ctrl-C: the launcher decides what that means.
         return {"start_new_session": True}
 
-    def _signal_group(pid: int, *, ask: bool) -> bool:
+    def _signal_group(pid: int, ask: signal.Signals | None) -> bool:
         try:
-            os.killpg(pid, signal.SIGTERM if ask else signal.SIGKILL)
+            os.killpg(pid, ask or signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return False
         return True

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from aiokv.launch.signals import handle_signals
+from aiokv.launch.signals import END_AT_ONCE, handle_signals
 from aiokv.launch.supervisor import EXIT_SIGNAL_BASE, Outcome
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ async def serve(node: Node, announce: Callable[[], None]) -> Outcome:
 
     A node that a signal ended has not done its work, so its exit code says so, as a shell would: 128 + the signal.
     There is no reason then: who sent the signal knows it. SIGTERM lets a server leave in good order first, if others
-    can go on with what it has; a second signal does not wait for that.
+    can go on with what it has; a second signal does not wait for that, nor does `signals.END_AT_ONCE`, which counts as
+    SIGTERM otherwise.
 
     Args:
         node: the node, not yet started.
@@ -56,11 +57,11 @@ async def serve(node: Node, announce: Callable[[], None]) -> Outcome:
     received: list[int] = []
 
     def end(number: int) -> None:
-        received.append(number)
+        received.append(signal.SIGTERM if number == END_AT_ONCE else number)
         if number != signal.SIGTERM or len(received) > 1 or not node.leave():
             task.cancel()
 
-    with handle_signals(end):
+    with handle_signals(end, END_AT_ONCE):
         try:
             async with node:
                 announce()

@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+END_AT_ONCE: Final = signal.Signals(getattr(signal, "SIGUSR1", signal.SIGTERM))
+"""Asks a server to end without handing over what it has. Before it is handled it ends a process without a word, and no
+shell has its jobs ignore it; SIGINT and SIGHUP lack one or the other."""
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 """Not every system has all of them."""
 
 
 @contextlib.contextmanager
-def handle_signals(callback: Callable[[int], None]) -> Iterator[None]:
+def handle_signals(callback: Callable[[int], None], *more: int) -> Iterator[None]:
     """Call back in the running loop, with the signal's number, when this process is asked to end.
+
+    `more` are signals that do so besides.
 
     A signal that the process was started to ignore (as `nohup` does with SIGHUP) stays ignored. Outside the main
     thread, where Python allows no handlers, nothing is handled.
     """
     loop = asyncio.get_running_loop()
-    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    numbers = dict.fromkeys([getattr(signal, name) for name in _NAMES if hasattr(signal, name)] + [*more])
     previous: dict[int, Any] = {}
     try:
         for number in numbers:

@@ -83,7 +83,14 @@ def _reason(error: OSError) -> str:
         return tls.describe(error)
     if isinstance(error, TimeoutError) and not error.errno:
         return "no answer"
-    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error).lower()
+    # What is wrong with a name has numbers of its own, which are negative.
+    text = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    return text.lower()
+
+
+def _between(link: AnyLink) -> str:
+    """Return who is at the other end, for a line of the log."""
+    return f"{'to' if link.initiator else 'from'} {link.remote}"
 
 
 class Driver:
@@ -270,7 +277,8 @@ class Driver:
                 self._give_up(peer)
                 link = self._links.pop(peer, None)
                 if link is not None:
-                    self.note("debug", "disconnected", f"closing connection {peer}: {reason}", {"reason": reason})
+                    text, facts = f"closing the connection {_between(link)}: {reason}", {"reason": reason}
+                    self.note("debug", "disconnected", text, facts | {"address": link.remote})
                     self._others[link] = None
                     link.refuse(ProtocolError(reason))
             case ef.Log(level, text, event, facts):
@@ -306,7 +314,7 @@ class Driver:
 
     # --- connections ---
 
-    def _make_link(self, peer: Peer, *, initiator: bool) -> Link:
+    def _make_link(self, peer: Peer, *, initiator: bool, remote: str) -> Link:
         config = self.config
         return Link(
             self,
@@ -314,6 +322,7 @@ class Driver:
             cluster=config.cluster,
             token=config.token,
             peer=peer,
+            remote=remote,
             max_queued_bytes=None if initiator else config.max_queued_bytes,
             segments=self._segments,
             checksum=self._checksum,
@@ -344,7 +353,8 @@ class Driver:
         if neighbour is not None:
             self._connect_in_memory(attempt, peer, neighbour)
             return
-        attempt.link = link = self._make_link(peer, initiator=True)
+        where = format_address(host, port)
+        attempt.link = link = self._make_link(peer, initiator=True, remote=where)
         self._others[link] = None
         context = self._initiator_context
         secure: dict[str, Any] = {} if context is None else {"ssl": context, **tls.TIMES}
@@ -353,7 +363,7 @@ class Driver:
                 await self._loop.create_connection(lambda: link, host, port, **secure)
         except OSError as error:
             del self._others[link], self._attempts[peer]
-            refusal = tls.refusal(error, format_address(host, port))
+            refusal = tls.refusal(error, where)
             self.feed(st.ConnectFailed(peer, _reason(error), refusal))
         except asyncio.CancelledError:
             self._others.pop(link, None)
@@ -404,20 +414,23 @@ class Driver:
         elif self._links.get(link.peer) is link:
             if error is not None:
                 event = f"connections_ended.{type(error).__name__}"
-                self.note("info", event, f"connection {link.peer} has ended: {error}", error.details)
+                facts = error.details | {"address": link.remote}
+                self.note("info", event, f"a connection {_between(link)} has ended: {error}", facts)
             del self._links[link.peer]
             self.feed(st.PeerLost(link.peer, reason, error))
 
     def _handshake_failed(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
         if self._is_given_up(link):
             return
+        facts = {"reason": reason, "address": link.remote}
         if link.initiator:
             del self._attempts[link.peer]
-            self.note("info", "handshakes_failed", f"a connection was not made: {reason}", {"reason": reason})
+            text = f"the connection {_between(link)} was not made: {reason}"
+            self.note("info", "handshakes_failed", text, facts)
             self.feed(st.ConnectFailed(link.peer, reason, error))
         else:
-            text = f"refused a connection before it was authenticated: {reason}"
-            self.note("warning", "handshakes_failed", text, {"reason": reason})
+            text = f"refused a connection {_between(link)} before it was authenticated: {reason}"
+            self.note("warning", "handshakes_failed", text, facts)
 
     async def _close_links(self) -> None:
         """Close every connection, the last frames first; cut those that do not end in time."""

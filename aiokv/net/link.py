@@ -20,6 +20,8 @@ class AnyLink(Protocol):
     peer: Peer
     initiator: bool
     ended: asyncio.Future[None]
+    remote: str
+    """Where the other side is, for people; empty as long as that is not known."""
 
     @property
     def established(self) -> bool:

@@ -49,6 +49,7 @@ class MemoryLink:
     """
 
     established = True
+    remote = "this process"
     pending_slot = None
     """A payload is never only partly here."""
 

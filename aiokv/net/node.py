@@ -106,10 +106,10 @@ class Node(Driver):
 
     # --- the door; see `aiokv.net.door.Keeper` ---
 
-    def let_in(self) -> Link:
+    def let_in(self, remote: str) -> Link:
         """Make the protocol of a connection that may come in."""
         peer, self._next_peer = self._next_peer, self._next_peer + 1
-        link = self._make_link(peer, initiator=False)
+        link = self._make_link(peer, initiator=False, remote=remote)
         self._others[link] = None
         self._entered[link] = False
         return link
@@ -120,10 +120,10 @@ class Node(Driver):
             link.ended.set_result(None)
             self.link_down(link, reason, None)
 
-    def turn_away(self, error: AiokvError) -> None:
-        """Take note that one may not come in."""
+    def turn_away(self, error: AiokvError, remote: str) -> None:
+        """Take note that one from there may not come in."""
         event = f"connections_refused.{error.details['limit']}"
-        self.note("warning", event, f"refused a connection: {error}", error.details)
+        self.note("warning", event, f"refused a connection from {remote}: {error}", error.details | {"address": remote})
 
     def hold(self, task: asyncio.Task[None]) -> None:
         """Keep a task, and cancel it when the node closes."""

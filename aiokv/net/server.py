@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from aiokv import device_storing, plugins
-from aiokv.addresses import is_wildcard
+from aiokv.addresses import format_address, is_wildcard
 from aiokv.arrays import bytes_of
 from aiokv.codec.formats import warm_up
 from aiokv.commands import ServerInfo, run
@@ -346,7 +346,8 @@ class Server(Node):
             case ef.Stop():
                 self._stop(effect)
             case ef.Complete():
-                self.note("info", "", f"{self.name} is a member of the cluster, at {self.address}", {})
+                where = format_address(*self.advertised)
+                self.note("info", "", f"{self.name} is a member of the cluster, at {where}", {})
             case ef.Fail(_, error):
                 self._stop(ef.Stop(str(error), failed=True))
             case _:

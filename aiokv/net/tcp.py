@@ -48,6 +48,12 @@ JOIN_BYTES = 16 * 1024
 """Payloads up to this size are copied behind their header: one write for many small frames."""
 
 
+def peer_address(transport: asyncio.BaseTransport) -> str:
+    """Return where the other side of a connection is, as `host:port`; empty where that has no such address."""
+    name = transport.get_extra_info("peername")
+    return format_address(*name[:2]) if isinstance(name, tuple) else ""
+
+
 class Link(asyncio.BufferedProtocol):
     """The protocol of one connection.
 
@@ -57,6 +63,7 @@ class Link(asyncio.BufferedProtocol):
         cluster: the cluster's id; both sides must have the same.
         token: the shared secret.
         peer: the owner's number for this connection.
+        remote: where the other side is, if that is known before it is connected.
         limits: what the other side may send.
         max_queued_bytes: with more than this waiting to be sent nothing is read, so that a peer that asks and does not
             read can't fill the memory. Only for the side that answers: with both it would be a deadlock.
@@ -74,6 +81,7 @@ class Link(asyncio.BufferedProtocol):
         cluster: str,
         token: str,
         peer: Peer,
+        remote: str = "",
         limits: Limits | None = None,
         max_queued_bytes: int | None = None,
         segments: Segments | None = None,
@@ -83,6 +91,7 @@ class Link(asyncio.BufferedProtocol):
     ) -> None:
         self.peer = peer
         self.initiator = initiator
+        self.remote = remote
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the connection is over."""
         self._owner = owner
@@ -151,6 +160,7 @@ class Link(asyncio.BufferedProtocol):
         """Begin the handshake."""
         stream = cast("asyncio.Transport", transport)  # uvloop's transports are none by class
         self._transport = stream
+        self.remote = peer_address(stream) or self.remote
         endpoint = transport.get_extra_info("socket")
         if endpoint is not None and endpoint.family in (socket.AF_INET, socket.AF_INET6):
             endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -216,11 +226,9 @@ class Link(asyncio.BufferedProtocol):
 
     def _from_whom(self, error: AiokvError) -> AiokvError:
         """Name the peer in an error about bytes that were changed on their way: it may be the fault of its machine."""
-        name = None if self._transport is None else self._transport.get_extra_info("peername")
-        if not isinstance(error, ChecksumError) or name is None:
+        if not isinstance(error, ChecksumError) or not self.remote:
             return error
-        address = format_address(*name[:2])
-        return ChecksumError(f"{error.message} (from {address})", **error.details, address=address)
+        return ChecksumError(f"{error.message} (from {self.remote})", **error.details, address=self.remote)
 
     def _reason(self, exc: Exception | None) -> str:
         if self._error is not None:

@@ -84,7 +84,16 @@ def test_table_says_why_one_is_damaged(folder: Path, capsys: pytest.CaptureFixtu
 
 def test_folder_without_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("checkpoint", "list", str(tmp_path)) == 0
-    assert capsys.readouterr().out == "there are no checkpoints\n"
+    assert capsys.readouterr().out == f"there are no checkpoints in {tmp_path}\n"
+
+
+def test_nothing_was_verified_where_no_checkpoint_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (make_checkpoint(tmp_path / "torn", 10) / "manifest.json").unlink()
+    for folder in (tmp_path / "torn", tmp_path / "no-such-folder"):
+        assert call("checkpoint", "verify", str(folder)) == 1
+        assert capsys.readouterr().err == f"error: there is no complete checkpoint in {folder}\n"
 
 
 # --- aiokv run ---

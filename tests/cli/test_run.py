@@ -13,12 +13,10 @@ from aiokv.cli import cli
 from aiokv.errors import ConfigError
 from aiokv.types import Role
 from tests.cli.calling import call
+from tests.launch.fake_nodes import PAUSE, SCHEDULER
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-SCHEDULER = "import json, signal; print(json.dumps({'host': '127.0.0.1', 'port': 4321})); signal.pause()"
-PAUSE = "import signal; signal.pause()"
 
 
 @pytest.fixture
@@ -76,6 +74,11 @@ def test_run_refuses_copies_for_which_there_is_no_server(capsys: pytest.CaptureF
 def test_run_refuses_a_program_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("run", "nosuchprogram") == 1
     assert capsys.readouterr().err == "error: cannot find the program 'nosuchprogram' that the workers shall run\n"
+
+
+def test_run_refuses_fewer_workers_than_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "--workers", "2", "--min-workers", "3", "--", "python", "-c", "") == 1
+    assert capsys.readouterr().err == "error: min_workers = 3 is more than num_workers = 2\n"
 
 
 @pytest.mark.parametrize(

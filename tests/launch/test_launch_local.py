@@ -65,6 +65,19 @@ def test_failing_worker_ends_the_job_with_its_code_and_its_last_words() -> None:
     assert ("exited", {"node": "worker-0", "exit_code": -signal.SIGTERM}) in output.notes
 
 
+def test_server_is_not_asked_to_hand_over_what_it_has_when_all_servers_end() -> None:
+    asked = (
+        "import signal, sys\n"
+        "for number in (signal.SIGUSR1, signal.SIGTERM):\n"
+        "    signal.signal(number, lambda number, _frame: sys.exit(print(signal.Signals(number).name)))\n"
+        "print('ready')\n"
+        "while True: signal.pause()\n"
+    )
+    output = Recorder(lambda _source, text: os.kill(os.getpid(), signal.SIGTERM) if text == "ready" else None)
+    _, output = launch(make_job(PAUSE, server=asked), output)
+    assert output.printed("server-0") == ["ready", "SIGUSR1"]
+
+
 def test_last_words_are_cut_when_they_are_long() -> None:
     outcome, _ = launch(make_job("raise SystemExit('x' * 1000)", workers=1))
     assert outcome.reason == f"worker-0 exited with code 1; its last line on stderr: {'x' * 300}..."

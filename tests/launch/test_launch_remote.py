@@ -16,6 +16,7 @@ import pytest
 from aiokv.errors import ConfigError
 from aiokv.launch import Outcome, scratch
 from aiokv.launch.remote import make_order
+from aiokv.launch.signals import END_AT_ONCE
 from aiokv.launch.supervisor import Recovery
 from tests.launch.fake_nodes import CHILD, PAUSE, Recorder, is_running, launch, make_job
 from tests.launch.test_launch_recovery import KILL_ME, first_time
@@ -56,8 +57,10 @@ def test_node_there_ends_with_all_that_it_started_when_the_job_does() -> None:
     assert outcome.exit_code == 143
 
 
-def test_node_there_ends_when_the_launcher_is_killed() -> None:
-    order = make_order((sys.executable, "-S", "-c", f"import os; print(os.getpid(), flush=True); {PAUSE}"), {})
+@pytest.mark.parametrize(("role", "number"), [("worker", signal.SIGTERM), ("server", END_AT_ONCE)])
+def test_node_there_ends_when_the_launcher_is_killed(role: str, number: int) -> None:
+    code = f"import os; print(os.getpid(), flush=True); {PAUSE}"
+    order = make_order((sys.executable, "-S", "-c", code), {"AIOKV_ROLE": role})
     there = subprocess.Popen([sys.executable, "-m", "aiokv.launch.host"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert there.stdin is not None
     assert there.stdout is not None
@@ -67,7 +70,7 @@ def test_node_there_ends_when_the_launcher_is_killed() -> None:
     assert is_running(pid)
     # Its end of the pipe goes with the process that had it.
     there.stdin.close()
-    assert there.wait(30) == 128 + signal.SIGTERM
+    assert there.wait(30) == 128 + number
     assert not is_running(pid)
     there.stdout.close()
 

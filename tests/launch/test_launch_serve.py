@@ -12,6 +12,7 @@ import pytest
 
 from aiokv.core.effects import Stop
 from aiokv.launch.serve import serve
+from aiokv.launch.signals import END_AT_ONCE
 from aiokv.launch.supervisor import Outcome
 
 if TYPE_CHECKING:
@@ -84,11 +85,17 @@ def test_node_that_is_asked_to_end_leaves_in_good_order_if_it_can(left: Stop, co
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows delivers no signals to itself")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (END_AT_ONCE, 143)])
 def test_signal_closes_the_node_and_shows_in_the_exit_code(number: signal.Signals, code: int) -> None:
     node = FakeNode()
     assert asyncio.run(serve(node, lambda: os.kill(os.getpid(), number))) == Outcome(code)
     assert node.is_closed
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no SIGUSR1")
+def test_launcher_ends_a_node_without_letting_it_leave() -> None:
+    node = FakeNode(left=Stop("others serve what it had"))
+    assert asyncio.run(serve(node, lambda: os.kill(os.getpid(), END_AT_ONCE))) == Outcome(143)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
