@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Self
 
@@ -20,7 +19,6 @@ from aiokv.bench.limits import DEFAULT_ROUNDS, LABELS, Limits, measure_limits
 from aiokv.bench.report import make_report, make_summary, make_table
 from aiokv.errors import ConfigError
 from aiokv.launch import Outcome
-from aiokv.launch.supervisor import EXIT_SIGNAL_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,11 +83,8 @@ def run_limits(*, mib: float, rounds: int | None, as_json: bool) -> Outcome:
     Raises:
         AiokvError: a process that was started for it failed.
     """
-    try:
-        with _Bar(len(LABELS), "starting") as bar:
-            limits = measure_limits(mib=mib, rounds=rounds or DEFAULT_ROUNDS, on_progress=bar.next)
-    except KeyboardInterrupt:
-        return Outcome(EXIT_SIGNAL_BASE + signal.SIGINT, "interrupted")
+    with _Bar(len(LABELS), "starting") as bar:
+        limits = measure_limits(mib=mib, rounds=rounds or DEFAULT_ROUNDS, on_progress=bar.next)
     if as_json:
         _write(limits.to_json())
     else:
@@ -99,11 +94,8 @@ def run_limits(*, mib: float, rounds: int | None, as_json: bool) -> Outcome:
 
 def run_kernel_bench(*, mib: float, rounds: int | None, as_json: bool) -> Outcome:
     """Measure the CUDA kernels and show the figures. See `run_kernels`."""
-    try:
-        with _Bar(0, "compiling") as bar:
-            figures = run_kernels(mib=mib, rounds=rounds or kernels.DEFAULT_ROUNDS, on_figure=bar.next)
-    except KeyboardInterrupt:
-        return Outcome(EXIT_SIGNAL_BASE + signal.SIGINT, "interrupted")
+    with _Bar(0, "compiling") as bar:
+        figures = run_kernels(mib=mib, rounds=rounds or kernels.DEFAULT_ROUNDS, on_figure=bar.next)
     if as_json:
         _write(kernels_json(figures, mib))
     else:

@@ -29,7 +29,7 @@ from aiokv.errors import AiokvError
 from aiokv.launch import Job, LocalLauncher
 from aiokv.launch.base import node_command
 from aiokv.launch.output import Output
-from aiokv.launch.supervisor import Recovery
+from aiokv.launch.supervisor import EXIT_SIGNAL_BASE, Recovery
 from aiokv.types import Role
 
 if TYPE_CHECKING:
@@ -354,6 +354,7 @@ def _recovery_settings(folder: Path, replication: int) -> dict[str, str]:
 
 
 def _check_ends(report: Report, outcome: Outcome, watch: Watch) -> None:
+    _check_interrupt(outcome)
     if outcome.exit_code != 0:
         report.problems.append(f"the job failed: {outcome.reason}")
     elif len(watch.ends) < report.workers:
@@ -373,7 +374,14 @@ async def _compare(plan: ChaosPlan, report: Report) -> None:
     watch = Watch()
     job = _job(plan, JobPlan(plan.faults.seed, report.steps, 0.0))
     outcome = await LocalLauncher(job, watch, environ=dict(os.environ)).run()
+    _check_interrupt(outcome)
     if outcome.exit_code != 0 or not watch.ends:
         report.problems += [f"the undisturbed run failed: {outcome.reason}", *watch.errors]
         return
     report.bit_equal = watch.ends[0]["digest"] == report.digest
+
+
+def _check_interrupt(outcome: Outcome) -> None:
+    """Go on with a Ctrl-C that the launcher has taken."""
+    if outcome.exit_code == EXIT_SIGNAL_BASE + signal.SIGINT:
+        raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from aiokv.cli.processes import one_line
+from aiokv.cli.processes import EXIT_INTERRUPTED, finish, one_line
 from aiokv.errors import AiokvError, MissingExtraError
 
 PLUGIN_GROUP = "aiokv.commands"
@@ -27,6 +27,13 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
         return sorted({*super().list_commands(ctx), *_found().names})
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; at Ctrl-C end as a shell expects it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            finish(EXIT_INTERRUPTED, "interrupted")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, or what stands for it until it is used."""

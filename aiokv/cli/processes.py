@@ -8,6 +8,8 @@ from typing import NoReturn
 
 import click
 
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT."""
 EXIT_OUTPUT_LOST = 141
 """128 + SIGPIPE."""
 

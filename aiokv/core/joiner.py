@@ -60,6 +60,7 @@ class Joiner:
         self.standby = standby
         self.view: View | None = None
         self.connected = False
+        self._was_lost = False
         self.joined = False
         self._call: int | None = None
         self._timeout = 0.0
@@ -136,10 +137,17 @@ class Joiner:
         head = (self.role, self.name, self.incarnation, host, port)
         if self.view is None:
             left = answer_time(max(0.0, self._join_by - now))
-            message = Register(*head, left, standby=self.standby)
-        else:
-            message = Register(*head, self.view.death_timeout, self.number, self.view.epoch, self.standby)
-        return [Send(SCHEDULER, REGISTER_REQUEST, message)]
+            return [Send(SCHEDULER, REGISTER_REQUEST, Register(*head, left, standby=self.standby))]
+        again = Register(*head, self.view.death_timeout, self.number, self.view.epoch, self.standby)
+        return [Send(SCHEDULER, REGISTER_REQUEST, again), *self._found()]
+
+    def _found(self) -> list[Effect]:
+        """Say that the scheduler is there again, if it was said that it is gone."""
+        if not self._was_lost:
+            return []
+        self._was_lost = False
+        text = f"{self.name} is connected to the scheduler at {self.address} again"
+        return [Log("warning", text, "scheduler_found", {"address": self.address})]
 
     @property
     def _reconnects(self) -> bool:
@@ -189,7 +197,7 @@ class Joiner:
 
     def on_lost(self, reason: str) -> list[Effect]:
         """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""
-        self.connected = False
+        self.connected, self._was_lost = False, True
         self._heartbeat_at = None
         self._reason = f"the connection has ended: {reason}"
         self._find_due()

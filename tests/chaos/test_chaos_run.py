@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 
 import pytest
 
 from aiokv.chaos.job import SHAPES
 from aiokv.chaos.plan import FaultPlan, Kind
-from aiokv.chaos.run import ChaosPlan, run
+from aiokv.chaos.run import ChaosPlan, Harm, Watch, run
 
 PLAN = ChaosPlan(
     seconds=6.0,
@@ -40,3 +42,12 @@ def test_weights_are_bit_equal_and_nothing_is_lost_after_processes_were_killed(p
     assert report.kills >= 1
     assert report.applied == report.steps * len(SHAPES) * plan.workers > 0
     assert not (report.resumes and plan.replication > 1), "nobody had to begin again"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP and no SIGKILL")
+def test_ctrl_c_ends_the_run_and_is_no_finding() -> None:
+    def interrupt(_seconds: float, _watch: Watch, _harm: Harm) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run(PLAN, interrupt))

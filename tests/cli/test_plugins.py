@@ -79,6 +79,14 @@ def test_plugin_that_misses_its_extra_says_what_to_install(
     )
 
 
+def test_ctrl_c_ends_every_command_with_one_line(
+    plugin: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin("import click\n\n@click.command()\ndef hello():\n    raise KeyboardInterrupt\n")
+    assert call("hello") == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
 def test_plugin_without_an_extra_names_the_package(
     plugin: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

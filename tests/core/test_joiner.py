@@ -44,8 +44,10 @@ def test_a_standby_says_of_what_it_is_to_have_a_copy() -> None:
     assert standby.on_view(view, now=100.0)
     standby.complete()
     standby.on_lost("connection reset")
-    (send,) = standby.on_connected(now=101.0)
+    send, found = standby.on_connected(now=101.0)
     assert send == ef.Send(SCHEDULER, 1, m.Register(Role.SERVER, "s/1.4", 7, "h", 5, 10.0, -1, 4, 1))
+    text = "s/1.4 is connected to the scheduler at host:9091 again"
+    assert found == ef.Log("warning", text, "scheduler_found", {"address": "host:9091"})
 
 
 def test_attempts_go_on_and_the_log_stays_short(joiner: Joiner) -> None:

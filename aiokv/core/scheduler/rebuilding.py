@@ -198,7 +198,7 @@ class Rebuild:
             said = Log("error", reason, "not_rebuilt", {"reason": reason})
             return [said, *(Disconnect(one.peer, reason) for one in registrations)]
         self._restore(rebuilding, view, now)
-        text = f"was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
+        text = f"the scheduler was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
         others = [one for name, one in rebuilding.back.items() if name not in self._members.by_name]
         facts = {"epoch": view.epoch, "back": list(rebuilding.back)}
         effects: list[Effect] = [Log("warning", text, "rebuilt", facts), *self._cluster.publish(now)]

@@ -519,7 +519,8 @@ def test_server_looks_for_its_scheduler_and_says_who_it_was(server: Server, like
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0]
     registers = server.handle(st.Connected(SCHEDULER))
     assert registers == [
-        like(ef.Send, message=m.Register(Role.SERVER, "server-0", 1, "127.0.0.1", 9000, 10.0, 0, server.epoch))
+        like(ef.Send, message=m.Register(Role.SERVER, "server-0", 1, "127.0.0.1", 9000, 10.0, 0, server.epoch)),
+        like(ef.Log, text="server-0 is connected to the scheduler at 127.0.0.1:9091 again"),
     ]
     server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
     server.publish(server.epoch)

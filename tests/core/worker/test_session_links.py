@@ -225,7 +225,7 @@ def test_who_has_the_view_joins_without_the_scheduler(outsider: Worker, like: ty
     assert call.outcome == "done"
     waiting = outsider.call(st.EnterBarrier, name="b", timeout=5.0)
     assert waiting.sends == []
-    (register,) = outsider.handle(st.Connected(SCHEDULER))
+    register, _found = outsider.handle(st.Connected(SCHEDULER))
     assert register == like(ef.Send, message=like(m.Register, epoch=1))
     assert like(ef.Send, peer=SCHEDULER, message=like(m.Barrier)) in outsider.publish()
 
@@ -382,7 +382,11 @@ def test_what_the_scheduler_has_not_answered_is_asked_again(worker: Worker, like
     assert (later.sends, leaving.sends, leaving.outcome) == ([], [], "done")
     assert worker.handle(st.ConnectFailed(SCHEDULER, "connection refused")) == [like(ef.Connect, peer=SCHEDULER)]
     registers = worker.handle(st.Connected(SCHEDULER))
-    assert registers == [like(ef.Send, message=m.Register(Role.WORKER, "worker-0", 1, "", 0, 10.0, 0, 1))]
+    text = "worker-0 is connected to the scheduler at 127.0.0.1:9091 again"
+    assert registers == [
+        like(ef.Send, message=m.Register(Role.WORKER, "worker-0", 1, "", 0, 10.0, 0, 1)),
+        ef.Log("warning", text, "scheduler_found", {"address": "127.0.0.1:9091"}),
+    ]
     worker.now = 2.0
     worker._epoch = 0
     again = [effect for effect in worker.publish() if isinstance(effect, ef.Send)]
