@@ -538,7 +538,7 @@ def test_worker_that_moves_on_tells_no_other_scheduler_of_its_cluster(
     """The other one would wait for the rest of a cluster that is over."""
     worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
     if connected:
-        (register,) = worker.handle(st.Connected(SCHEDULER))
+        register, _found = worker.handle(st.Connected(SCHEDULER))
         assert register == like(ef.Send, message=like(m.Register, epoch=1))
     call = worker.call(st.Depart, timeout=5.0, moves_on=True)
     assert (type(call.error), call.sends) == (SchedulerLostError, [])
