@@ -167,7 +167,7 @@ def run(
         servers=config.num_servers,
         colocate=config.colocate,
         cluster=cluster or unique_cluster(),
-        token=config.token or secrets.token_hex(16),
+        token=config.token or ("" if join is not None else secrets.token_hex(16)),
         name_prefix=prefix,
         port=port,
         joins=None if join is None else parse_address(join),

@@ -90,7 +90,7 @@ def describe(error: OSError) -> str:
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"the TLS handshake failed: {error.reason.lower().replace('_', ' ')}"
-    return f"the TLS handshake failed: {error}"
+    return f"the TLS handshake failed: {str(error) or 'the other side has ended the connection'}"
 
 
 def refusal(error: OSError, address: str) -> HandshakeError | None:

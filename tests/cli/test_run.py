@@ -76,6 +76,16 @@ def test_run_refuses_a_program_that_does_not_exist(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "error: cannot find the program 'nosuchprogram' that the workers shall run\n"
 
 
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_workers_that_join_have_the_token_of_the_job_and_no_fresh_one(
+    token: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIOKV_TOKEN", token)
+    code = "import os; print('token:', os.environ['AIOKV_TOKEN'])"
+    assert call("run", "--join", "127.0.0.1:9", "--cluster", "c", "--", "python", "-S", "-c", code) == 0
+    assert capfd.readouterr().out.rstrip().endswith(f"token: {token}".rstrip())
+
+
 def test_run_refuses_fewer_workers_than_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("run", "--workers", "2", "--min-workers", "3", "--", "python", "-c", "") == 1
     assert capsys.readouterr().err == "error: min_workers = 3 is more than num_workers = 2\n"

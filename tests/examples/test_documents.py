@@ -1,19 +1,29 @@
-"""The snippets of the README and the tutorial do what the text around them says."""
+"""The snippets of the README and the pages do what the text around them says, and name only what there is."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import aiokv
+from aiokv.config import Config
+from aiokv.layers import TRAINING
+from aiokv.net.worker import Client
+from tests.cli.calling import help_of
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def snippets(page: Path, language: str) -> list[str]:
@@ -23,7 +33,12 @@ def snippets(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     """Return the command lines of a page without their comments."""
-    return [line.split("#")[0].strip() for block in snippets(page, "sh") for line in block.splitlines() if line.strip()]
+    return [
+        line.split("#")[0].strip()
+        for block in snippets(page, "(?:ba)?sh")
+        for line in block.splitlines()
+        if line.strip()
+    ]
 
 
 def run(*arguments: str, cwd: Path) -> str:
@@ -77,14 +92,37 @@ def test_the_simulation_of_the_page(page: Path, tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.png"))
 
 
-def test_every_option_that_a_page_uses_exists() -> None:
-    for line in {*commands(README), *commands(TUTORIAL)}:
-        words = line.split()
+@functools.cache
+def options_of(*command: str) -> set[str]:
+    """Return the options of a command, as its help says them."""
+    return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", help_of(*command)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_option_that_a_page_uses_exists(page: Path) -> None:
+    for line in commands(page):
+        words = re.split(r"\s--\s", line)[0].split()
         if "aiokv" not in words:
             continue
         words = words[words.index("aiokv") + 1 :]
-        words = words[: words.index("--")] if "--" in words else words
-        subcommand = words[:2] if words[0] == "sim" else words[:1]
-        described = run(sys.executable, "-m", "aiokv", *subcommand, "--help", cwd=ROOT)
+        command = words[: 2 if words[0] in ("sim", "checkpoint") else 1]
         for option in (word for word in words if word.startswith("-")):
-            assert re.search(rf"(^|[\s,]){re.escape(option)}\b", described), f"{line}: {option}"
+            assert option in options_of(*command), f"{line}: {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_name_that_a_page_uses_exists(page: Path) -> None:
+    """Settings as variables, the package's names, and the calls of a store or client that a page calls `kv`."""
+    text = page.read_text(encoding="utf-8")
+    settings = {f"AIOKV_{name.upper()}" for name in (*Config.__struct_fields__, "scheduler", "config")}
+    for name in set(re.findall(r"\bAIOKV_\w+\b", text)):
+        assert name in settings or name.startswith(f"AIOKV_{TRAINING.upper()}_"), name
+    for snippet in snippets(page, "python"):
+        tree = compile(snippet, page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+                continue
+            if node.value.id == "aiokv":
+                assert hasattr(aiokv, node.attr) or find_spec(f"aiokv.{node.attr}"), ast.unparse(node)
+            if node.value.id == "kv":
+                assert hasattr(Client, node.attr) or hasattr(aiokv.KVStore, node.attr), ast.unparse(node)

@@ -151,7 +151,9 @@ async def test_a_worker_of_another_authority_is_refused_whatever_it_believes(
         assert "its certificate is not accepted" in caplog.text
 
 
-async def test_a_listener_of_another_authority_is_not_told_anything(cluster: MakeCluster, certify: Certify) -> None:
+async def test_a_listener_of_another_authority_is_not_told_anything(
+    cluster: MakeCluster, certify: Certify, caplog: pytest.LogCaptureFixture
+) -> None:
     """The worker ends the handshake before it proves anything."""
     stranger = trustme.CA()
     async with cluster(workers=1, start_workers=False, **certify()) as running:
@@ -161,6 +163,9 @@ async def test_a_listener_of_another_authority_is_not_told_anything(cluster: Mak
         words = f"no connection to {address}: its certificate is not accepted: .*(self.signed|issuer)"
         with pytest.raises(HandshakeError, match=words):
             await running.client("worker-0", **mine).start()
+        while not running.scheduler.counters["handshakes_failed"]:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+    assert [each for each in caplog.messages if each.endswith(": ")] == []
 
 
 async def test_a_certificate_that_has_expired_is_not_accepted(cluster: MakeCluster, certify: Certify) -> None:
