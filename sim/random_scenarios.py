@@ -104,8 +104,9 @@ def random_scenario(seed: int) -> Scenario:
 
 def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
     """Let workers join and leave while others train, in some scenarios."""
-    cluster, job, policies = scenario.cluster, scenario.job, scenario.policies
-    fixed = job.overlap or job.save_every or job.cancel or scenario.change or cluster.restarts
+    cluster, job = scenario.cluster, scenario.job
+    policies = (*scenario.policies, *(change.policy for change in scenario.change))
+    fixed = job.overlap or job.save_every or job.cancel or cluster.restarts
     # What is trained is dealt to workers that are the same from the beginning to the end.
     fixed = fixed or scenario.learning.workload != "none"
     # Whose turn it is may be one who waits at a barrier for one that came later, and is at another step.

@@ -336,7 +336,6 @@ def _check_joins(scenario: Scenario) -> Found:
         return "cluster.max_workers", f"expected {most}, for that many workers are there, got {cluster.max_workers}"
     moves = comers or any(isinstance(fault, Leave) for fault in scenario.fault)
     for path, is_set in (
-        ("change", scenario.change),
         ("cluster.restarts", cluster.restarts),
         ("job.cancel", job.cancel),
         ("job.overlap", job.overlap),
@@ -345,7 +344,8 @@ def _check_joins(scenario: Scenario) -> Found:
     ):
         if moves and is_set:
             return path, "the workers are the same from the beginning to the end there; leave out joins and leaves"
-    for policy in (get_policy(text) for text in scenario.policies):
+    changed = (change.policy for change in scenario.change)
+    for policy in (get_policy(text) for text in (*scenario.policies, *changed)):
         if comers and not policy.admits:
             return "policies", f"nobody can join a running job with {policy}; leave out the joins"
     return None

@@ -25,6 +25,7 @@ from aiokv.core.stimuli import (
     Transfer,
 )
 from aiokv.errors import AiokvError, SchedulerLostError
+from aiokv.policy import get_policy
 from sim.faults import Leave
 from sim.record import LogRecord, Step
 from sim.waiting import Awaited, Waiting, finish
@@ -158,6 +159,7 @@ class Worker:
         self.record.number = session.pushes
         if 0 < session.since == session.clock:
             # It joins, maybe again: the others have gone on without it, whatever became of its last push.
+            yield from self._catch_up(node, session, node.env.now)
             return
         done = sum(step.answered for step in self.record.steps)
         for step in self.record.steps:
@@ -263,7 +265,7 @@ class Worker:
                 if job.barrier_every and taken % job.barrier_every == 0:
                     yield from self._meet(env, node, step)
                 if self.changes:
-                    yield from self._change(env, node, step)
+                    yield from self._change(env, node, step, taken)
             finally:
                 self._ended(env, step)
             if not step.cancelled:
@@ -324,15 +326,26 @@ class Worker:
         barrier = EnterBarrier(node.new_call(), "step", self.scenario.cluster.call_timeout)
         yield from self._wait(env, finish(node.call(barrier)), step)
 
-    def _change(self, env: simpy.Environment, node: Node, step: Step) -> Waiting:
+    def _change(self, env: simpy.Environment, node: Node, step: Step, taken: int) -> Waiting:
         """Ask for another policy, if there is to be one after this step."""
-        record = self.record
-        taken = len(record.steps) + 1
         for change in self.changes:
             if change.after == taken:
-                record.changes.append((env.now, taken))
-                asking = ChangePolicy(node.new_call(), change.policy, [], self.scenario.cluster.call_timeout)
-                yield from self._wait(env, finish(node.call(asking)), step)
+                yield from self._wait(env, self._ask_for(node, change, env.now, taken), step)
+
+    def _ask_for(self, node: Node, change: ChangeSection, now: float, taken: int) -> Waiting:
+        self.record.changes.append((now, taken))
+        yield from finish(node.call(ChangePolicy(node.new_call(), change.policy, [], self._timeout)))
+
+    def _catch_up(self, node: Node, session: Session, now: float) -> Waiting:
+        """Ask for the policies up to that of the step with which this worker begins, behind those that are in force."""
+        record = self.record
+        missed = [change for change in self.changes if change.after <= record.number][len(record.changes) :]
+        policies = [str(get_policy(change.policy)) for change in missed]
+        known = {known.options.policy for known in session.records}
+        over = min((policies.index(policy) + 1 if policy in policies else 0 for policy in known), default=0)
+        record.changes += [(now, record.number)] * over
+        for change in missed[over:]:
+            yield from self._ask_for(node, change, now, record.number)
 
     def _overlapped(self, env: simpy.Environment, node: Node) -> Waiting:
         """Train so that layers are pushed while others are computed (Jayarajan and others 2019, "P3")."""
@@ -360,7 +373,7 @@ class Worker:
                         yield from self._wait(env, finish(event), step)
                 # Whether the servers took it is seen in the next step, where its parameters are needed.
                 step.answered = True
-                yield from self._change(env, node, step)
+                yield from self._change(env, node, step, len(self.record.steps) + 1)
             finally:
                 self._ended(env, step)
             self.on_step()

@@ -90,7 +90,8 @@ class ServerOperations(BaseOperations):
         """Let keys follow another synchronisation policy. Every worker of their group calls it before the same step.
 
         What was pushed before follows the old policy, which waits for nobody any longer who has called this; what is
-        pushed afterwards follows the new one, which counts anew. It returns when all servers have the new policy.
+        pushed afterwards follows the new one, which counts anew. It returns when all servers have the new policy. A
+        worker that joins with a later step learns the policy, and calls this for the last change before that.
         Other calls of the keys that this worker makes meanwhile wait for it. After an error the servers may go over
         all the same once the others call; until this worker has called it again, its pushes of the keys are refused.
 

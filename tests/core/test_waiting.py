@@ -74,7 +74,7 @@ def test_pull_waits_for_somebody_to_initialize_its_key(server: Server) -> None:
 
 def test_change_of_policy_waits_for_the_ranks_that_have_not_asked(server: Server) -> None:
     server.init()
-    server.ask(0, m.SetPolicy("asp", ("w",), "bsp", (), 5.0))
+    server.ask(0, m.SetPolicy("asp", ("w",), "bsp", (), 5.0, 0))
     call = look(server)["set_policy 'asp' of key 'w'"]
     assert call.reason == "rank 1 (worker-1), 2 (worker-2) did not call it"
 

@@ -283,6 +283,33 @@ async def test_it_joins_in_the_phase_that_is_in_force(cluster: MakeCluster, frac
             await training
 
 
+async def test_it_learns_the_policy_that_keys_have_got_and_changes_it_with_the_others(cluster: MakeCluster) -> None:
+    """The others go over to asp before it comes, and all of them back to bsp before the eighth step at the earliest."""
+    async with cluster(**SETTINGS) as running:
+        await running.each(begin)
+        await running.each(step_of)
+        await running.each(lambda kv: kv.set_policy("asp"))
+        await running.each(step_of)
+        joined = asyncio.Event()
+
+        async def train(kv: aiokv.Client, step: int) -> list[float]:
+            # So many steps that all have them before them.
+            while step < 50:
+                await step_of(kv)
+                step += 1
+                if step == 5:
+                    await joined.wait()
+            await kv.set_policy("bsp")
+            return [await step_of(kv) for _ in range(2)]
+
+        training = [asyncio.create_task(train(kv, 2)) for kv in running.workers]
+        async with joining(running, "worker-2") as kv:
+            start = await begin(kv)
+            joined.set()
+            training.append(asyncio.create_task(train(kv, max(start, 5))))
+            assert await asyncio.gather(*training) == [[1001001.0] * 2] * 3
+
+
 async def test_a_policy_with_which_nobody_can_join_is_named(cluster: MakeCluster, closed_policy: str) -> None:
     policy = closed_policy
     async with cluster(policy=policy, **SETTINGS) as running:

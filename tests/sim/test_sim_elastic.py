@@ -15,7 +15,7 @@ from sim.compute import Constant
 from sim.faults import Crash, Join, Leave
 from sim.progress import lacking_progress
 from sim.scenario import Scenario, parse_scenario
-from sim.sections import ClusterSection, JobSection, NetworkSection, TensorSection
+from sim.sections import ChangeSection, ClusterSection, JobSection, NetworkSection, TensorSection
 
 if TYPE_CHECKING:
     from sim.record import Run, WorkerRecord
@@ -26,7 +26,7 @@ STEPS = 10
 def elastic(*faults: Any, policy: str = "bsp", **cluster: Any) -> Run:
     """Run two workers that take steps of a second, and those that the faults bring."""
     settings: dict[str, Any] = {"workers": 2, "servers": 2, "max_workers": 4, "chunk_bytes": 64, "split_bytes": 32}
-    job = cluster.pop("job", JobSection())
+    job, change = cluster.pop("job", JobSection()), cluster.pop("change", ())
     scenario = Scenario(
         policies=(policy,),
         steps=STEPS,
@@ -36,6 +36,7 @@ def elastic(*faults: Any, policy: str = "bsp", **cluster: Any) -> Run:
         tensor=(TensorSection(key="big", shape=(40,)), TensorSection(key="small", shape=(3,))),
         fault=faults,
         job=job,
+        change=change,
     )
     run = simulate(scenario, policy, 1)
     assert find_violations(run) == []
@@ -132,6 +133,23 @@ def test_it_joins_in_the_phase_that_is_in_force(at: float) -> None:
     assert rounds[:half] == [[0, 1]] * early + [[0, 1, 2]] * (half - early)
     alone = len(worker(run, 2).steps) - (half - early)
     assert Counter(map(tuple, rounds[half:])) == {(0,): half, (1,): half, (2,): alone}
+    assert lacking_progress(run) == []
+
+
+@pytest.mark.parametrize("at", [1.5, 3.5, 4.4, 6.5])
+@pytest.mark.parametrize("policies", [("bsp", "asp"), ("asp", "bsp"), ("asp", "k_async:3")])
+def test_policies_change_while_workers_come_and_go(at: float, policies: tuple[str, str]) -> None:
+    """After half of its steps each worker asks for the other one, and who comes later than that is told."""
+    first, second = policies
+    half = STEPS // 2
+    change = (ChangeSection(after=half, policy=second),)
+    run = elastic(Join(node="worker-2", at=at), policy=first, change=change)
+    [since] = run.since["worker-2"]
+    together = sum(len(ranks) > 1 for ranks in rounds_of(run))
+    assert together == half
+    taken = sum(len(ranks) for ranks in rounds_of(run))
+    assert taken == 2 * STEPS + len(worker(run, 2).steps)
+    assert len(worker(run, 2).steps) == STEPS - since
     assert lacking_progress(run) == []
 
 

@@ -55,7 +55,7 @@ class Boundaries:
                 return m.BoundaryClock(message.clock, 0, text)
         past = [update.clock for chunk in chunks for update in chunk.updates.values() if update.is_past(message.rank)]
         # A server that has taken the place of another one has not made what there is.
-        made = [chunk.version for chunk in chunks if chunk.is_next_in_step]
+        made = [chunk.version - chunk.since for chunk in chunks if chunk.is_next_in_step]
         # Not all that has come is in an update where one server decides, and what has come must not come again.
         seen = [max(chunk.rounds.decisions.seen.values(), default=0) for chunk in chunks if chunk.rounds is not None]
         newest = max([self._checkpoints.newest, *past, *made, *seen])

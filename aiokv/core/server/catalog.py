@@ -106,8 +106,12 @@ class Catalog:
             if entry.rows is not None:
                 check_norms(key, rule)
 
-    def check_init(self, message: AnyInit) -> None:
+    def check_init(self, message: AnyInit, *, learns: bool = False) -> None:
         """Compare an init with the keys, or with what new keys may be.
+
+        Args:
+            message: the init.
+            learns: whoever sends it is told later which policies keys have that are here.
 
         Raises:
             KeyUseError: str and int keys are mixed.
@@ -120,7 +124,7 @@ class Catalog:
             known = self._keys[key]
             check_options(key, known.rows, options_of(message) if isinstance(message, InitRows) else None)
             check_same_spec(key, known.spec, spec)
-            if known.policy != message.policy:
+            if known.policy != message.policy and not learns:
                 raise PolicyError(
                     f"key {key!r} is kept under policy {known.policy}, not {message.policy}",
                     key=key,

@@ -66,7 +66,9 @@ class Creation:
         if message.group and rank not in message.group:
             text = f"{_named(message)}: ranks {list(message.group)} own it; rank {roster.label(rank)} is none of them"
             raise MembershipError(text, ranks=[rank])
-        self._catalog.check_init(message)
+        entry = roster.entry(rank)
+        # The others may have given the keys another policy since they were made.
+        self._catalog.check_init(message, learns=entry is not None and entry.state == "joining")
         if rank == _root(message):
             return self._create(received, message)
         if received.slot is not None:

@@ -3,6 +3,9 @@
 Each worker asks every server, behind all that it has pushed of the keys. From then on their policy waits for it no
 longer, as if it had finished: so what is open ends. When all ranks of a key's group have asked, and all that they have
 pushed is made or dropped, the server goes over to the new policy. What was asked stays so when the call ends otherwise.
+
+A rank that joins meanwhile is one of them if it counts in a round before the change. If it begins with a later one it
+is told the policy that is in force then.
 """
 
 from __future__ import annotations
@@ -37,19 +40,22 @@ if TYPE_CHECKING:
 
 
 class Change(Record, eq=False):
-    """What the ranks in `asked` want of a key; `calls` wait for it."""
+    """What the ranks in `asked` want of a key, behind a `clock`; `calls` wait for it."""
 
     key: Key
     entry: Entry
     chunks: list[Chunk]
     policy: str
+    clock: int = 0
     asked: dict[Rank, None] = field(default_factory=dict)
     calls: dict[RequestName, None] = field(default_factory=dict)
 
     def absent(self, roster: Roster) -> list[Rank]:
         """Return the ranks that have not asked, ascending."""
-        members = roster.members_of(self.entry.group)
-        return [rank for rank in members if rank not in self.asked]
+        group = self.entry.group
+        coming = [rank for rank, since in roster.newcomers.items() if since < self.clock]
+        here = {*roster.members_of(group), *(rank for rank in coming if not group or rank in group)}
+        return sorted(here.difference(self.asked))
 
     @property
     def is_idle(self) -> bool:
@@ -199,7 +205,7 @@ class PolicyChanges:
             change = self._changes.get(key)
             if change is None:
                 change = self._changes[key] = Change(key, entry, chunks[key], message.policy)
-            change.policy = message.policy
+            change.policy, change.clock = message.policy, max(change.clock, message.clock)
             change.asked[rank] = None
             change.calls[named] = None
             for chunk in change.chunks:
@@ -266,7 +272,7 @@ class PolicyChanges:
                 effects.append(Send(*name, m.Done()))
         return effects
 
-    def viewed(self) -> list[Effect]:
+    def roster_changed(self) -> list[Effect]:
         """Look again at who has asked, because the members are others."""
         for change in self._changes.values():
             self._look(change)

@@ -95,7 +95,7 @@ class Views:
         if (former := self._replication.former) is not None:
             effects += self._connections.cut(former, "its standby has taken its place", now)
         effects += self._connections.let_in(now)
-        effects += self._creation.roster_changed(roster) + self._changes.viewed()
+        effects += self._creation.roster_changed(roster) + self._changes.roster_changed()
         effects += self._steps.decided(self._deciding.changed(roster, now), now)
         return effects + self._rounds.advance(self._catalog.chunks.values(), now)
 
@@ -122,4 +122,4 @@ class Views:
             return []
         self._boundaries.announced = None
         self._answers.roster = self._answers.roster.bounded(None)
-        return self._rounds.advance(self._catalog.chunks.values(), now)
+        return self._changes.roster_changed() + self._rounds.advance(self._catalog.chunks.values(), now)

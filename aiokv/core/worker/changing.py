@@ -37,10 +37,10 @@ class Change(Record, eq=False):
         """All keys."""
         return [key for some in self.leaving for key in some.keys]
 
-    def asks(self, timeout: float) -> list[m.Message]:
-        """Return what each server is asked for."""
+    def asks(self, timeout: float, clock: int) -> list[m.Message]:
+        """Return what each server is asked for, behind the pushes up to a clock."""
         wait = answer_time(timeout)
-        return [m.SetPolicy(self.policy, some.keys, some.old, some.group, wait) for some in self.leaving]
+        return [m.SetPolicy(self.policy, some.keys, some.old, some.group, wait, clock) for some in self.leaving]
 
     def tells(self, timeout: float) -> list[m.Message]:
         """Return what tells the server that decides rounds which keys have left them, if there are any."""
@@ -86,7 +86,7 @@ class Changing:
         """Send what comes next for a change; nothing: it is over."""
         if not change.asked:
             change.asked, call.result = True, None
-            asks = change.asks(call.timeout)
+            asks = change.asks(call.timeout, self._directory.counts.clock)
             return [self._requests.send(call, peer, message) for message in asks for peer in change.servers]
         if change.told:
             return []

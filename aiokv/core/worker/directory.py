@@ -194,6 +194,13 @@ class Directory:
                 made.append(Part(chunk.server, message, None, None, key, chunk.start))
         return made
 
+    def learn(self, counts: Sequence[tuple[Key, m.Pushes]]) -> None:
+        """Take over the policies that keys have got from others before this worker came."""
+        for key, made in counts:
+            if made.policy != self.keys.policy_of(self._known[key].options):
+                self._let_go_alone([key])
+                self.keys.follow(made.policy, [key])
+
     # --- pushes under way ---
 
     def full(self, tensors: Tensors, most: int, sparse: int = 0) -> Key | None:

@@ -124,6 +124,7 @@ class Participation:
         if done is None:
             return effects
         self.going_on = None
+        self._directory.learn(done.result)
         try:
             if self.is_new:
                 done.result = self._directory.counts.admit(self.since, done.result)

@@ -352,7 +352,7 @@ class SetPolicy(Message):
     """Keys of one policy and one group, which this rank pushes no longer under that, are to follow another policy.
 
     Answered `Done` when all ranks of the group have asked and this server follows it with those of the keys that it
-    has.
+    has. `clock` is that of the rank's last push of any key: who joins behind it need not ask.
     """
 
     policy: str
@@ -360,6 +360,7 @@ class SetPolicy(Message):
     old: str
     group: tuple[int, ...]
     timeout: float
+    clock: int
 
 
 class Switched(Message):
@@ -389,10 +390,11 @@ class GetPushes(Message):
 
 
 class Pushes(Message):
-    """How many pushes of a chunk have come from this worker, and the clock of the last one."""
+    """How many pushes of a chunk have come from this worker, the clock of the last one, and the key's policy."""
 
     count: int
     clock: int
+    policy: str
 
 
 # --- what became of contributions ---

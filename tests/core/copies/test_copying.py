@@ -191,7 +191,7 @@ def test_key_goes_on_under_the_policy_that_it_has_got(make_world: Callable[..., 
     world = make_world(0)
 
     def change(worker: Worker) -> Asked:
-        return worker.ask(m.SetPolicy("asp", ("w",), "bsp", (), 60.0))
+        return worker.ask(m.SetPolicy("asp", ("w",), "bsp", (), 60.0, 0))
 
     world.run(once(init, rule("sgd", learning_rate=1.0), push, change))
     fail_over(world)

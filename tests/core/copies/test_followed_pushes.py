@@ -195,7 +195,7 @@ def test_worker_that_is_started_again_goes_on_behind_what_is_open(make_world: Ca
         return asked[-1:]
 
     world.run(script(count), script())
-    assert asked[0].answer == m.Pushes(2, 2)
+    assert asked[0].answer == m.Pushes(2, 2, "k_batch_async:3")
 
 
 def test_pushes_of_calls_are_kept_with_these(make_world: Callable[..., World]) -> None:

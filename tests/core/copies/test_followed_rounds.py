@@ -142,7 +142,7 @@ def test_key_that_has_left_a_policy_of_decided_rounds(make_world: Callable[..., 
     world.run(steps(init("ringmaster:1"), push(0), push(0)))
 
     def change(worker: Worker) -> list[Asked]:
-        return [worker.ask(m.SetPolicy("asp", ("w",), "ringmaster:1", (), 60.0))]
+        return [worker.ask(m.SetPolicy("asp", ("w",), "ringmaster:1", (), 60.0, 0))]
 
     def switched(worker: Worker) -> list[Asked]:
         return [worker.ask(m.Switched(("w",), "ringmaster:1", (), 60.0))]

@@ -43,12 +43,13 @@ def step(server: Server, *ranks: int, number: float = 1.0) -> list[Asked]:
 
 
 def begin(server: Server, rank: int = NEW) -> object:
-    """Let the new rank attach and ask where it begins."""
+    """Let the new rank attach and ask where it begins; return its number of pushes and its clock."""
     assert server.attach(rank, incarnation=7).answer == m.Done()
     answer = server.ask(rank, m.GetPushes("w", (1,), "float32", 0, 1, 5.0)).answer
-    if isinstance(answer, m.Pushes):
-        server.pushed[rank, "w"] = answer.count
-    return answer
+    if not isinstance(answer, m.Pushes):
+        return answer
+    server.pushed[rank, "w"] = answer.count
+    return answer.count, answer.clock
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_round_behind_the_boundary_is_not_made_before_it_is_known_whether_the_
     assert value(two) == 8.0
     view(two, since=4)
     assert all(each.pending for each in behind)
-    assert begin(two) == m.Pushes(4, 4)
+    assert begin(two) == (4, 4)
     chunk = two.machine._catalog.chunks["w", 0]
     assert chunk.counted == {0: 4, 1: 4}, "a checkpoint of the boundary is the same with it as without it"
     pulled = two.pull(NEW)
@@ -150,7 +151,7 @@ def test_a_rank_that_comes_again_begins_behind_the_boundary_and_not_where_it_was
     view(server, rank=1)
     announce(server, 4, rank=1)
     view(server, rank=1, since=4)
-    assert begin(server, 1) == m.Pushes(4, 4)
+    assert begin(server, 1) == (4, 4)
     step(server, 0)
     step(server, 1, number=100.0)
     assert value(server) == 2.0 + 3.0 + 101.0
@@ -164,7 +165,7 @@ def test_where_each_push_counts_at_once_it_begins_beside_the_slowest(make_server
     view(server)
     assert announce(server, 3) == m.BoundaryClock(3, 3, waits=True)
     view(server, state="alive", since=3)
-    assert begin(server) == m.Pushes(3, 3)
+    assert begin(server) == (3, 3)
     # Rank 0 leads the two others by one.
     assert not server.pull(0).pending
     step(server, 0)
@@ -186,11 +187,11 @@ def test_who_takes_its_place_goes_on_where_it_was_and_not_where_it_began(
     view(server)
     announce(server, 2)
     view(server, state="alive", since=2)
-    assert begin(server) == m.Pushes(2, 2)
+    assert begin(server) == (2, 2)
     step(server, NEW, NEW)
-    assert begin(server) == m.Pushes(4, 4)
+    assert begin(server) == (4, 4)
     step(server, NEW)
-    assert begin(server) == m.Pushes(5, 5)
+    assert begin(server) == (5, 5)
 
 
 def test_a_rule_that_looks_at_what_was_read_knows_what_the_rank_begins_with(make_server: type[Server]) -> None:
@@ -239,8 +240,8 @@ def test_who_joins_beside_another_one_that_has_not_begun_does_not_begin_before_a
         view(server, rank=rank)
         announce(server, rank)
         view(server, state="alive", rank=rank, since=rank)
-    assert begin(server, 3) == m.Pushes(3, 3)
-    assert begin(server, 2) == m.Pushes(2, 2)
+    assert begin(server, 3) == (3, 3)
+    assert begin(server, 2) == (2, 2)
     step(server, 0, 1)
     # They lead both by one.
     assert not server.pull(0).pending
@@ -264,7 +265,7 @@ def test_before_the_switch_rounds_behind_the_boundary_wait_for_who_joins(switchi
     last = step(switching, 0, 1)
     view(switching, since=2)
     assert all(each.pending for each in last)
-    assert begin(switching) == m.Pushes(2, 2)
+    assert begin(switching) == (2, 2)
     step(switching, NEW, number=100.0)
     assert not any(each.pending for each in last)
     # From now on nobody waits.
@@ -280,7 +281,7 @@ def test_a_boundary_behind_the_switch_holds_no_round_up(switching: Server) -> No
         step(switching, rank)
     assert value(switching) == 7.0
     # It joins those that wait for nobody, as one that has made all rounds.
-    assert begin(switching) == m.Pushes(5, 5)
+    assert begin(switching) == (5, 5)
     assert not any(each.pending for each in step(switching, NEW, number=100.0))
     assert value(switching) == 107.0
 
@@ -290,7 +291,7 @@ def test_behind_the_switch_nobody_has_to_be_past_the_boundary(switching: Server)
     assert announce(switching, 3) == m.BoundaryClock(3, 3)
     view(switching, since=3)
     assert not any(each.pending for each in step(switching, 0, 0))
-    assert begin(switching) == m.Pushes(3, 3)
+    assert begin(switching) == (3, 3)
     assert not any(each.pending for each in step(switching, NEW))
 
 
@@ -301,6 +302,88 @@ def test_before_the_switch_rounds_do_not_wait_for_who_leaves_there(switching: Se
     workers = (last.workers[0], leaving)
     switching.handle(st.Received(SCHEDULER, 0, structs.replace(last, epoch=9, workers=workers)))
     assert not any(each.pending for each in step(switching, 0))
+
+
+# --- keys whose policy changes meanwhile ---
+
+
+def change(server: Server, policy: str, *ranks: int, clock: int) -> list[Asked]:
+    """Let ranks ask for another policy of the key, after so many steps."""
+    old = str(server.machine._catalog.chunks["w", 0].policy)
+    return [server.ask(rank, m.SetPolicy(policy, ("w",), old, (), 5.0, clock)) for rank in ranks]
+
+
+def test_a_change_is_one_of_all_who_count_in_the_step_before_it(two: Server) -> None:
+    announce(two, 4)
+    step(two, 0, 1)
+    view(two, since=4)
+    last = step(two, 0, 1)
+    begin(two)
+    asked = change(two, "asp", 0, 1, clock=5)
+    assert all(each.pending for each in (*last, *asked))
+    step(two, NEW)
+    assert not any(each.pending for each in last)
+    assert all(each.pending for each in asked)
+    change(two, "asp", NEW, clock=5)
+    assert not any(each.pending for each in asked)
+
+
+def test_who_begins_with_the_step_behind_a_change_is_told_of_it_and_not_waited_for(two: Server) -> None:
+    announce(two, 3)
+    view(two, since=3)
+    assert [each.answer for each in change(two, "ssp:1", 0, 1, clock=3)] == [m.Done()] * 2
+    assert two.attach(NEW, incarnation=7).answer == m.Done()
+    # It can't know yet that the policy is another one.
+    assert two.init(rank=NEW).answer == m.Done(3)
+    answer = two.ask(NEW, m.GetPushes("w", (1,), "float32", 0, 1, 5.0)).answer
+    assert answer == m.Pushes(3, 3, "ssp:1")
+
+
+def test_a_change_goes_on_when_nobody_joins_before_it_after_all(two: Server) -> None:
+    announce(two, 3)
+    asked = change(two, "asp", 0, 1, clock=4)
+    assert all(each.pending for each in asked)
+    announce(two, 0)
+    assert not any(each.pending for each in asked)
+
+
+def test_who_has_joined_where_nobody_waits_goes_over_with_the_others_and_is_in_their_rounds(
+    make_server: type[Server],
+) -> None:
+    """Its clocks are ahead of those of the others, for it began behind the fastest of them."""
+    server = make_server(2, policy="asp")
+    server.init()
+    step(server, 0, 1, 0)
+    view(server)
+    announce(server, 4)
+    view(server, state="alive", since=4)
+    begin(server)
+    step(server, NEW)
+    asked = change(server, "bsp", 0, 1, clock=2)
+    assert all(each.pending for each in asked)
+    change(server, "bsp", NEW, clock=5)
+    assert not any(each.pending for each in asked)
+    first = step(server, 0, 1)
+    assert all(each.pending for each in first)
+    (mine,) = step(server, NEW)
+    assert [each.answer for each in (*first, mine)] == [m.Done(5)] * 3
+
+
+def test_what_was_made_under_another_policy_is_not_taken_for_steps(make_server: type[Server]) -> None:
+    server = make_server(2, policy="asp")
+    server.init()
+    step(server, 0, 1, 0, 1)
+    change(server, "bsp", 0, 1, clock=2)
+    view(server)
+    # There are four versions, of two steps.
+    assert announce(server, 3) == m.BoundaryClock(3, 2, waits=True)
+    step(server, 0, 1)
+    view(server, since=3)
+    assert begin(server) == (3, 3)
+    last = step(server, 0, 1)
+    assert all(each.pending for each in last)
+    step(server, NEW)
+    assert not any(each.pending for each in last)
 
 
 def test_a_policy_with_which_nobody_can_join_is_named(make_server: type[Server], closed_policy: str) -> None:
@@ -371,7 +454,7 @@ def leaves_behind(server: Server, clock: int) -> None:
 
 
 def test_a_round_that_is_open_when_the_server_hears_of_it_waits_for_the_rank(decided: Server) -> None:
-    assert let_in(decided, 3) == m.Pushes(3, 3)
+    assert let_in(decided, 3) == (3, 3)
     (first,) = step(decided, 0)
     (second,) = step(decided, 1)
     assert (first.pending, second.pending) == (True, True)

@@ -632,7 +632,7 @@ def begins(rig: Any, rank: int, key: str = "w") -> Any:
 
 def test_more_workers_begin_where_the_others_go_on(make_server: Make) -> None:
     rig = resumed(make_server, state("w", 0, 1, shape=(1,)), workers=3)
-    assert [begins(rig, rank) for rank in range(3)] == [m.Pushes(2, 2)] * 3
+    assert [begins(rig, rank) for rank in range(3)] == [m.Pushes(2, 2, "bsp")] * 3
     rig.values["w", 0][2] = rig.values["w", 0].pop(0)
     rig.pushed = {(rank, "w"): 2 for rank in range(3)}
     pushes = [rig.push(rank, 1.0, clock=3) for rank in range(3)]

@@ -196,7 +196,7 @@ def pushes(rig: Server, rank: int) -> m.Pushes:
 
 def test_workers_go_on_behind_their_last_step_that_was_decided(make_server: Make) -> None:
     rig = resumed(make_server, "k_sync:2")
-    assert [pushes(rig, rank) for rank in range(3)] == [m.Pushes(2, 2)] * 3
+    assert [pushes(rig, rank) for rank in range(3)] == [m.Pushes(2, 2, "k_sync:2")] * 3
 
 
 def test_rounds_are_counted_on(make_server: Make) -> None:
@@ -251,7 +251,7 @@ def test_workers_that_are_no_more_are_not_waited_for(make_server: Make) -> None:
 
 def test_worker_that_is_new_begins_with_the_others(make_server: Make) -> None:
     rig = resumed(make_server, "k_sync:2", workers=4)
-    assert pushes(rig, 3) == m.Pushes(2, 2)
+    assert pushes(rig, 3) == m.Pushes(2, 2, "k_sync:2")
 
 
 def test_key_to_which_nothing_of_a_rank_has_come_counts_as_the_others_do(make_server: Make) -> None:
@@ -259,7 +259,7 @@ def test_key_to_which_nothing_of_a_rank_has_come_counts_as_the_others_do(make_se
     other.key = "v"
     rig = resumed(make_server, "k_sync:2", parts=[part("k_sync:2"), other])
     answer = rig.ask(2, m.GetPushes("v", (1,), "float32", 0, 1, 5.0)).answer
-    assert answer == m.Pushes(2, 2)
+    assert answer == m.Pushes(2, 2, "k_sync:2")
 
 
 def test_rank_of_which_nothing_is_known_begins_anew(make_server: Make) -> None:

@@ -64,7 +64,7 @@ def test_command_that_still_runs_is_answered_over_the_new_connection(server: Ser
 
 def test_what_waited_over_a_connection_that_is_over_waits_over_the_new_one(server: Server) -> None:
     server.init()
-    change = m.SetPolicy("asp", ("w",), "bsp", (), 5.0)
+    change = m.SetPolicy("asp", ("w",), "bsp", (), 5.0, 0)
     asked = server.ask(0, change)
     assert asked.pending
     assert again(server, asked, change) == []
@@ -75,7 +75,7 @@ def test_what_waited_over_a_connection_that_is_over_waits_over_the_new_one(serve
 
 def test_change_that_was_made_meanwhile_is_answered_although_others_ask_for_the_next_one(server: Server) -> None:
     server.init()
-    first, second = m.SetPolicy("asp", ("w",), "bsp", (), 5.0), m.SetPolicy("ssp:1", ("w",), "asp", (), 5.0)
+    first, second = m.SetPolicy("asp", ("w",), "bsp", (), 5.0, 0), m.SetPolicy("ssp:1", ("w",), "asp", (), 5.0, 0)
     asked = server.ask(0, first)
     server.lose_peer(0)
     for rank in (1, 2):
@@ -110,7 +110,7 @@ def test_what_is_not_known_any_longer_is_carried_out_when_it_comes_again(
 ) -> None:
     monkeypatch.setattr(once, "REMEMBERED", 1)
     server.init()
-    change = m.SetPolicy("asp", ("w",), "bsp", (), 5.0)
+    change = m.SetPolicy("asp", ("w",), "bsp", (), 5.0, 0)
     first, _ = (server.ask(0, change) for _ in range(2))
     server.lose_peer(0)
     assert again(server, first, change) == []

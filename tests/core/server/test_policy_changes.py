@@ -28,7 +28,7 @@ SPEC = TensorSpec((2, 3), "float32")
 
 def ask(server: Server, rank: int, policy: str, *keys: str, **fields: Any) -> Asked:
     """Let a worker ask for another policy of keys, of "w" unless others are given."""
-    options: dict[str, Any] = {"old": server.policy, "group": (), "timeout": 5.0} | fields
+    options: dict[str, Any] = {"old": server.policy, "group": (), "timeout": 5.0, "clock": 0} | fields
     return server.ask(rank, m.SetPolicy(policy, keys or ("w",), **options))
 
 
@@ -363,7 +363,7 @@ def test_worker_asks_every_server_behind_its_pushes_and_later_calls_wait(worker:
     later = worker.transfer("push", "w")
     assert not later.sends
     asks = [one for one in worker.answer(fence, m.RulesState("", {}, "sum", (), 0), 0) if isinstance(one, ef.Send)]
-    assert [one.message for one in asks] == [m.SetPolicy("ssp:2", ("w",), "bsp", (), 9.5)] * 2
+    assert [one.message for one in asks] == [m.SetPolicy("ssp:2", ("w",), "bsp", (), 9.5, 1)] * 2
     sent = [effect for send in asks for effect in worker.answer(send, m.Done(), 0)]
     assert call.outcome == "done"
     assert [type(effect.message) for effect in sent if isinstance(effect, ef.Send)] == [m.Push]
@@ -410,7 +410,7 @@ def test_pushes_after_a_call_in_vain_are_refused_until_it_is_called_again(traine
     trained.finish(trained.transfer("push", "v"))
     assert trained.transfer("pull", "w").sends
     again = changed(trained, "bsp", "w")
-    assert again.messages == [m.SetPolicy("bsp", ("w",), "bsp", (), 9.5)] * 2, "it takes back what was asked"
+    assert again.messages == [m.SetPolicy("bsp", ("w",), "bsp", (), 9.5, 1)] * 2, "it takes back what was asked"
     trained.finish(again)
     assert trained.transfer("push", "w").sends
 

@@ -187,7 +187,7 @@ def test_bundles_and_rows_are_bound_together_too() -> None:
     assert [each.answer for each in asked] == [m.Done(1), m.Done(0), m.Done(1)] * 2
 
 
-@pytest.mark.parametrize("message", [m.GetRules(float("inf")), m.SetPolicy("asp", ("a",), "bsp", (), float("nan"))])
+@pytest.mark.parametrize("message", [m.GetRules(float("inf")), m.SetPolicy("asp", ("a",), "bsp", (), float("nan"), 0)])
 def test_a_time_out_that_never_comes_is_refused(server: Server, message: m.Message) -> None:
     assert isinstance(server.ask(0, message).error, ConfigError)
 

@@ -61,6 +61,8 @@ class Elastic:
         self.read: dict[int, dict[Key, Array]] = {}
         self.is_counted = False
         """Push the same number each time, which says by whom it is."""
+        self.changes: dict[int, str] = {}
+        """Before which steps keys get other policies."""
         self.kills: dict[str, int] = {}
         """Workers that die, after how many deliveries."""
         self._step = cluster.step
@@ -104,6 +106,8 @@ class Elastic:
         values = filled(-1)
         assert (yield user.transfer("pull", values)) is None
         for step in self.took[user.rank]:
+            for change in [each for each in self.changes if each == step or (step == start and each < step)]:
+                assert (yield user.set_policy(self.changes[change])) is None
             members = user.members(step)
             assert (yield members) is None
             self.told.setdefault(user.rank, []).append(user.result(members))
@@ -198,6 +202,25 @@ def test_where_one_server_decides_each_push_of_who_joins_counts_once_in_every_el
     cluster = make_cluster(seed, workers=2, servers=servers, max_workers=4, policy=policy, on_worker_loss=mode)
     elastic = Elastic(cluster, moments, stays)
     elastic.is_counted = True
+    cluster.run(elastic.train)
+    cluster.settle()
+    elastic.check_sums()
+
+
+@many_orders
+@given(
+    seed=SEEDS,
+    servers=hs.integers(1, 3),
+    policies=hs.permutations(["asp", "bsp", "ssp:1", "k_async:2", "ringmaster:9", "sync_switch:0.5:3"]),
+    moments=hs.lists(hs.integers(1, 300), min_size=1, max_size=2),
+    stays=hs.lists(hs.integers(1, STEPS), min_size=2, max_size=2),
+)
+def test_where_keys_change_their_policy_meanwhile_each_push_counts_once_in_every_element(
+    make_cluster: type[Cluster], seed: int, servers: int, policies: list[str], moments: list[int], stays: list[int]
+) -> None:
+    cluster = make_cluster(seed, workers=2, servers=servers, max_workers=4, policy=policies[0])
+    elastic = Elastic(cluster, moments, stays)
+    elastic.is_counted, elastic.changes = True, {3: policies[1]}
     cluster.run(elastic.train)
     cluster.settle()
     elastic.check_sums()

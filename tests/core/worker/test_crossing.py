@@ -157,7 +157,7 @@ def test_it_may_not_push_before_it_has_asked_where_to_begin(comer: Worker) -> No
 def test_it_goes_on_from_what_the_others_have_pushed(comer: Worker) -> None:
     (ask,) = entered(comer, 7)
     assert isinstance(ask.message, m.GetPushes)
-    comer.answer(ask, m.Pushes(7, 7))
+    comer.answer(ask, m.Pushes(7, 7, "bsp"))
     assert any(isinstance(effect, ef.Complete) and effect.result == 7 for effect in comer.effects)
     (push,) = comer.transfer("push").sends
     assert isinstance(push.message, m.Push)
@@ -167,7 +167,7 @@ def test_it_goes_on_from_what_the_others_have_pushed(comer: Worker) -> None:
 
 def test_keys_that_were_pushed_less_often_keep_their_numbers(comer: Worker) -> None:
     (ask,) = entered(comer, 7)
-    comer.answer(ask, m.Pushes(3, 7))
+    comer.answer(ask, m.Pushes(3, 7, "bsp"))
     (push,) = comer.transfer("push").sends
     assert isinstance(push.message, m.Push)
     assert (push.message.sequence, push.message.clock) == (4, 8)
@@ -176,10 +176,25 @@ def test_keys_that_were_pushed_less_often_keep_their_numbers(comer: Worker) -> N
 def test_small_keys_that_go_together_go_on_together(comer: Worker) -> None:
     comer.finish(comer.transfer("init", "a", "b"))
     for ask in entered(comer, 7):
-        comer.answer(ask, m.Pushes(7, 7))
+        comer.answer(ask, m.Pushes(7, 7, "bsp"))
     (push,) = comer.transfer("push", "a", "b").sends
     assert isinstance(push.message, m.PushBundle)
     assert (push.message.sequence, push.message.clock) == (8, 8)
+
+
+def test_it_learns_which_policies_keys_have_by_now(comer: Worker) -> None:
+    comer.finish(comer.transfer("init", "a", "b"))
+    for ask in entered(comer, 7):
+        assert isinstance(ask.message, m.GetPushes)
+        comer.answer(ask, m.Pushes(7, 7, "bsp" if ask.message.key == "w" else "ssp:1"))
+    assert [(one.key, one.options.policy) for one in comer.machine.records] == [
+        ("w", "bsp"),
+        ("a", "ssp:1"),
+        ("b", "ssp:1"),
+    ]
+    # They go alone.
+    pushes = [send.message for send in comer.transfer("push", "a", "b").sends]
+    assert [getattr(push, "sequence", None) for push in pushes if isinstance(push, m.Push)] == [8, 8]
 
 
 def test_who_gave_up_asks_again(comer: Worker) -> None:
@@ -189,7 +204,7 @@ def test_who_gave_up_asks_again(comer: Worker) -> None:
     told(comer, view(comer, third("alive", since=7)))
     assert said(comer.handle(st.Received(SCHEDULER, enter.request, m.Entered(7)))) == []
     (ask,) = comer.call(st.GoOn, timeout=5.0).sends
-    comer.answer(ask, m.Pushes(7, 7))
+    comer.answer(ask, m.Pushes(7, 7, "bsp"))
     (push,) = comer.transfer("push").sends
     assert getattr(push.message, "sequence", 0) == 8
 

@@ -78,12 +78,12 @@ def test_new_process_hears_how_often_its_place_has_pushed(two: Server) -> None:
     step(two, 0, 1)
     step(two, 0)
     replace(two)
-    assert ask(two) == m.Pushes(2, 11)
+    assert ask(two) == m.Pushes(2, 11, "bsp")
 
 
 def test_nothing_was_pushed_in_a_new_job(two: Server) -> None:
     replace(two)
-    assert ask(two) == m.Pushes(0, 0)
+    assert ask(two) == m.Pushes(0, 0, "bsp")
 
 
 def test_value_from_which_an_open_round_is_computed_is_the_current_one(two: Server) -> None:
@@ -153,7 +153,7 @@ def test_value_is_read_from_all_keys_of_a_bundle(make_server: type[Server]) -> N
     server.ask(1, m.PushBundle(0, 2, 0, False, 5.0, 0, 2), 1.0)
     server.push(0, 1.0, sequence=2, clock=2)
     replace(server)
-    assert [ask(server, key) for key in ("a", "w")] == [m.Pushes(1, 1), m.Pushes(2, 2)]
+    assert [ask(server, key) for key in ("a", "w")] == [m.Pushes(1, 1, "bsp"), m.Pushes(2, 2, "bsp")]
     both = server.ask(0, m.PullBundle(0, 1, 5.0, 0, 0, 2), peer=NEXT)
     assert both.payload == [2.0, 2.0]
     assert server.value("w") == 4.0
@@ -205,7 +205,7 @@ def test_async_values_are_the_current_ones(make_server: type[Server]) -> None:
 def test_key_that_goes_over_to_another_policy_keeps_nothing(two: Server) -> None:
     step(two, 0, 1)
     for rank in range(2):
-        two.ask(rank, m.SetPolicy("asp", ("w",), "bsp", (), 5.0))
+        two.ask(rank, m.SetPolicy("asp", ("w",), "bsp", (), 5.0, 1))
     assert two.kept["w", 0] == []
 
 
@@ -214,7 +214,7 @@ def test_key_that_goes_over_to_another_policy_keeps_nothing(two: Server) -> None
 
 def counts(**made: tuple[int, int]) -> list[tuple[Key, m.Pushes]]:
     """Return what servers have of keys: pushes, and the clock of the last one."""
-    return [(key, m.Pushes(*each)) for key, each in made.items()]
+    return [(key, m.Pushes(*each, "bsp")) for key, each in made.items()]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def ready(make_worker: type[Worker], *keys: str) -> Worker:
 
 def test_worker_counts_from_the_first_step_that_is_not_complete(make_worker: type[Worker], like: type[Like]) -> None:
     worker = ready(make_worker, "a", "b")
-    call = go_on(worker, m.Pushes(3, 3), m.Pushes(4, 4))
+    call = go_on(worker, m.Pushes(3, 3, "bsp"), m.Pushes(4, 4, "bsp"))
     assert call.outcome == "done"
     assert ef.Complete(call.number, 3) in worker.effects
     reading = worker.finish(worker.transfer("pull", "a", "b"))
@@ -271,7 +271,7 @@ def test_worker_counts_from_the_first_step_that_is_not_complete(make_worker: typ
 
 def test_clock_goes_on_too(make_worker: type[Worker], like: type[Like]) -> None:
     worker = ready(make_worker, "a")
-    go_on(worker, m.Pushes(3, 10))
+    go_on(worker, m.Pushes(3, 10, "bsp"))
     assert worker.transfer("push", "a").messages == [like(m.Push, sequence=4, clock=11)]
     assert worker.machine.clock == 11
 
@@ -279,7 +279,7 @@ def test_clock_goes_on_too(make_worker: type[Worker], like: type[Like]) -> None:
 def test_bundle_goes_on_as_one(make_worker: type[Worker], like: type[Like]) -> None:
     worker = make_worker(servers=1)
     worker.finish(worker.transfer("init", "a", "b"))
-    go_on(worker, m.Pushes(3, 3), m.Pushes(3, 3))
+    go_on(worker, m.Pushes(3, 3, "bsp"), m.Pushes(3, 3, "bsp"))
     assert worker.finish(worker.transfer("pull", "a", "b")).messages == [like(m.PullBundle, at_least=3, before=4)]
     assert worker.transfer("push", "a", "b").messages == [like(m.PushBundle, sequence=4, clock=4)]
 
@@ -287,7 +287,7 @@ def test_bundle_goes_on_as_one(make_worker: type[Worker], like: type[Like]) -> N
 def test_rows_go_on_too(make_worker: type[Worker], like: type[Like]) -> None:
     worker = make_worker(servers=1)
     worker.finish(worker.transfer_rows("init", st.Rows([0])))
-    go_on(worker, m.Pushes(3, 3))
+    go_on(worker, m.Pushes(3, 3, "bsp"))
     pull = worker.transfer_rows("pull", st.Rows([1], bytes(8)))
     assert pull.messages == [like(m.PullRows, at_least=3, before=4)]
     assert worker.transfer_rows("push", st.Rows([0])).messages == [like(m.PushRows, sequence=4, clock=4)]
@@ -295,14 +295,14 @@ def test_rows_go_on_too(make_worker: type[Worker], like: type[Like]) -> None:
 
 def test_in_a_new_job_nothing_is_different(make_worker: type[Worker], like: type[Like]) -> None:
     worker = ready(make_worker, "a")
-    call = go_on(worker, m.Pushes(0, 0))
+    call = go_on(worker, m.Pushes(0, 0, "bsp"))
     assert ef.Complete(call.number, 0) in worker.effects
     assert worker.transfer("pull", "a").messages == [like(m.Pull, at_least=0, before=0)]
 
 
 def test_first_step_may_have_been_begun(make_worker: type[Worker], like: type[Like]) -> None:
     worker = ready(make_worker, "a", "b")
-    go_on(worker, m.Pushes(1, 1), m.Pushes(0, 0))
+    go_on(worker, m.Pushes(1, 1, "bsp"), m.Pushes(0, 0, "bsp"))
     assert worker.transfer("pull", "a", "b").messages == [like(m.Pull, before=1), like(m.Pull, before=0)]
 
 
@@ -318,5 +318,5 @@ def test_worker_that_has_pushed_can_not_go_on(make_worker: type[Worker]) -> None
 
 def test_worker_is_told_when_there_is_no_such_step(make_worker: type[Worker]) -> None:
     worker = ready(make_worker, "a", "b")
-    assert isinstance(go_on(worker, m.Pushes(3, 3), m.Pushes(5, 5)).error, MembershipError)
+    assert isinstance(go_on(worker, m.Pushes(3, 3, "bsp"), m.Pushes(5, 5, "bsp")).error, MembershipError)
     assert worker.transfer("push", "a").messages[0].sequence == 1

@@ -247,7 +247,7 @@ def test_who_waits_for_a_round_is_let_go_when_the_policy_changes() -> None:
     server = first(workers=2)
     pull, waiting = server.pull(0, at_least_round=1), await_round(server, 1)
     for rank in range(2):
-        server.ask(rank, m.SetPolicy("asp", ("w",), "k_sync:2", (), 5.0))
+        server.ask(rank, m.SetPolicy("asp", ("w",), "k_sync:2", (), 5.0, 0))
     assert (pull.answer, waiting.answer) == (m.Value(0), m.Reached(0))
 
 

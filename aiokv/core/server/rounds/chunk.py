@@ -299,7 +299,15 @@ class Chunk(Record, eq=False):
         if not (roster.varies and self.policy.is_in_step(update.version - self.since)):
             return self.members(roster)
         members = roster.members_after(update.clock, self.group)
-        return [rank for rank in members if rank not in self.leaving]
+        # Who joined behind where nobody waits, and then got this policy with the others, is ahead of them.
+        ahead = [rank for rank in roster.newcomers if rank not in members and self._has_come_to(update, rank, roster)]
+        here = sorted([*members, *ahead]) if ahead else members
+        return [rank for rank in here if rank not in self.leaving]
+
+    def _has_come_to(self, update: Update, rank: Rank, roster: Roster) -> bool:
+        """Tell whether a rank that has joined pushes this update next, whatever its clock."""
+        is_next = self.has_begun(rank, roster) and self.version_of(rank, self.pushed[rank] + 1) <= update.version
+        return is_next and rank in self.members(roster) and rank not in roster.leavers
 
     @property
     def is_next_in_step(self) -> bool:
@@ -316,9 +324,9 @@ class Chunk(Record, eq=False):
         others = [other for other in members if other != rank and self.has_begun(other, roster)]
         # It begins with the next round. Where the versions are not those of its steps it has the same number in all
         # chunks, and is where the slowest is, but not beyond the boundary.
-        number = self.version if in_step else since
+        number = self.version if in_step and not self.since else since
         counts = [self.count(other, self.reflected.get(other, 0)) for other in others]
-        count = number - self.since if in_step else min([since, *counts])
+        count = self.version - self.since if in_step else min([since, *counts])
         self.admitted[rank] = (number, self.counted.get(rank, 0))
         self.pushed[rank] = self.reflected[rank] = number
         self.clocks[rank] = since
