@@ -117,6 +117,11 @@ def test_steps_make_rounds_together_or_each_chunk_its_own(text: str) -> None:
     assert not get_policy(text).per_step
 
 
+@pytest.mark.parametrize(("text", "in_step"), [("bsp", True), ("sum", True), ("asp", False), ("k_sync:2", False)])
+def test_all_updates_are_in_step_or_none(text: str, *, in_step: bool) -> None:
+    assert [get_policy(text).is_in_step(version) for version in (1, 100)] == [in_step] * 2
+
+
 @pytest.mark.parametrize("text", ["bsp", "asp", "sum", "sync_switch:0.5:10"])
 def test_small_keys_are_bundled_only_where_chunks_need_nothing_else(text: str) -> None:
     assert get_policy(text).is_plain
