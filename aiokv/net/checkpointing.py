@@ -13,6 +13,8 @@ from aiokv.checkpoint.saving import SavedRule
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, DataError
+from aiokv.net.driver import BUSY_SECONDS
+from aiokv.net.memory import TURN_BYTES
 from aiokv.store.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -36,21 +38,34 @@ class CheckpointFiles:
         store: the server's memory.
         folder: where files have to be; see `aiokv.checkpoint.files.find`.
         feed: gives a stimulus to the state machine.
+        is_busy: whether a thread works on the store, so that nothing else may.
     """
 
-    def __init__(self, store: ParameterStore, folder: str, feed: Callable[[st.Stimulus], None]) -> None:
+    def __init__(
+        self,
+        store: ParameterStore,
+        folder: str,
+        feed: Callable[[st.Stimulus], None],
+        is_busy: Callable[[], bool],
+    ) -> None:
         self._store = store
+        self._is_busy = is_busy
         self._folder = folder
         self._feed = feed
         self._snapshots: Snapshots[ChunkState] = Snapshots(store)
         self._reading: Reading | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._copying = False
+        """Whether a task copies what is held."""
 
     def perform(self, effect: OnCheckpoint) -> None:
         """Perform an effect; what takes long goes on in a thread."""
         match effect:
             case ef.Snapshot(clock, key, start, version, states):
                 self._snapshots.hold(clock, key, start, version, states)
+                if self._snapshots.is_copying and not self._copying:
+                    self._copying = True
+                    self._begin(self._copy())
             case ef.DropSnapshots(clock):
                 self._snapshots.release(clock)
             case ef.WriteSnapshots():
@@ -69,6 +84,16 @@ class CheckpointFiles:
         """Wait until no thread is at work: it can't be stopped."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _copy(self) -> None:
+        """Copy tables, a little in each turn of the loop; a thread could not while they are updated."""
+        while self._snapshots.is_copying:
+            if self._is_busy():
+                await asyncio.sleep(BUSY_SECONDS)
+                continue
+            self._snapshots.copy_some(TURN_BYTES)
+            await asyncio.sleep(0)
+        self._copying = False
+
     async def _write(self, effect: ef.WriteSnapshots) -> None:
         clock = effect.clock
         there: asyncio.Future[AiokvError | None] = asyncio.get_running_loop().create_future()
@@ -79,7 +104,8 @@ class CheckpointFiles:
             self._snapshots.release(clock)
             return
         rule = msgspec.convert(msgspec.structs.asdict(effect.rules), SavedRule)
-        held = [(one.state, one.updates, one.arrays) for one in self._snapshots.held(clock)]
+        # What they are is asked in the thread.
+        held = ((one.state, one.updates, one.arrays()) for one in self._snapshots.held(clock))
         name, pieces = part_name(effect.index), part_pieces(clock, rule, held, effect.rounds)
         written = await asyncio.to_thread(write_own, effect.place, name, pieces, self._folder)
         self._snapshots.release(clock)

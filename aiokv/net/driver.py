@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 1.0
 """How long a closing node lets its last frames flow before it cuts the connections."""
 
+BUSY_SECONDS = 1e-3
+"""What has to wait while a driver is busy looks so often whether it still is."""
+
 _serial = itertools.count()
 
 Log = EventLog[st.Stimulus, ef.Effect]

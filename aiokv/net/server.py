@@ -26,7 +26,7 @@ from aiokv.kernels import Backend, engine_for, get_backend
 from aiokv.kernels.work import has_kernel
 from aiokv.net.arrivals import Arrivals
 from aiokv.net.checkpointing import CheckpointFiles, OnCheckpoint
-from aiokv.net.driver import Log, make_incarnation, make_name
+from aiokv.net.driver import BUSY_SECONDS, Log, make_incarnation, make_name
 from aiokv.net.holdings import Holdings
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.node import Node, local_host_towards
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 
 JOIN_CALL = 0
 LEAVE_CALL = 1
-
-BUSY_SECONDS = 1e-3
-"""What devices report waits so long while a thread works on rows."""
 
 FIRST = "reference"
 """The backend of "auto" until another one is compiled: it is there at once, and takes little memory."""
@@ -93,7 +90,7 @@ class Server(Node):
             self._arrivals = Arrivals(self._store)
             self._outbox = Outbox(self._store, self._send_now, self._memory, self._cut)
         self._holdings = Holdings(self._store, self.config.max_held_bytes, self.config.max_held_bytes_each)
-        self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed)
+        self._checkpoints = CheckpointFiles(self._store, self.config.checkpoint_folder, self.feed, lambda: self.busy)
         self._cost = 0
         """What has been done with rows in this turn of the loop; see `aiokv.storing.cost_of_rows`."""
         self._held: deque[Callable[[], None]] = deque()

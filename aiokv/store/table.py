@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 from aiokv.errors import DataError
 from aiokv.optim import PRECISIONS
 from aiokv.store.first_rows import FirstRows
-from aiokv.store.states import check_like
+from aiokv.store.states import VALUE, check_like
+from aiokv.store.table_copy import TableCopy
 from aiokv.types import ROW_ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aiokv.initializers import Initializer
     from aiokv.kernels import Backend
@@ -53,6 +55,11 @@ class RowIndex:
         """Return the place of each row, -1 for those that are not there."""
         places = _look_up(self._main, ids)
         return np.maximum(places, _look_up(self._recent, ids)) if self._recent[0].size else places
+
+    def order(self) -> Callable[[], tuple[Ids, NDArray[np.int64]]]:
+        """Return what tells all ids of now, increasing, and the place of each. It may be called later, in a thread."""
+        # Nobody writes into these.
+        return functools.partial(_merge, self._main, self._recent)
 
     def add(self, ids: Ids) -> None:
         """Enter increasing ids that are not there."""
@@ -141,6 +148,8 @@ class Table:
         self._steps = 0
         self._before: tuple[Version, Ids, Array] | None = None
         """What the last update has changed: the version before it, and the rows with the values that they had."""
+        self._copies: list[TableCopy] = []
+        """Those that are being made."""
 
     @property
     def num_rows(self) -> int:
@@ -202,6 +211,16 @@ class Table:
         """Return the rows that are used, in any order, with their values and state by name; not copies."""
         state = {name: kept.rows for name, kept in (self._state or {}).items()}
         return self._ids.rows[:, 0], {"value": self._values.rows} | state
+
+    def begin_copy(self) -> TableCopy:
+        """Begin a copy of the rows that are used, with their values and state."""
+        copy = TableCopy(self._index, {VALUE: self._values} | (self._state or {}))
+        self._copies.append(copy)
+        return copy
+
+    def end_copy(self, copy: TableCopy) -> None:
+        """Keep nothing for a copy any longer, whether it is whole or not."""
+        self._copies.remove(copy)
 
     @property
     def steps(self) -> int:
@@ -329,6 +348,8 @@ class Table:
 
     def _write(self, ids: Ids, places: NDArray[np.int64], values: Array, state: dict[str, Array]) -> None:
         present, absent = places >= 0, places < 0
+        for copy in self._copies:
+            copy.keep(places[present])
         self._values.rows[places[present]] = values[present]
         for name, kept in (self._state or {}).items():
             rows = state[name].reshape(ids.size, kept.width)

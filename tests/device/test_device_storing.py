@@ -564,8 +564,8 @@ def test_what_is_held_for_a_checkpoint_is_what_was_there(sides: tuple[Side, Side
         make_round(side, 2, "float16", rule)
         snapshots.when_ready(5, ready.append)
         assert ready == [None]
-        held = [(one.state, one.updates, {n: a.tobytes() for n, a in one.arrays.items()}) for one in snapshots.held(5)]
-        found.append(held)
+        held = [(one.state, one.updates, one.arrays()) for one in snapshots.held(5)]
+        found.append([(*others, {n: a.tobytes() for n, a in arrays.items()}) for *others, arrays in held])
         snapshots.release(5)
     assert found[0] == found[1]
     assert [(state, updates) for state, updates, _ in found[0]] == [("of a", 1), ("of b", 1), ("of c", 1)]

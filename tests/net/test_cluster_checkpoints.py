@@ -15,6 +15,7 @@ import aiokv
 from aiokv import RowSparse
 from aiokv.checkpoint.folder import find_checkpoints
 from aiokv.errors import DataError
+from aiokv.net.memory import TURN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -257,7 +258,11 @@ async def test_another_number_of_workers_has_all_that_compression_had_left(
     assert (values == 3.0).all()
 
 
-async def test_row_sparse_tables_go_on_too(cluster: MakeCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn_bytes", [TURN_BYTES, 4000], ids=["whole tables at a time", "a row at a time"])
+async def test_row_sparse_tables_go_on_too(
+    cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn_bytes: int
+) -> None:
+    monkeypatch.setattr("aiokv.net.checkpointing.TURN_BYTES", turn_bytes)
     initializer = {"name": "normal", "scale": 1.0, "seed": 3}
 
     async def begin_table(running: Cluster) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from aiokv.optim import make_optimizer
 from aiokv.store.memory import ParameterStore
 from aiokv.store.snapshots import Snapshots
 from aiokv.types import Piece, TensorSpec
+
+if TYPE_CHECKING:
+    from aiokv.errors import AiokvError
 
 RULE = make_optimizer("sgd", {"learning_rate": 1.0, "momentum": 0.5})
 
@@ -41,7 +44,7 @@ def update(store: ParameterStore, version: int) -> None:
 def contents(snapshots: Snapshots[str], clock: int) -> list[tuple[str, int, dict[str, Any]]]:
     """Return what is held."""
     return [
-        (one.state, one.updates, {name: array.tolist() for name, array in one.arrays.items()})
+        (one.state, one.updates, {name: array.tolist() for name, array in one.arrays().items()})
         for one in snapshots.held(clock)
     ]
 
@@ -89,7 +92,7 @@ def test_buffers_are_used_again_when_they_are_released(store: ParameterStore) ->
     for clock in (10, 20):
         snapshots.hold(clock, "a", -1, clock // 10 - 1, ["of a", "of b"])
         update(store, clock // 10)
-    first = snapshots.held(10)[0].arrays["value"]
+    first = snapshots.held(10)[0].arrays()["value"]
     snapshots.release(10)
     assert contents(snapshots, 10) == []
     assert len(contents(snapshots, 20)) == 2
@@ -99,22 +102,80 @@ def test_buffers_are_used_again_when_they_are_released(store: ParameterStore) ->
     snapshots.release(30)
 
 
-def test_rows_of_a_table_are_copied_in_the_order_of_their_numbers() -> None:
-    store = ParameterStore(get_backend("reference"))
-    store.install_rows("t", 0, TensorSpec((10, 1), "float32"), make_initializer({}, "float32"), None, lazy=True)
+class Rows:
+    """A store with a table of ten rows with one number each."""
 
-    def push(row: int, version: int) -> None:
+    def __init__(self) -> None:
+        self.store = ParameterStore(get_backend("reference"))
+        self.store.install_rows(
+            "t", 0, TensorSpec((10, 1), "float32"), make_initializer({}, "float32"), None, lazy=True
+        )
+
+    def push(self, row: int, version: int) -> None:
+        """Push a gradient of 1 for a row."""
         payload = np.array([row], np.int64).tobytes() + np.array([1.0], np.float32).tobytes()
-        slot, view = store.land(len(payload))
+        slot, view = self.store.land(len(payload))
         view[:] = payload
-        store.apply_rows("t", 0, version, [slot], RULE, version, 1)
-        store.free(slot)
+        self.store.apply_rows("t", 0, version, [slot], RULE, version, 1)
+        self.store.free(slot)
 
-    push(7, 1)
-    push(2, 2)
-    snapshots: Snapshots[str] = Snapshots(store)
+
+def test_rows_of_a_table_are_copied_in_the_order_of_their_numbers() -> None:
+    rows = Rows()
+    rows.push(7, 1)
+    rows.push(2, 2)
+    snapshots: Snapshots[str] = Snapshots(rows.store)
     snapshots.hold(10, "t", 0, 2, ["of t"])
-    push(7, 3)
-    ((_, updates, arrays),) = contents(snapshots, 10)
-    assert (updates, arrays["ids"], arrays["value"]) == (2, [2, 7], [[-1.0], [-1.0]])
-    assert arrays["momentum"] == [[-1.0], [-1.0]]
+    rows.push(7, 3)
+    ready: list[AiokvError | None] = []
+    snapshots.when_ready(10, ready.append)
+    assert (snapshots.is_copying, ready) == (True, [])
+    # A row is a value and a momentum of four bytes each.
+    snapshots.copy_some(8)
+    rows.push(2, 4)
+    assert (snapshots.is_copying, ready) == (True, [])
+    snapshots.copy_some(8)
+    assert (snapshots.is_copying, ready) == (False, [None])
+    for _ in range(2):
+        ((_, updates, arrays),) = contents(snapshots, 10)
+        assert (updates, arrays["ids"], arrays["value"]) == (2, [2, 7], [[-1.0], [-1.0]])
+        assert arrays["momentum"] == [[-1.0], [-1.0]]
+
+
+def test_copies_of_tables_are_made_one_after_the_other() -> None:
+    rows = Rows()
+    rows.push(7, 1)
+    snapshots: Snapshots[str] = Snapshots(rows.store)
+    for clock in (10, 20):
+        snapshots.hold(clock, "t", 0, clock // 10, ["of t"])
+        rows.push(7, clock // 10 + 1)
+    snapshots.copy_some(100)
+    assert snapshots.is_copying
+    snapshots.copy_some(100)
+    assert not snapshots.is_copying
+    # By hand: the first step is 1, the second one 1.5.
+    found = [arrays["value"] for clock in (10, 20) for _, _, arrays in contents(snapshots, clock)]
+    assert found == [[[-1.0]], [[-2.5]]]
+
+
+def test_a_table_is_copied_no_further_for_what_is_released() -> None:
+    rows = Rows()
+    rows.push(7, 1)
+    snapshots: Snapshots[str] = Snapshots(rows.store)
+    snapshots.hold(10, "t", 0, 1, ["of t"])
+    snapshots.hold(20, "t", 0, 1, ["of t"])
+    snapshots.release(10)
+    rows.push(7, 2)
+    snapshots.copy_some(100)
+    assert not snapshots.is_copying
+    assert [arrays["value"] for _, _, arrays in contents(snapshots, 20)] == [[[-1.0]]]
+    # Nothing is kept for either of them any longer.
+    assert rows.store.table("t", 0)._copies == []
+
+
+def test_an_empty_table_is_held_too() -> None:
+    rows = Rows()
+    snapshots: Snapshots[str] = Snapshots(rows.store)
+    snapshots.hold(10, "t", 0, 0, ["of t"])
+    snapshots.copy_some(100)
+    assert [arrays for _, _, arrays in contents(snapshots, 10)] == [{"ids": [], "value": []}]
