@@ -22,7 +22,7 @@ from aiokv.net import tls
 from aiokv.net.checksums import load_checksum
 from aiokv.net.memory import MemoryLink
 from aiokv.net.shared import Segments
-from aiokv.net.tcp import Link
+from aiokv.net.tcp import Link, in_words
 from aiokv.telemetry import Counters, EventLog, Profile, take_note
 from aiokv.wire.messages import Error, Waiting
 
@@ -86,9 +86,7 @@ def _reason(error: OSError) -> str:
         return tls.describe(error)
     if isinstance(error, TimeoutError) and not error.errno:
         return "no answer"
-    # What is wrong with a name has numbers of its own, which are negative.
-    text = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-    return text.lower()
+    return in_words(error)
 
 
 def _between(link: AnyLink) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 from collections import deque
@@ -52,6 +53,15 @@ def peer_address(transport: asyncio.BaseTransport) -> str:
     """Return where the other side of a connection is, as `host:port`; empty where that has no such address."""
     name = transport.get_extra_info("peername")
     return format_address(*name[:2]) if isinstance(name, tuple) else ""
+
+
+def in_words(error: Exception) -> str:
+    """Return why a connection failed, without the number that the system has for it."""
+    if not isinstance(error, OSError):
+        return str(error)
+    # What is wrong with a name has numbers of its own, which are negative; asyncio puts addresses before the reason.
+    text = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    return text.lower()
 
 
 class Link(asyncio.BufferedProtocol):
@@ -237,7 +247,7 @@ class Link(asyncio.BufferedProtocol):
             return tls.UNHEARD
         if self._connection.gone:
             return self._connection.gone
-        return str(exc) if exc else "connection closed"
+        return in_words(exc) if exc else "connection closed"
 
     def pause_writing(self) -> None:
         """Do nothing: what may lie in the transport is counted here."""

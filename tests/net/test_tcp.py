@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from aiokv.errors import ClosedError, HandshakeError, ServerLostError
-from aiokv.net.tcp import WINDOW_BYTES, Link
+from aiokv.net.tcp import WINDOW_BYTES, Link, in_words
 from aiokv.wire import messages as m
 from aiokv.wire.frames import encode_frame
 from aiokv.wire.limits import Limits
@@ -286,3 +288,16 @@ async def test_what_a_peer_sent_before_its_connection_was_closed_here_leaves_no_
             await first.pull("w")
         np.testing.assert_array_equal(await second.pull("w"), np.zeros(1))
         assert running.servers[0].store.open_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "connection reset by peer"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "name or service not known"),
+        (OSError("Multiple exceptions"), "multiple exceptions"),
+        (RuntimeError("The transport is closed"), "The transport is closed"),
+    ],
+)
+def test_why_a_connection_failed_is_said_without_numbers(error: Exception, words: str) -> None:
+    assert in_words(error) == words
