@@ -144,17 +144,17 @@ def run(
     import secrets
 
     from aiokv.addresses import parse_address
-    from aiokv.config import load_config
+    from aiokv.config import trace_config
     from aiokv.launch import Job, LocalLauncher
     from aiokv.launch.base import resolve_command, unique_cluster
     from aiokv.launch.supervisor import Recovery
 
-    port, prefix, cluster = settings.pop("port"), settings.pop("name_prefix"), settings.pop("cluster")
+    port, prefix = settings.pop("port"), settings.pop("name_prefix")
     environ = environment()
-    if join is not None and cluster is None:
-        raise click.UsageError("--join needs the --cluster of the running job, and its AIOKV_TOKEN in the environment")
     resume = resume or ("latest" if resumes else None)
-    config = load_config(environ=environ, plugins=plugins or None, resume=resume, **settings)
+    config, origins = trace_config(environ=environ, plugins=plugins or None, resume=resume, **settings)
+    if join is not None and "cluster" not in origins:
+        raise click.UsageError("--join needs the --cluster of the running job, and its AIOKV_TOKEN in the environment")
     servers = config.num_workers if config.colocate else config.num_servers
     if join is None:
         config.check_workers()
@@ -166,7 +166,7 @@ def run(
         workers=config.num_workers,
         servers=config.num_servers,
         colocate=config.colocate,
-        cluster=cluster or unique_cluster(),
+        cluster=config.cluster if "cluster" in origins else unique_cluster(),
         token=config.token or ("" if join is not None else secrets.token_hex(16)),
         name_prefix=prefix,
         port=port,

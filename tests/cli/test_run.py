@@ -52,13 +52,14 @@ def test_run_takes_defaults_from_the_environment_and_hands_the_file_on(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DMLC_NUM_WORKER", "3")
     monkeypatch.setenv("DMLC_ROLE", "scheduler")
-    names = ("AIOKV_CONFIG", "AIOKV_BIND_HOST", "AIOKV_ON_WORKER_LOSS")
+    monkeypatch.setenv("AIOKV_CLUSTER", "blue")
+    names = ("AIOKV_CONFIG", "AIOKV_BIND_HOST", "AIOKV_ON_WORKER_LOSS", "AIOKV_CLUSTER")
     code = f"import os; print(*[os.environ[name] for name in {names}])"
     options = ("--config", "c.toml", "--on-worker-loss", "respawn", "--json")
     assert call("run", *options, "--", "python", "-S", "-c", code) == 0
     events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     lines = [event["text"] for event in events if event["event"] == "line"]
-    assert lines == [f"{tmp_path / 'c.toml'} 127.0.0.1 respawn"] * 3
+    assert lines == [f"{tmp_path / 'c.toml'} 127.0.0.1 respawn blue"] * 3
     assert [event["node"] for event in events if event["event"] == "started" and event["role"] == "server"] == [
         "server-0",
         "server-1",
