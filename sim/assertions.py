@@ -61,17 +61,22 @@ _FORM: Final = re.compile(r"\s*(?:(\S+)\.)?(\w+)\s*(<=|>=|==|<|>)\s*([-+\d.eE]+)
 
 @dataclass(slots=True, frozen=True)
 class Assertion:
-    """One sentence. `policy` is empty when it holds for all of them; `bound` is in seconds or the like."""
+    """One sentence. `policy` is empty when it holds for all; `bound` is in seconds or the like, whatever the `unit`."""
 
     text: str
     policy: str
     metric: str
     sign: str
     bound: float
+    unit: str = ""
 
     def holds(self, value: float) -> bool:
         """Say whether it is true of a value; of none it is not."""
         return not math.isnan(value) and _COMPARE[self.sign](value, self.bound)
+
+    def shown(self, value: float) -> str:
+        """Return a value in words, in the unit of the sentence."""
+        return f"{value / UNITS[self.unit]:.6g} {self.unit}".rstrip()
 
 
 def parse_assertion(text: str, policies: Sequence[str]) -> Assertion:
@@ -95,7 +100,7 @@ def parse_assertion(text: str, policies: Sequence[str]) -> Assertion:
     if unit not in UNITS:
         raise ConfigError(f"no unit {unit!r}; known: {', '.join(filter(None, UNITS))}")
     try:
-        return Assertion(text, policy, metric, sign, float(number) * UNITS[unit])
+        return Assertion(text, policy, metric, sign, float(number) * UNITS[unit], unit)
     except ValueError:
         raise ConfigError(f"expected a number after {sign!r}, got {number!r}") from None
 
@@ -113,5 +118,5 @@ def broken_assertions(texts: Sequence[str], summaries: Mapping[str, Summary]) ->
         for policy, summary in summaries.items():
             value = METRICS[assertion.metric](summary)
             if assertion.policy in {"", policy} and not assertion.holds(value):
-                broken.append(f"{policy}: expected {text}, got {assertion.metric} = {value:.6g}")
+                broken.append(f"{policy}: expected {text}, got {assertion.metric} = {assertion.shown(value)}")
     return broken

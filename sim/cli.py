@@ -19,7 +19,7 @@ from rich.table import Table
 
 from aiokv.errors import AiokvError, MissingExtraError
 from sim.checks import InvariantError
-from sim.futures import cancelled_at_errors
+from sim.futures import cancelled_at_errors, processes
 from sim.scenario import json_schema, load_scenario, shipped_scenarios
 
 if TYPE_CHECKING:
@@ -162,15 +162,13 @@ def sweep(
     """
     with _explained():
         _require("simpy")
-        from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
-
         from sim.sweep import Sweep  # noqa: PLC0415
 
         made = Sweep(scenario, settings, range(seed, seed + replications))
         if out is not None:
             _make_directory(out)
         kept = None if out is None else out / "results.jsonl"
-        with _progress("sweeping", made.runs) as on_row, ProcessPoolExecutor(jobs) as executor:
+        with _progress("sweeping", made.runs) as on_row, processes(jobs) as executor:
             comparisons = made.carry_out(executor, kept, on_row)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))
@@ -179,8 +177,9 @@ def sweep(
 
 
 def _comparison_table(comparisons: Sequence[Comparison], replications: int) -> Table:
+    what = f"mean of {replications} runs ± half width at 95 %" if replications > 1 else "one run"
     made = Table(
-        title=f"mean of {replications} runs ± half width at 95 %; below it, the difference from the first line",
+        title=f"{what}; below it, the difference from the first line",
         show_lines=True,
     )
     # On a narrow terminal numbers are folded, and what they belong to is still whole.
@@ -266,14 +265,12 @@ def fuzz(seeds: str, jobs: int, as_json: bool, out: Path) -> None:
     """
     with _explained():
         _require("simpy")
-        from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
-
         from sim.fuzz import fuzz as fuzz_all  # noqa: PLC0415
         from sim.fuzz import parse_seeds, to_json, write_scenarios  # noqa: PLC0415
 
         wanted = parse_seeds(seeds)
         begin = time.perf_counter()
-        with _progress("fuzzing", len(wanted)) as on_seed, ProcessPoolExecutor(jobs) as executor:
+        with _progress("fuzzing", len(wanted)) as on_seed, processes(jobs) as executor:
             found = fuzz_all(wanted, executor, on_seed)
         seconds = time.perf_counter() - begin
         if found:
@@ -320,11 +317,11 @@ def validate(as_json: bool, jobs: int, traces: Path | None) -> None:
         from sim.validation.traces import recorded  # noqa: PLC0415
 
         further = [] if traces is None else list(recorded(traces))
-    from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: PLC0415
+    from concurrent.futures import as_completed  # noqa: PLC0415
 
     from sim.validation.suite import GROUPS, run_group  # noqa: PLC0415
 
-    with _progress("validating", len(GROUPS)) as on_group, ProcessPoolExecutor(jobs) as executor:
+    with _progress("validating", len(GROUPS)) as on_group, processes(jobs) as executor:
         futures = {name: executor.submit(run_group, name) for name in GROUPS}
         with cancelled_at_errors(futures.values()):
             for _ in as_completed(futures.values()):

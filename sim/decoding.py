@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import tomllib
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 
 _WORDS: Final = {
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`str`": "a text",
-    "`bool`": "true or false",
-    "`array`": "a list",
-    "`object`": "a table",
-    "Expected": "expected",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
 }
 _SECTION: Final = re.compile(r"\s*\[(\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$")
 _STEP: Final = re.compile(r"[^.\[\]]+|\[\d+\]")
@@ -37,7 +37,7 @@ def closest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def mistake(file: str, text: str, path: str, what: str) -> ConfigError:
+def mistake(file: str, text: str, path: str, what: str, changes: Sequence[tuple[str, Any]] = ()) -> ConfigError:
     """Return the error for something wrong in a file.
 
     Args:
@@ -45,9 +45,20 @@ def mistake(file: str, text: str, path: str, what: str) -> ConfigError:
         text: its content, to find the line.
         path: the key, as in "cluster.workers" or "tensor[0].shape"; empty for the whole file.
         what: what is wrong, expected and got.
+        changes: keys, and values that stand in for those of the file: what is wrong may be one of them, or be so
+            only with them.
     """
-    line = line_of(text, path)
+    steps = _STEP.findall(path)
+    is_changed = any(steps[: len(key.split("."))] == key.split(".") for key, _ in changes)
+    line = None if is_changed else line_of(text, path)
     place = file if line is None else f"{file}, line {line}"
+    shown = [
+        f"{key}={', '.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for key, value in changes
+        if value != ()
+    ]
+    if shown:
+        place += f", with {', '.join(shown)}"
     return ConfigError(f"{place}: {path}: {what}" if path else f"{place}: {what}", key=path)
 
 
@@ -73,7 +84,7 @@ def decode(content: bytes, file: str, record: type[T], changes: Sequence[tuple[s
     try:
         return text, msgspec.convert(raw, record)
     except msgspec.ValidationError as error:
-        raise mistake(file, text, *_explain(str(error), raw, record)) from None
+        raise mistake(file, text, *_explain(str(error), raw, record), changes) from None
 
 
 def _put(raw: dict[str, Any], path: str, value: Any) -> None:
@@ -99,8 +110,7 @@ def _explain(message: str, raw: dict[str, Any], record: type[msgspec.Struct]) ->
             return whole, f"unknown key{closest(name, known) or '; known: ' + ', '.join(known)}"
         return whole, "is missing"
     if path.endswith("[...]"):
-        # msgspec does not say under which key of a table the value stands.
-        return path.removesuffix("[...]"), f"{_in_words(what)} for each"
+        path = _culprit(path.removesuffix("[...]"), message, raw, record)
     value = _value_at(path, raw)
     if what.startswith("Invalid"):
         expected = _choices(_type_at(path.rpartition(".")[0], raw, inspect.type_info(record)), path.rpartition(".")[2])
@@ -108,10 +118,26 @@ def _explain(message: str, raw: dict[str, Any], record: type[msgspec.Struct]) ->
     return path, f"{_in_words(what).split(', got')[0]}, got {value!r}"
 
 
+def _culprit(table: str, message: str, raw: dict[str, Any], record: type[msgspec.Struct]) -> str:
+    """Return the path of the key of a table that a message is about; msgspec names only the table."""
+    for name, value in _value_at(table, raw).items():
+        alone = copy.deepcopy(raw)
+        _put(alone, table, {name: value})
+        try:
+            msgspec.convert(alone, record)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                return f"{table}.{name}"
+    raise AssertionError("one of the values is the reason for the message")
+
+
 def _in_words(what: str) -> str:
-    for word, plain in _WORDS.items():
-        what = what.replace(word, plain)
-    return what.replace("`", "")
+    """Return what msgspec says, with the names of types in words: `float | object` is a number or a table."""
+
+    def plain(match: re.Match[str]) -> str:
+        return " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
+
+    return re.sub("`([^`]*)`", plain, what).replace("Expected", "expected")
 
 
 def _value_at(path: str, raw: Any) -> Any:

@@ -77,7 +77,7 @@ class Leave(Fault, frozen=True, kw_only=True, tag="leave"):
 
 
 class Slow(Fault, frozen=True, kw_only=True, tag="slow"):
-    """Steps take `factor` times as long.
+    """Steps take `factor` times as long; on a server, its arithmetic does.
 
     A "ramp" grows from 1 to the factor over the duration and stays there. With "ar1" the logarithm of the factor
     wanders around that of `factor` with the standard deviation `sd` and the correlation `persistence` between steps.

@@ -579,7 +579,11 @@ class Node:
 
     def _work(self, duration: float) -> float:
         """Give the server's arithmetic something to do, after all that it has to do already; return when it is done."""
-        self._store_free_at = max(self._env.now, self._store_free_at) + duration
+        begin = max(self._env.now, self._store_free_at)
+        paces = self._world.timeline.paces
+        # A standby is on the machine of the server in whose process it is.
+        pace = paces.get(self.name.partition("/")[0]) if paces else None
+        self._store_free_at = begin + duration if pace is None else pace.finish(begin, duration)[0]
         return self._store_free_at
 
     def _apply(self, effect: fx.Apply) -> None:

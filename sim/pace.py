@@ -1,4 +1,4 @@
-"""How fast a worker computes while its speed changes, and while it is stopped."""
+"""How fast a node computes while its speed changes, and while it is stopped."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FIRST_DRAWN: Final = 16
 
 
 class Pace:
-    """The speed of one worker over time.
+    """The speed of one worker, or of one server's arithmetic, over time.
 
     Windows in which it is slow and pauses count exactly, also in the middle of a step. A ramp and a wandering factor
-    are looked up when a step begins.
+    are looked up when a step, or one piece of a server's work, begins.
     """
 
     def __init__(self, stream: random.Random) -> None:

@@ -177,14 +177,10 @@ def step_times(runs: Sequence[Run]) -> Figure:
         begin, end = window(run)
         times = sorted(s.end - s.start for w in run.workers for s in w.steps if s.answered and begin < s.end <= end)
         if times:
-            axes.step(
-                times,
-                100.0 * np.arange(1, len(times) + 1) / len(times),
-                **style,
-            )
+            axes.step([times[0], *times], 100.0 * np.arange(len(times) + 1) / len(times), **style)
     axes.set_xlabel("step time (s)")
     axes.set_ylabel("steps that take at most so long (%)")
-    axes.set_xlim(left=0.0)
+    _from_zero(axes)
     axes.set_ylim(0.0, WHOLE)
     _finish(figure, axes)
     return figure
@@ -204,7 +200,7 @@ def staleness(runs: Sequence[Run]) -> Figure:
             axes.step([0, *range(most + 1)], [0.0, *shares], **style)
     axes.set_xlabel("staleness (versions made since the one that the gradient was computed at)")
     axes.set_ylabel("gradients that are at most so stale (%)")
-    axes.set_xlim(left=0.0)
+    _from_zero(axes, least=1.0)
     axes.set_ylim(0.0, WHOLE)
     _finish(figure, axes)
     return figure
@@ -298,7 +294,7 @@ def progress(runs: Sequence[Run]) -> Figure:
         )
     axes.set_xlabel("simulated time (s)")
     axes.set_ylabel("gradients applied")
-    axes.set_xlim(left=0.0)
+    _from_zero(axes)
     axes.set_ylim(bottom=0.0)
     _finish(figure, axes)
     return figure
@@ -320,10 +316,10 @@ def losses(runs: Sequence[Run]) -> Figure:
             axes.step(places, curve.losses, **style)
     target = runs[0].scenario.learning.target_loss
     for axes, label in zip(panels, ("simulated time (s)", "updates"), strict=True):
+        _from_zero(axes)
         if target is not None:
             axes.axhline(target, color="#777777", linestyle="-.", linewidth=1.0, label=f"target {target:g}")
         axes.set_xlabel(label)
-        axes.set_xlim(left=0.0)
         axes.grid(color="#dddddd", linewidth=0.6)
         _clean(axes)
     smallest = min(shown, default=0.0)
@@ -336,6 +332,12 @@ def losses(runs: Sequence[Run]) -> Figure:
         *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=LEGEND_COLUMNS + 1, frameon=False
     )
     return figure
+
+
+def _from_zero(axes: Axes, least: float = 0.0) -> None:
+    """Let the horizontal axis begin at 0, and end behind the last point, also where all points are at one place."""
+    last = max((float(np.max(line.get_xdata())) for line in axes.get_lines() if np.size(line.get_xdata())), default=0.0)
+    axes.set_xlim(0.0, 1.05 * max(last, least) or 1.0)
 
 
 def _finish(figure: Figure, axes: Axes) -> None:

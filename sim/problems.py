@@ -119,13 +119,30 @@ def _own(name: str, seed: int, workers: int) -> Problem:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"learning.workload: can't find {name!r}: {error}; is it on PYTHONPATH?", got=name) from None
+    if not callable(make):
+        raise ConfigError(f"learning.workload: expected that {name!r} is a function, got {make!r}", got=name)
     made = make(seed, workers)
     if not isinstance(made, tuple) or len(made) != len(Problem._fields) or not all(map(callable, made[1:])):
         raise ConfigError(
             f"learning.workload: expected that {name!r} returns start, gradient and loss, got {made!r}", got=name
         )
     start, gradient, loss = made
-    return Problem(np.array(start, np.float64), _shaped(name, gradient), loss)
+    problem = Problem(np.array(start, np.float64), _shaped(name, gradient), _number(name, loss))
+    problem.start.flags.writeable = False
+    # What is wrong with them is said before anything is simulated.
+    problem.gradient(problem.start, 0, 1)
+    problem.loss(problem.start)
+    return problem
+
+
+def _number(name: str, loss: Callable[..., Any]) -> Callable[[Floats], float]:
+    def number(parameters: Floats) -> float:
+        found = loss(parameters)
+        if not isinstance(found, (int, float, np.number, np.ndarray)) or np.size(found) != 1:
+            raise ConfigError(f"learning.workload: expected that the loss of {name!r} is a number, got {found!r}")
+        return float(np.reshape(found, ()))
+
+    return number
 
 
 def _shaped(name: str, gradient: Callable[..., Any]) -> Callable[[Floats, int, int], Floats]:

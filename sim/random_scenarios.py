@@ -120,7 +120,8 @@ def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
     faults: list[f.AnyFault] = [f.Join(node=name, at=at) for name, at in zip(names, times, strict=True)]
     if _happens(stream, 0.5):
         leaver = stream.choice((*names, *scenario.workers[1:])) if cluster.workers > 1 else names[0]
-        faults.append(f.Leave(node=leaver, after=stream.randint(1, 3), planned=_happens(stream, 0.6)))
+        leave = f.Leave(node=leaver, after=stream.randint(1, 3), planned=_happens(stream, 0.6))
+        faults += [leave] if leave.after <= scenario.steps_of(leaver) else []
     cluster = msgspec.structs.replace(cluster, max_workers=cluster.workers + count)
     # Nobody learns where workers come and go.
     learning = LearningSection()
@@ -410,8 +411,9 @@ def _harsh(stream: random.Random, scenario: Scenario, count: int) -> f.AnyFault:
     node = _node(stream, scenario)
     worker = stream.choice(scenario.workers)
     restart = stream.choice((None, 0.1, 1.0, 8.0))
+    most = 1 if restart is None else 2
     made: list[f.AnyFault] = [
-        f.Crash(node=node, at=_at(stream), restart=restart, times=stream.choice((1, 1, 2)), every=3.0),
+        f.Crash(node=node, at=_at(stream), restart=restart, times=min(stream.choice((1, 1, 2)), most), every=3.0),
         f.Crash(node=worker, at=_at(stream)),
         f.Hang(node=node, at=_at(stream)),
         f.Hang(node=worker, at=_at(stream)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,17 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from aiokv.core.keys import check_key, check_kind, check_spec
-from aiokv.core.merging import Merging
-from aiokv.errors import AiokvError, ConfigError
-from aiokv.optim import make_optimizer
-from aiokv.policy import get_policy
-from sim.assertions import LEARNED, OF_JOB, parse_assertion
-from sim.compute import Law, Recorded, read_trace
+from aiokv.errors import ConfigError
+from sim.compute import Law, Recorded
 from sim.decoding import closest, decode, mistake
-from sim.faults import AnyFault, Join, Leave, Link, Nodes, Poison, Reset, Torn
+from sim.faults import AnyFault, Join, Nodes
+from sim.mistakes import first_mistake
 from sim.models import MODELS
-from sim.problems import WORKLOADS
 from sim.sections import (
     SCHEDULER,
     ChangeSection,
@@ -35,7 +29,6 @@ from sim.sections import (
     StopSection,
     TensorSection,
 )
-from sim.updating import check_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -216,225 +209,5 @@ def parse_scenario(content: bytes, file: str, changes: Sequence[tuple[str, Any]]
         scenario = msgspec.structs.replace(scenario, compute=msgspec.structs.replace(scenario.compute, file=path))
     found = first_mistake(scenario)
     if found is not None:
-        raise mistake(file, text, *found)
+        raise mistake(file, text, *found, changes)
     return msgspec.structs.replace(scenario, name=scenario.name or Path(file).stem)
-
-
-Found = tuple[str, str] | None
-"""The path of a key and what is wrong with it."""
-
-
-def first_mistake(scenario: Scenario) -> Found:
-    """Return the first thing in a scenario that can't be."""
-    checks = (
-        *(_check_policies, _check_changes, _check_restarts, _check_times, _check_places, _check_joins, _check_names),
-        *(_check_tensors, _check_trace, _check_learning, _check_assertions),
-    )
-    return next((found for check in checks if (found := check(scenario)) is not None), None)
-
-
-def _check_policies(scenario: Scenario) -> Found:
-    for policy in scenario.policies:
-        try:
-            get_policy(policy)
-        except AiokvError as error:
-            return "policies", str(error)
-    if len(set(scenario.policies)) < len(scenario.policies):
-        return "policies", f"a policy stands there twice: {', '.join(scenario.policies)}"
-    return None
-
-
-def _check_changes(scenario: Scenario) -> Found:
-    before = 0
-    for number, change in enumerate(scenario.change):
-        place = f"change[{number}]"
-        try:
-            policies = [get_policy(policy) for policy in (*scenario.policies, change.policy)]
-        except AiokvError as error:
-            return f"{place}.policy", str(error)
-        if any(policy.keeps_sum for policy in policies):
-            return f"{place}.policy", "keys of policy sum keep it, and no other key can get it"
-        if not before < change.after < scenario.steps:
-            return f"{place}.after", f"expected {before + 1} to {scenario.steps - 1}, got {change.after}"
-        before = change.after
-    if scenario.change and scenario.job.cancel:
-        return "job.cancel", "when a gradient is too old depends on the policy; leave out [[change]]"
-    keeps_places = scenario.cluster.on_worker_loss == "respawn" or scenario.cluster.min_workers > 1
-    if scenario.change and keeps_places:
-        return (
-            "cluster.min_workers" if scenario.cluster.min_workers > 1 else "cluster.on_worker_loss",
-            "a worker that comes back does not know of other policies; leave out [[change]]",
-        )
-    return None
-
-
-def _check_restarts(scenario: Scenario) -> Found:
-    stop = scenario.stop
-    if not scenario.cluster.restarts:
-        return None
-    if scenario.cluster.on_worker_loss == "respawn":
-        return (
-            "cluster.restarts",
-            'workers come back by themselves with on_worker_loss = "respawn"; leave one of them out',
-        )
-    if scenario.change:
-        return "cluster.restarts", "a job that is started again begins with its first policy; leave out [[change]]"
-    if scenario.learning.workload != "none":
-        return "cluster.restarts", "losses are those of one run; leave out [learning]"
-    if stop.updates or stop.time < StopSection().time:
-        return "cluster.restarts", "a job is started again until it is done; leave out [stop]"
-    return None
-
-
-def _check_times(scenario: Scenario) -> Found:
-    if scenario.warmup >= scenario.steps:
-        return "warmup", f"expected less than steps = {scenario.steps}, got {scenario.warmup}"
-    if scenario.job.save_every and scenario.job.overlap:
-        return "job.save_every", "nobody may push while all save; set overlap = false"
-    first = scenario.workers[0]
-    if scenario.job.save_every and scenario.steps_of(first) < scenario.steps:
-        return "job.save_every", f"{first} writes, so it has to take all steps; leave it out of [uneven]"
-    if scenario.job.cancel and scenario.job.overlap:
-        return "job.cancel", "a computation whose layers are pushed one by one can't be abandoned; set overlap = false"
-    if scenario.job.between and (scenario.job.overlap or scenario.job.cancel):
-        return "job.between", "with overlap or cancel a step is not one push and one pull; set it to 0"
-    if scenario.job.cancel and any(tensor.group for tensor in scenario.tensor):
-        return "job.cancel", "keys of different groups go through different rounds; leave the groups out"
-    cluster = scenario.cluster
-    if not cluster.heartbeat < cluster.death_timeout < cluster.call_timeout <= cluster.join_timeout:
-        got = ", ".join(
-            f"{name} = {getattr(cluster, name):g}"
-            for name in ("heartbeat", "death_timeout", "call_timeout", "join_timeout")
-        )
-        return "cluster", f"expected heartbeat < death_timeout < call_timeout <= join_timeout, got {got}"
-    return None
-
-
-def _check_places(scenario: Scenario) -> Found:
-    """Look at the places for parts of the keys, and at the servers that join to get some."""
-    cluster, more = scenario.cluster, scenario.more_servers
-    if 0 < cluster.places < cluster.servers:
-        return "cluster.places", f"expected {cluster.servers} at least, one for each server, got {cluster.places}"
-    place = next((number for number, fault in enumerate(scenario.fault) if isinstance(fault, Join)), 0)
-    expected = [f"server-{cluster.servers + number}" for number in range(len(more))]
-    if more != expected:
-        return f"fault[{place}].node", f"expected {', '.join(expected)}, in the order in which they come, got {more}"
-    if more and not cluster.moves:
-        return "cluster.places", f"expected more than {cluster.servers}, for servers join, got {cluster.places}"
-    return None
-
-
-def _check_joins(scenario: Scenario) -> Found:
-    """Look at the workers that come and go while others train."""
-    cluster, job, comers = scenario.cluster, scenario.job, scenario.comers
-    expected = [f"worker-{cluster.workers + number}" for number in range(len(comers))]
-    place = next((number for number, fault in enumerate(scenario.fault) if isinstance(fault, Join)), 0)
-    if comers != expected:
-        return f"fault[{place}].node", f"expected {', '.join(expected)}, in the order in which they come, got {comers}"
-    if comers and cluster.workers + len(comers) > cluster.max_workers:
-        most = cluster.workers + len(comers)
-        return "cluster.max_workers", f"expected {most}, for that many workers are there, got {cluster.max_workers}"
-    moves = comers or any(isinstance(fault, Leave) for fault in scenario.fault)
-    for path, is_set in (
-        ("cluster.restarts", cluster.restarts),
-        ("job.cancel", job.cancel),
-        ("job.overlap", job.overlap),
-        ("job.save_every", job.save_every),
-        ("learning.workload", scenario.learning.workload != "none"),
-    ):
-        if moves and is_set:
-            return path, "the workers are the same from the beginning to the end there; leave out joins and leaves"
-    changed = (change.policy for change in scenario.change)
-    for policy in (get_policy(text) for text in (*scenario.policies, *changed)):
-        if comers and not policy.admits:
-            return "policies", f"nobody can join a running job with {policy}; leave out the joins"
-    return None
-
-
-def _check_names(scenario: Scenario) -> Found:
-    for table, workers in (("slow", list(scenario.slow)), ("uneven", list(scenario.uneven))):
-        for name in workers:
-            if name not in scenario.workers:
-                last = scenario.workers[-1]
-                hint = closest(name, scenario.workers)
-                return f"{table}.{name}", f"no such worker{hint}; there are worker-0 to {last}"
-    for name, steps in scenario.uneven.items():
-        if steps > scenario.steps:
-            return f"uneven.{name}", f"expected at most steps = {scenario.steps}, got {steps}"
-    for number, fault in enumerate(scenario.fault):
-        for field in ("node", "to") if isinstance(fault, Link | Reset) else ("node",):
-            try:
-                names = scenario.select(getattr(fault, field))
-            except ConfigError as error:
-                return f"fault[{number}].{field}", str(error)
-        if isinstance(fault, Torn) and not set(names) <= set(scenario.servers):
-            return f"fault[{number}].node", f"expected servers, got {fault.node!r}"
-        if isinstance(fault, Poison | Leave) and not set(names) <= set(scenario.workers):
-            return f"fault[{number}].node", f"expected workers, got {fault.node!r}"
-    return None
-
-
-def _check_tensors(scenario: Scenario) -> Found:
-    kind: type | None = None
-    seen: list[str | int] = []
-    if scenario.tensor and all(tensor.group for tensor in scenario.tensor):
-        idle = set(range(scenario.cluster.workers)).difference(*(tensor.group for tensor in scenario.tensor))
-        if idle:
-            return "tensor", f"expected that every worker has a tensor, but rank {min(idle)} is in no group"
-    for number, tensor in enumerate(scenario.tensor):
-        try:
-            kind = check_kind(check_key(tensor.key), kind)
-            check_spec(tensor.key, tensor.spec)
-        except AiokvError as error:
-            return f"tensor[{number}]", str(error)
-        if tensor.key in seen:
-            return f"tensor[{number}].key", f"key {tensor.key!r} stands there twice"
-        if tensor.group and max(tensor.group) >= scenario.cluster.workers:
-            last = scenario.cluster.workers - 1
-            return f"tensor[{number}].group", f"expected ranks from 0 to {last}, got {list(tensor.group)}"
-        seen.append(tensor.key)
-    return None
-
-
-def _check_trace(scenario: Scenario) -> Found:
-    if not isinstance(scenario.compute, Recorded):
-        return None
-    try:
-        rows = read_trace(scenario.compute)
-    except ConfigError as error:
-        return "compute.file", str(error)
-    if len(rows) < scenario.cluster.workers:
-        return "cluster.workers", f"expected at most the trace's {len(rows)} workers, got {scenario.cluster.workers}"
-    if len(rows[0]) < scenario.steps:
-        return "steps", f"expected at most the trace's {len(rows[0])} steps, got {scenario.steps}"
-    return None
-
-
-def _check_learning(scenario: Scenario) -> Found:
-    learning = scenario.learning
-    if learning.workload not in WORKLOADS and not re.fullmatch(r"[\w.]+:\w+", learning.workload):
-        hint = closest(learning.workload, WORKLOADS)
-        expected = f"{', '.join(WORKLOADS)} or module:function"
-        return "learning.workload", f"expected {expected}, got {learning.workload!r}{hint}"
-    try:
-        rule = make_optimizer(learning.optimizer, learning.params)
-        Merging(learning.reduction, learning.staleness_rate).check(rule)
-        check_rule(rule)
-    except AiokvError as error:
-        return "learning.optimizer", str(error)
-    return None
-
-
-def _check_assertions(scenario: Scenario) -> Found:
-    for number, text in enumerate(scenario.assertions):
-        try:
-            metric = parse_assertion(text, scenario.policies).metric
-        except ConfigError as error:
-            return f"assertions[{number}]", str(error)
-        if metric in LEARNED and scenario.learning.workload == "none":
-            return f"assertions[{number}]", f"{metric!r} needs a workload: set learning.workload"
-        if metric in OF_JOB and not scenario.cluster.restarts:
-            return f"assertions[{number}]", f"{metric!r} needs a job that is started again: set cluster.restarts"
-        if metric.endswith("_to_target") and scenario.learning.target_loss is None:
-            return f"assertions[{number}]", f"{metric!r} needs a target: set learning.target_loss"
-    return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from sim.faults import Link
-from sim.scenario import first_mistake
+from sim.mistakes import first_mistake
 from sim.sections import JobSection, NetworkSection, ServerSection
 
 if TYPE_CHECKING:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
 import statistics
+import sys
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+import aiokv
 from aiokv.errors import ConfigError
 from sim.assertions import LEARNED, METRICS, OF_JOB
+from sim.compute import Recorded
 from sim.futures import cancelled_at_errors
 from sim.intervals import half_width
 from sim.job import simulate_job
+from sim.learning import learns
+from sim.problems import make_problem
 from sim.report import Summary, summarise
 from sim.scenario import parse_scenario, read_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from sim.scenario import Scenario
 
@@ -34,17 +40,21 @@ SHORT: Final = {"policy": "policies", "workers": "cluster.workers", "servers": "
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run: the scenario's content, what is changed in it, and the seed. It can be sent to another process."""
+    """One run: the scenario's content, what is changed in it, and the seed. It can be sent to another process.
+
+    `besides` stands for what else the result depends on, see `fingerprint`.
+    """
 
     content: bytes
     file: str
     changes: tuple[Change, ...]
     seed: int
+    besides: str = ""
 
     @property
     def key(self) -> str:
         """What tells this run from all others, in any sweep."""
-        return hashlib.sha256(msgspec.json.encode((self.content, self.changes, self.seed))).hexdigest()
+        return hashlib.sha256(msgspec.json.encode((self.content, self.changes, self.seed, self.besides))).hexdigest()
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -60,17 +70,21 @@ def parse_settings(texts: Iterable[str]) -> list[tuple[Change, ...]]:
     """Return all combinations of what texts such as "policy=bsp,asp" and "workers=8,32" allow.
 
     Raises:
-        ConfigError: a text without a key or without values.
+        ConfigError: a text without a key or without values, or something that stands there twice.
     """
-    axes: list[list[Change]] = []
+    axes: dict[str, list[Change]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
         if not sign or not name.strip() or not values.strip():
             raise ConfigError(f"expected KEY=VALUE,VALUE..., got {text!r}", got=text)
         name = name.strip()
         key = SHORT.get(name, name)
-        axes.append([(key, _value(key, value.strip())) for value in values.split(",")])
-    return [tuple(combination) for combination in itertools.product(*axes)]
+        if key in axes:
+            raise ConfigError(f"{name} is set twice; expected all its values in one text, got {text!r}", got=text)
+        axes[key] = [(key, _value(key, value.strip())) for value in values.split(",")]
+        if any(change in axes[key][:number] for number, change in enumerate(axes[key])):
+            raise ConfigError(f"expected each value once, got {text!r}", got=text)
+    return [tuple(combination) for combination in itertools.product(*axes.values())]
 
 
 def _value(key: str, text: str) -> Any:
@@ -99,6 +113,21 @@ def scenario_of(content: bytes, file: str, changes: Sequence[Change]) -> Scenari
     return parse_scenario(content, file, (*changes, ("assertions", ())))
 
 
+def fingerprint(scenario: Scenario) -> str:
+    """Return the SHA-256 of what results depend on besides the file and the seed: the version, a trace, a workload.
+
+    A policy of an installed package is not in it.
+    """
+    found = hashlib.sha256(aiokv.__version__.encode())
+    if isinstance(scenario.compute, Recorded):
+        found.update(Path(scenario.compute.file).read_bytes())
+    module, is_own, _ = scenario.learning.workload.partition(":")
+    if is_own:
+        source = getattr(sys.modules.get(module), "__file__", None)
+        found.update(Path(source).read_bytes() if source else b"")
+    return found.hexdigest()
+
+
 def run_task(task: Task) -> Row:
     """Carry out one run."""
     scenario = scenario_of(task.content, task.file, task.changes)
@@ -116,16 +145,14 @@ def sweep(
         executor: where they are carried out; any of `concurrent.futures` or alike.
         kept: file to which each result is added as a line of JSON; a sweep that was stopped goes on from it.
         on_row: is called for each result.
+
+    Raises:
+        ConfigError: the file can't be read or written.
     """
     wanted = {task.key: task for task in tasks}
     rows: dict[str, Row] = {}
-    if kept is not None and kept.exists():
-        for line in kept.read_bytes().splitlines():
-            try:
-                row = msgspec.json.decode(line, type=Row)
-            except msgspec.MsgspecError:
-                # The last line of a sweep that was killed.
-                continue
+    if kept is not None:
+        for row in _kept_rows(kept):
             if row.key in wanted:
                 rows[row.key] = row
                 on_row()
@@ -135,10 +162,35 @@ def sweep(
             row = future.result()
             rows[row.key] = row
             if kept is not None:
-                with kept.open("ab") as file:
-                    file.write(msgspec.json.encode(row) + b"\n")
+                _keep(kept, msgspec.json.encode(row) + b"\n")
             on_row()
     return rows
+
+
+def _kept_rows(kept: Path) -> list[Row]:
+    """Return the results that a file holds, and let it end with a whole line."""
+    try:
+        content = kept.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"can't read the results that {kept} keeps: {error.strerror}") from None
+    rows = []
+    for line in content.splitlines():
+        # What a sweep was just writing when it was killed is no row.
+        with contextlib.suppress(msgspec.MsgspecError):
+            rows.append(msgspec.json.decode(line, type=Row))
+    if content and not content.endswith(b"\n"):
+        _keep(kept, b"\n")
+    return rows
+
+
+def _keep(kept: Path, line: bytes) -> None:
+    try:
+        with kept.open("ab") as file:
+            file.write(line)
+    except OSError as error:
+        raise ConfigError(f"can't keep results in {kept}: {error.strerror}") from None
 
 
 class Sweep:
@@ -159,12 +211,16 @@ class Sweep:
         if not any(key == "policies" for key, _ in combinations[0]):
             policies = parse_scenario(content, file).policies
             combinations = [(("policies", (policy,)), *each) for policy in policies for each in combinations]
-        for changes in combinations:
-            # Whatever is wrong is said before anything runs.
-            scenario_of(content, file, changes)
         seeds = list(seeds)
         self._combinations = combinations
-        self._tasks = [[Task(content, file, changes, seed) for seed in seeds] for changes in combinations]
+        self._tasks = []
+        for changes in combinations:
+            # Whatever is wrong is said before anything runs.
+            made = scenario_of(content, file, changes)
+            if learns(made):
+                make_problem(made.learning, seed=seeds[0], workers=made.cluster.workers)
+            besides = fingerprint(made)
+            self._tasks.append([Task(content, file, changes, seed, besides) for seed in seeds])
 
     @property
     def runs(self) -> int:

@@ -5,6 +5,7 @@ So `aiokv --help` is quick.
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,7 @@ import click
 import aiokv
 from aiokv.cli import bench, checkpoint, config, nodes, run
 from aiokv.cli.plugins import Commands
-from aiokv.cli.processes import finish
+from aiokv.cli.processes import drop_output, finish
 from aiokv.errors import AiokvError
 
 if TYPE_CHECKING:
@@ -53,3 +54,8 @@ def main(args: Sequence[str] | None = None) -> None:
         cli.main(args=args, prog_name="aiokv")
     except AiokvError as error:
         finish(1, str(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        drop_output()
+        finish(1, f"can't write the output: {error.strerror}")

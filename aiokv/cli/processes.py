@@ -22,11 +22,15 @@ def environment() -> dict[str, str]:
 def finish(exit_code: int, reason: str) -> NoReturn:
     """End this process with an exit code; say why if it is another one than 0."""
     if exit_code == EXIT_OUTPUT_LOST:
-        # Python flushes stdout when it ends, and would complain once more that nobody reads it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
     elif exit_code != 0 and reason:
         click.echo(f"error: {one_line(reason)}", err=True)
     sys.exit(exit_code)
+
+
+def drop_output() -> None:
+    """Send what is left of stdout nowhere: Python flushes it when it ends, and would complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(text: object) -> str:

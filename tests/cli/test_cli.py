@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
 
+from aiokv.cli import main
 from tests.cli.calling import call, help_of
 
 
@@ -33,6 +36,24 @@ def test_help_of_run_says_what_the_exit_codes_mean_and_gives_an_example() -> Non
 def test_module_and_command_are_the_same() -> None:
     done = subprocess.run([sys.executable, "-m", "aiokv", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("aiokv ")
+
+
+def test_output_that_finds_no_room_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dropped = []
+    monkeypatch.setattr("aiokv.cli.drop_output", lambda: dropped.append(True))
+    monkeypatch.setattr("aiokv.cli._version", lambda: fail_with(errno.ENOSPC))
+    assert call("--version") == 1
+    assert capfd.readouterr().err == "error: can't write the output: No space left on device\n"
+    assert dropped
+    monkeypatch.setattr("aiokv.cli._version", lambda: fail_with(errno.EBADF))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        main(["--version"])
+
+
+def fail_with(number: int) -> str:
+    raise OSError(number, os.strerror(number))
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -9,14 +9,15 @@ import pytest
 from aiokv.errors import JoinTimeoutError, ServerLostError, WorkerLostError
 from sim.checks import find_violations
 from sim.cluster import simulate
-from sim.compute import ShiftedExponential
-from sim.faults import Crash, Hang, Link, Pause, Reset
-from sim.sections import ClusterSection, NetworkSection
+from sim.compute import Constant, ShiftedExponential
+from sim.faults import Crash, Hang, Link, Pause, Reset, Slow
+from sim.sections import ClusterSection, NetworkSection, ServerSection
 from sim.timeline import draw_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sim.faults import AnyFault
     from sim.record import Run
     from sim.scenario import Scenario
 
@@ -152,3 +153,20 @@ def test_workers_and_servers_that_pause_at_random_lose_nothing(make_scenario: Ca
     run = simulate(scenario, "bsp", 3)
     assert find_violations(run) == []
     assert [len(worker.pushed) for worker in run.workers] == [STEPS] * 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        (Slow(node="server-0", factor=3.0), 1.3),
+        (Slow(node="rack-0", factor=3.0), 3.3),
+        (Slow(node="server-0", factor=3.0, at=0.5, duration=0.55), 1.1 + 0.05 * 2 / 3),
+        (Pause(node="server-0", at=1.05, duration=0.5), 1.6),
+    ],
+)
+def test_what_slows_a_server_slows_its_arithmetic(
+    make_scenario: Callable[..., Scenario], fault: AnyFault, step: float
+) -> None:
+    scenario = make_scenario(1, 1, Constant(mean=1.0), server=ServerSection(apply=0.1), fault=(fault,))
+    (taken,) = simulate(scenario, "bsp", 1).workers[0].steps
+    assert taken.end - taken.start == pytest.approx(step)

@@ -16,8 +16,9 @@ from sim import cli
 from sim.cluster import simulate
 from sim.faults import AnyFault, Crash, Link
 from sim.fuzz import fuzz, parse_seeds, wrong_with
+from sim.mistakes import first_mistake
 from sim.random_scenarios import random_scenario
-from sim.scenario import first_mistake, parse_scenario
+from sim.scenario import parse_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable

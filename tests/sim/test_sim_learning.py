@@ -25,7 +25,7 @@ from sim.faults import Poison
 from sim.files import write_files
 from sim.learning import curve_of, learned
 from sim.page import page
-from sim.problems import load_digits
+from sim.problems import load_digits, make_problem
 from sim.report import mean, standard_error, summarise
 from sim.scenario import load_scenario, parse_scenario
 from sim.sections import LearningSection, StopSection
@@ -261,6 +261,14 @@ def crooked(seed, workers):
 
 def nothing(seed, workers):
     return None
+
+NUMBER = 3
+
+def many(seed, workers):
+    return np.zeros(3), lambda x, worker, push: x, lambda x: x
+
+def no_loss(seed, workers):
+    return np.zeros(3), lambda x, worker, push: x, lambda x: None
 """
 
 
@@ -296,11 +304,14 @@ def test_a_median_does_not_follow_one_worker_that_is_far_off(learn: Callable[...
         ("own_problem:lines", "has no attribute 'lines'"),
         ("own_problem:nothing", "returns start, gradient and loss, got None"),
         ("own_problem:flat", "has parameters of shape (3,), its gradient (2,)"),
+        ("own_problem:NUMBER", "expected that 'own_problem:NUMBER' is a function, got 3"),
+        ("own_problem:many", "expected that the loss of 'own_problem:many' is a number, got array([0., 0., 0.])"),
+        ("own_problem:no_loss", "expected that the loss of 'own_problem:no_loss' is a number, got None"),
     ],
 )
-def test_what_is_wrong_with_a_function_is_said(learn: Callable[..., Run], workload: str, message: str) -> None:
+def test_what_is_wrong_with_a_function_is_said_before_anything_runs(workload: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        curve_of(learn("bsp", 2, 2, 0.5, workload=workload))
+        make_problem(LearningSection(workload=workload), seed=0, workers=2)
 
 
 # --- results ---
@@ -318,7 +329,7 @@ def test_a_target_that_is_not_reached_fails_what_is_asserted_of_it(learn: Callab
     assert missed.learning.time_to_target_s == math.inf
     together = mean([reached, missed])
     assert broken_assertions(["time_to_target < 1 h"], {"bsp": together}) == [
-        "bsp: expected time_to_target < 1 h, got time_to_target = inf"
+        "bsp: expected time_to_target < 1 h, got time_to_target = inf h"
     ]
     assert math.isnan(standard_error([reached, missed]).learning.time_to_target_s)
 
@@ -402,7 +413,7 @@ def test_a_mistake_in_the_section_is_explained(old: str, new: str, message: str)
 @pytest.mark.parametrize(
     ("without", "message"),
     [
-        ('workload = "quadratic"', "'time_to_target' needs a workload: set learning.workload"),
+        (SMALL[SMALL.index("[learning]") :], "'time_to_target' needs a workload: set learning.workload"),
         ("target_loss = 1e-9", "'time_to_target' needs a target: set learning.target_loss"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_file_is_found_by_its_path(tmp_path: Path) -> None:
         ),
         ("shift = 1", "shift = nan", "my.toml, line 9: compute.shift: expected a number > 0.0, got nan"),
         ("shift = 1", "mean = 1", "my.toml, line 9: compute.mean: unknown key; known: shift, scale"),
-        ("worker-2 = 4", "worker-2 = 0", "my.toml, line 12: slow: expected a number > 0.0 for each"),
+        ("worker-2 = 4", "worker-2 = 0", "my.toml, line 13: slow.worker-2: expected a number > 0.0, got 0"),
         (
             "worker-2 = 4",
             "worker-3 = 4",
@@ -151,6 +151,12 @@ def test_a_mistake_is_named_with_its_line_and_what_was_expected(old: str, new: s
             "my.toml, line 18: tensor[1]: key 1 is int, but this cluster uses str keys",
         ),
         (
+            '[[tensor]]\nkey = "b"\nshape = [1000000000, 1000000000, 1000000000]',
+            "my.toml, line 20: tensor[1].shape: expected at most 1,000,000 chunks of all tensors together, got "
+            "7,629,394,531,250,000,000,001 with cluster.chunk_bytes = 524,288",
+        ),
+        ("[learning]\nbatch = 8", "my.toml, line 18: learning.workload: is missing; expected quadratic, digits or "),
+        (
             '[[tensor]]\nkey = "b"\nshape = [1]\ndtype = "float8"',
             "my.toml, line 18: tensor[1]: key 'b': dtype float8 is not supported",
         ),
@@ -171,6 +177,12 @@ def test_a_mistake_in_one_of_several_tables_is_found_there(more: str, expected: 
 
 def test_what_is_no_toml_is_refused_with_the_place() -> None:
     assert complaint("steps = x") == "my.toml is not a TOML file: Invalid value (at line 1, column 9)"
+
+
+def test_what_is_wrong_with_changes_says_with_which() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_scenario(GOOD.encode(), "my.toml", [("cluster.workers", 1)])
+    assert str(caught.value).startswith("my.toml, line 13, with cluster.workers=1: slow.worker-2: no such worker")
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
@@ -278,6 +290,39 @@ def test_changes_stand_in_for_what_the_file_says() -> None:
         ('[[fault]]\nkind = "poison"\nnode = "server-0"\nstep = 1', "line 20: fault[0].node: expected workers"),
         ('[[fault]]\nkind = "link"\nnode = "workers"\nto = "server-9"', "fault[0].to: no node 'server-9'"),
         ('[[fault]]\nkind = "pause"\nnode = "workers"\nat = 1', "fault[0].duration: is missing"),
+        (
+            '[[fault]]\nkind = "poison"\nnode = "worker-1"\nstep = 99',
+            "line 21: fault[0].step: 'worker-1' takes only 20 steps, got 99",
+        ),
+        (
+            '[[fault]]\nkind = "leave"\nnode = "worker-1"\nafter = 21',
+            "fault[0].after: 'worker-1' takes only 20 steps, got 21",
+        ),
+        (
+            '[[fault]]\nkind = "slow"\nnode = "servers"\nfactor = 2.0',
+            "line 20: fault[0].node: expected nodes that compute, got 'servers'; servers take no time here, see "
+            "[server]",
+        ),
+        (
+            '[[fault]]\nkind = "bursts"\nnode = "scheduler"\nfactor = 2.0\ngap = 1.0\nduration = 1.0',
+            "fault[0].node: expected nodes that compute, got 'scheduler'",
+        ),
+        (
+            '[[fault]]\nkind = "slow"\nshape = "ramp"\nnode = "worker-1"\nfactor = 2.0',
+            "fault[0].duration: expected the seconds until a ramp has reached its factor, got inf",
+        ),
+        (
+            '[[fault]]\nkind = "crash"\nnode = "worker-1"\nat = 1\ntimes = 3',
+            "line 22: fault[0].times: who is not started again crashes once, got 3; set restart",
+        ),
+        (
+            '[[fault]]\nkind = "reset"\nnode = "worker-1"\nto = "worker-1"\nat = 1',
+            "line 21: fault[0].to: expected another node than 'worker-1', got 'worker-1'",
+        ),
+        (
+            '[[fault]]\nkind = "link"\nnode = "worker-1"\nto = "servers"\nat = 1',
+            "line 19: fault[0].kind: says nothing that is wrong with the way; expected one of latency, bandwidth, ",
+        ),
     ],
 )
 def test_a_fault_that_cannot_be_is_explained(more: str, expected: str) -> None:

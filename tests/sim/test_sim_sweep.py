@@ -11,7 +11,10 @@ from click.testing import CliRunner
 
 from aiokv.errors import ConfigError
 from sim import cli
-from sim.sweep import Task, compare, parse_settings, run_task, sweep
+from sim.compute import read_trace
+from sim.problems import make_problem
+from sim.scenario import parse_scenario
+from sim.sweep import Sweep, Task, compare, fingerprint, parse_settings, run_task, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +73,20 @@ def test_a_setting_without_key_or_value_is_refused(text: str) -> None:
         parse_settings([text])
 
 
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["policy=bsp", "policy=asp"], "policy is set twice; expected all its values in one text, got 'policy=asp'"),
+        (["workers=2", "cluster.workers=3"], "cluster.workers is set twice"),
+        (["workers=2,3,2"], "expected each value once, got 'workers=2,3,2'"),
+    ],
+)
+def test_a_setting_that_stands_there_twice_is_refused(texts: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(texts)
+    assert expected in str(caught.value)
+
+
 def test_results_are_those_of_single_runs_whatever_the_executor() -> None:
     wanted = tasks("bsp", "asp")
     with ThreadPoolExecutor(1) as executor:
@@ -84,6 +101,53 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         # What a killed sweep was just writing.
         kept.write_bytes(kept.read_bytes() + b'{"key": "12')
     assert sweep(tasks("bsp"), Refusing(), kept) == first
+
+
+def test_what_is_kept_after_half_a_line_can_be_read_again(tmp_path: Path) -> None:
+    kept = tmp_path / "results.jsonl"
+    kept.write_bytes(b'{"key": "12')
+    with ThreadPoolExecutor(1) as executor:
+        first = sweep(tasks("bsp"), executor, kept)
+    assert sweep(tasks("bsp"), Refusing(), kept) == first
+
+
+def test_a_file_that_cannot_keep_results_is_named(tmp_path: Path) -> None:
+    path, out = tmp_path / "my.toml", tmp_path / "out"
+    path.write_bytes(CONTENT)
+    (out / "results.jsonl").mkdir(parents=True)
+    result = invoke("sweep", str(path), "--replications", "1", "--out", str(out))
+    assert result.exit_code == 1
+    assert f"can't read the results that {out / 'results.jsonl'} keeps: Is a directory" in result.stderr
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ConfigError, match="can't keep results in"):
+        sweep(tasks("bsp"), executor, tmp_path / "nowhere" / "results.jsonl")
+
+
+def test_results_are_not_kept_for_another_trace(tmp_path: Path) -> None:
+    path, times, kept = tmp_path / "my.toml", tmp_path / "times.csv", tmp_path / "results.jsonl"
+    path.write_text('steps = 2\n[cluster]\nworkers = 1\n[compute]\nlaw = "trace"\nfile = "times.csv"\n')
+    means = []
+    for seconds in (1, 3):
+        times.write_text(f"worker,step,seconds\n0,0,{seconds}\n0,1,{seconds}\n")
+        read_trace.cache_clear()
+        with ThreadPoolExecutor(1) as executor:
+            (found,) = Sweep(str(path), ["policy=bsp"], range(1)).carry_out(executor, kept)
+        means.append(found.values["mean_step"][0])
+    assert means == [1.0, 3.0]
+
+
+def test_results_are_not_kept_for_another_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    path, module = tmp_path / "my.toml", tmp_path / "my_own_problem.py"
+    path.write_bytes(CONTENT + b'[learning]\nworkload = "my_own_problem:problem"\n')
+    prints = []
+    for number in (1, 2):
+        module.write_text(
+            f"def problem(seed, workers):\n    return [{number}.0], lambda x, worker, push: x, lambda x: x[0]\n"
+        )
+        scenario = parse_scenario(path.read_bytes(), str(path))
+        make_problem(scenario.learning, seed=0, workers=1)
+        prints.append(fingerprint(scenario))
+    assert len(set(prints)) == 2
 
 
 def test_a_sweep_that_is_interrupted_waits_for_nothing_that_is_not_begun(tmp_path: Path) -> None:
@@ -140,4 +204,5 @@ def test_a_wrong_value_is_explained_before_anything_runs(tmp_path: Path) -> None
     path.write_bytes(CONTENT)
     result = invoke("sweep", str(path), "--set", "workers=2,-1")
     assert result.exit_code == 1
-    assert "cluster.workers: expected a whole number >= 1, got -1" in result.stderr
+    expected = "my.toml, with policies=bsp, cluster.workers=-1: cluster.workers: expected a whole number >= 1, got -1"
+    assert expected in result.stderr
