@@ -10,12 +10,12 @@ import statistics
 import sys
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-import aiokv
 from aiokv.errors import ConfigError
 from sim.assertions import LEARNED, METRICS, OF_JOB
 from sim.compute import Recorded
@@ -118,7 +118,9 @@ def fingerprint(scenario: Scenario) -> str:
 
     A policy of an installed package is not in it.
     """
-    found = hashlib.sha256(aiokv.__version__.encode())
+    found = hashlib.sha256()
+    with contextlib.suppress(PackageNotFoundError):
+        found.update(version("aiokv").encode())
     if isinstance(scenario.compute, Recorded):
         found.update(Path(scenario.compute.file).read_bytes())
     module, is_own, _ = scenario.learning.workload.partition(":")
