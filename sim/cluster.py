@@ -125,6 +125,8 @@ class _Cluster:
         by_loss = any(isinstance(get_policy(each), AdaSync) for each in self._run.policies)
         self._losses = Losses(self._run) if by_loss and learns(scenario) else None
         self._enough = self._env.event()
+        if self._checks is not None:
+            self._checks.dialogue.on_another = self._begin_anew
         life = lifetime(policy) if scenario.job.cancel else None
         self._expiry = None if life is None else Expiry(self._env, life)
         self._decides = any(get_policy(each).decides for each in self._run.policies)
@@ -377,6 +379,12 @@ class _Cluster:
         goes_on = cluster.on_worker_loss == "shrink" and crashed not in (SCHEDULER, *self._scenario.servers)
         if cluster.restarts and not goes_on and not self._enough.triggered:
             self._run.crashed = crashed
+            self._enough.succeed()
+
+    def _begin_anew(self) -> None:
+        """End the run because the next cluster begins: nobody is left of the one that it is about."""
+        self._run.begun_anew = True
+        if not self._enough.triggered:
             self._enough.succeed()
 
     def _reset(self, name: str, other: str) -> None:

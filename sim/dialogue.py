@@ -82,7 +82,7 @@ class Dialogue:
       No worker gets an older version after a newer one,.
     - What comes from a worker that a server knows to be lost is refused, and is in no update.
     - Epochs go up by one while somebody could hear of that, a view is the same for all, and nobody is lost who was
-      heard within the death time-out.
+      heard within the death time-out. Only when no node is left that has a view another cluster may begin.
     - A barrier lets nobody through before all members of its group are there.
     - No node finds fault with the protocol of another.
 
@@ -112,6 +112,10 @@ class Dialogue:
         self._lost: dict[str, list[str]] = {}
         """Who is lost as far as a node knows."""
         self._published = Published()
+        self._informed: dict[str, None] = {}
+        """Nodes that have a view."""
+        self.on_another: Callable[[], None] = lambda: None
+        """Is told when another cluster begins, of which the views so far say nothing."""
         self._heard: dict[str, float] = {}
         self._closed: set[str] = set()
         self._meeting: dict[Meeting, dict[str, None]] = {}
@@ -247,13 +251,30 @@ class Dialogue:
         published = self._published
         published.listeners[peer] = None
         before = published.view
+        if view is before or view == before:
+            return
+        if published.alone and view.epoch <= before.epoch and not self._informed:
+            published.view, published.alone = view, False
+            self.on_another()
+            return
         if view.epoch == before.epoch:
-            if view is not before and view != before:
-                self._report([f"two views of epoch {view.epoch}"])
+            self._report([f"two views of epoch {view.epoch}"])
             return
         if view.epoch != before.epoch + 1 and not (published.alone and view.epoch > before.epoch):
             self._report([f"epoch {view.epoch} follows epoch {before.epoch}"])
         published.view, published.alone = view, False
+        self._note_workers(view, now)
+        given_up = [entry.name for entry in before.workers if entry.state in {"joining", "away"}]
+        for name in [name for name in _lost(view) if name not in given_up]:
+            # A standby is lost with its process.
+            nodes = {name, name.partition("/")[0]}
+            silent = now - min(self._heard.get(node, 0.0) for node in nodes)
+            ended = not nodes.isdisjoint(self._closed)
+            if name not in _lost(before) and not ended and silent < self._death - ROUNDING:
+                self._report([f"{name} is called lost, but was heard {silent:g} s before"])
+
+    def _note_workers(self, view: m.View, now: float) -> None:
+        """Take note in which rounds workers count, as the others are told."""
         for entry in view.workers:
             if entry.until:
                 self._until[entry.name] = entry.until
@@ -268,14 +289,6 @@ class Dialogue:
             elif entry.state == "alive" and entry.name in self._evicted:
                 # It has joined again.
                 del self._evicted[entry.name]
-        given_up = [entry.name for entry in before.workers if entry.state in {"joining", "away"}]
-        for name in [name for name in _lost(view) if name not in given_up]:
-            # A standby is lost with its process.
-            nodes = {name, name.partition("/")[0]}
-            silent = now - min(self._heard.get(node, 0.0) for node in nodes)
-            ended = not nodes.isdisjoint(self._closed)
-            if name not in _lost(before) and not ended and silent < self._death - ROUNDING:
-                self._report([f"{name} is called lost, but was heard {silent:g} s before"])
 
     # --- messages that arrive ---
 
@@ -298,11 +311,13 @@ class Dialogue:
             self.readings.arrived(node, source, request, message)
         elif type(message) is m.CopySettings:
             self.readings.bundles.update(((node, number), keys) for number, keys in message.bundles)
-        elif type(message) is m.View and node in self._servers:
-            # Not those of the workers: of thousands, looking at all of their views would take longer than the run.
-            self._lost.pop(node, None)
-            if gone := _lost(message):
-                self._lost[node] = gone
+        elif type(message) is m.View and node != SCHEDULER:
+            self._informed[node] = None
+            if node in self._servers:
+                # Not those of the workers: of thousands, looking at all of their views would take longer than the run.
+                self._lost.pop(node, None)
+                if gone := _lost(message):
+                    self._lost[node] = gone
 
     def _due(self, node: str, kind: type[m.Message], message: m.Message, now: float) -> float:
         """Return when a question is to be answered at the latest."""
@@ -331,6 +346,7 @@ class Dialogue:
     def ended(self, node: str, now: float) -> None:
         """A node is no more."""
         self._released.pop(node, None)
+        self._informed.pop(node, None)
         if node == SCHEDULER:
             # One that is started again has heard nobody yet.
             self._closed.update(self._heard)

@@ -112,8 +112,12 @@ def lacking_progress(run: Run) -> list[str]:
     - Otherwise a worker takes all its steps, is ended by a fault, or is told who is lost or what took too long.
     - Where no update waits for others, workers to which nothing happens take all their steps although others are lost.
     - When all workers have ended, so do the others.
+
+    What became of who was there in the beginning of another cluster is not known.
     """
-    found = []
+    found: list[str] = []
+    if run.begun_anew:
+        return found
     bystanders = _bystanders(run)
     for worker in run.workers:
         if _is_complete(run, worker):

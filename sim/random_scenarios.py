@@ -99,6 +99,7 @@ def random_scenario(seed: int) -> Scenario:
     made = _joining(random.Random(f"{seed}:join"), made)
     made = _copying(random.Random(f"{seed}:copies"), made)
     made = _spreading(random.Random(f"{seed}:places"), made)
+    made = _losing_the_scheduler(random.Random(f"{seed}:scheduler"), made)
     return _working_between(random.Random(f"{seed}:between"), made)
 
 
@@ -161,6 +162,16 @@ def _spreading(stream: random.Random, scenario: Scenario) -> Scenario:
     times = sorted(round(stream.uniform(STEP, SPAN), 3) for _ in range(count))
     joins = [f.Join(node=f"server-{cluster.servers + number}", at=at) for number, at in enumerate(times)]
     return msgspec.structs.replace(scenario, cluster=cluster, fault=(*scenario.fault, *joins))
+
+
+def _losing_the_scheduler(stream: random.Random, scenario: Scenario) -> Scenario:
+    """Let the scheduler crash in some scenarios, and be started again in most of these."""
+    if not _happens(stream, 0.2):
+        return scenario
+    at, restart = _at(stream), stream.choice((None, 0.1, 0.1, 1.0, 1.0, 8.0))
+    times = 1 if restart is None else stream.choice((1, 1, 2))
+    crash = f.Crash(node=SCHEDULER, at=at, restart=restart, times=times, every=3.0)
+    return msgspec.structs.replace(scenario, fault=(*scenario.fault, crash))
 
 
 def _tearing(seed: int, scenario: Scenario) -> Scenario:

@@ -226,6 +226,8 @@ class Run:
     """The last round that a worker was not in, each time that it joined, as the others were told."""
     crashed: str = ""
     """The node whose crash has ended it, if the whole job is started again then."""
+    begun_anew: bool = False
+    """Whether nobody of the cluster was left, and those who came then have made another one: that has ended the run."""
     unstopped: list[str] = field(default_factory=list)
     """Nodes that went on although all workers had ended long ago."""
     links: list[LinkRecord] = field(default_factory=list)

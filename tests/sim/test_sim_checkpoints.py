@@ -90,6 +90,20 @@ def test_cut_of_async_keys_has_less_of_who_is_slow(make_scenario: Callable[..., 
         assert 0 < counts[1] < 20
 
 
+@pytest.mark.parametrize("restart", [0.5, 4.0])
+def test_one_that_was_under_way_when_the_scheduler_ended_is_made_up_for_at_once(
+    make_scenario: Callable[..., Scenario], restart: float
+) -> None:
+    """Rounds take a second each. The first one is being written when the scheduler ends."""
+    section = ClusterSection(workers=3, servers=2, checkpoint_every=10, checkpoint_write=1.0)
+    crash = Crash(node="scheduler", at=10.5, restart=restart)
+    run = simulate(make_scenario(3, 20, Constant(mean=1.0), cluster=section, tensor=TENSORS, fault=(crash,)), "bsp", 1)
+    # All nodes have found it after a second, and nobody is past the next step.
+    first, last = clocks(run)
+    assert 10.5 + restart < first < 10.5 + restart + 3.0
+    assert last == 20
+
+
 def test_there_are_no_more_of_them_when_a_server_is_lost(make_scenario: Callable[..., Scenario]) -> None:
     section = ClusterSection(workers=3, servers=2, checkpoint_every=1)
     crash = Crash(node="server-1", at=8.0)

@@ -148,6 +148,20 @@ def test_an_epoch_that_is_left_out(heard: Heard) -> None:
     assert heard.found == ["epoch 3 follows epoch 1"]
 
 
+@pytest.mark.parametrize("left", [False, True], ids=["nobody is left", "a worker is left"])
+def test_another_cluster_begins_when_nobody_is_left_of_the_one_before(heard: Heard, *, left: bool) -> None:
+    others: list[str] = []
+    heard.looks.on_another = lambda: others.append("another")
+    heard.looks.sent("scheduler", 0, "worker-0", 0, view(1, "alive"), None, 1.0)
+    heard.looks.arrived("worker-0", -1, "scheduler", 0, view(1, "alive"), 1.0)
+    heard.looks.ended("scheduler", 2.0)
+    if not left:
+        heard.looks.ended("worker-0", 3.0)
+    for peer in (0, 1):
+        heard.looks.sent("scheduler", peer, "worker-1", 0, view(1, "alive", "alive"), None, 9.0)
+    assert (heard.found, others) == (["two views of epoch 1"] * 2, []) if left else ([], ["another"])
+
+
 def test_epoch_that_nobody_could_hear_of_is_not_left_out(heard: Heard) -> None:
     """The connections had ended, which the scheduler did not know yet."""
     heard.looks.sent("scheduler", 0, "worker-0", 0, view(1, "alive", "alive"), None, 0.0)

@@ -12,7 +12,7 @@ from aiokv.errors import ConfigError
 from sim.checks import find_violations
 from sim.cluster import simulate
 from sim.compute import Constant
-from sim.faults import Crash, Join, Leave
+from sim.faults import Crash, Join, Leave, Slow
 from sim.progress import lacking_progress
 from sim.scenario import Scenario, parse_scenario
 from sim.sections import ChangeSection, ClusterSection, JobSection, NetworkSection, TensorSection
@@ -225,3 +225,12 @@ def test_a_newcomer_waits_for_a_scheduler_that_is_started_again(at: float) -> No
     assert lacking_progress(run) == []
     assert worker(run, 2).error is None
     assert len(run.since["worker-2"]) == 1
+
+
+@pytest.mark.parametrize("at", [4.0, 4.5])
+def test_after_a_restart_of_the_scheduler_a_newcomer_counts_where_it_was_said(at: float) -> None:
+    """One of the others has asked by then who makes the next step, and the slow one does so afterwards."""
+    join, crash = Join(node="worker-2", at=3.6), Crash(node="scheduler", at=at, restart=1.5)
+    run = elastic(join, crash, Slow(node="worker-1", factor=2.0), policy="ssp:3")
+    assert run.since["worker-2"] == elastic(join, Slow(node="worker-1", factor=2.0), policy="ssp:3").since["worker-2"]
+    assert lacking_progress(run) == []

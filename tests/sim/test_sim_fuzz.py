@@ -19,6 +19,7 @@ from sim.fuzz import fuzz, parse_seeds, wrong_with
 from sim.mistakes import first_mistake
 from sim.random_scenarios import random_scenario
 from sim.scenario import parse_scenario
+from sim.sections import SCHEDULER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,9 @@ def test_the_scenarios_have_all_policies_and_all_that_can_go_wrong() -> None:
     assert {scenario.policies[0].split(":")[0] for scenario in scenarios} == set(policy_names())
     assert any(tensor.group for scenario in scenarios for tensor in scenario.tensor)
     assert {scenario.cluster.workers for scenario in scenarios} == {1, 2, 3, 4, 5}
+    ends = [fault for fault in faults if isinstance(fault, Crash) and fault.node == SCHEDULER]
+    assert len(ends) > 50
+    assert {end.restart is None for end in ends} == {True, False}
     copied = [scenario for scenario in scenarios if scenario.cluster.replication == 2]
     assert any(isinstance(fault, Crash) and "server" in fault.node for one in copied for fault in one.fault)
 

@@ -10,7 +10,7 @@ from aiokv.errors import ConfigError
 from sim.checks import find_violations
 from sim.cluster import simulate
 from sim.compute import Constant
-from sim.faults import Crash, Join
+from sim.faults import Crash, Join, Late, Link
 from sim.progress import lacking_progress
 from sim.scenario import Scenario, parse_scenario
 from sim.sections import ClusterSection, NetworkSection, TensorSection
@@ -60,6 +60,13 @@ def test_two_servers_become_four_and_no_update_is_lost() -> None:
 def test_with_copies_any_server_may_be_lost_while_places_move(lost: str, at: float) -> None:
     """Whatever moves, two nodes have everything that a worker was told."""
     run = train(Join(node="server-2", at=3.5), Crash(node=lost, at=at), replication=2)
+    assert all(len(worker.steps) == STEPS for worker in run.workers)
+
+
+def test_a_cluster_becomes_complete_although_the_scheduler_is_started_again_before() -> None:
+    """The nodes that servers have started for places come to the other scheduler before the servers do."""
+    late = Link(node="servers", to="scheduler", latency=0.3, at=0.4, duration=0.8)
+    run = train(Crash(node="scheduler", at=0.5, restart=0.1), Late(node="worker-1", at=1.5), late)
     assert all(len(worker.steps) == STEPS for worker in run.workers)
 
 

@@ -11,6 +11,7 @@ from aiokv.errors import CallTimeoutError, ClusterFullError, JoinTimeoutError, S
 from sim.cluster import simulate
 from sim.compute import Constant, Exponential
 from sim.faults import Bursts, Crash, Hang, HeartbeatLoss, Late, Link, Pause, Poison, Reset, Slow, Spot
+from sim.progress import lacking_progress
 from sim.report import notes, poisoned_updates, summarise
 from sim.sections import ClusterSection, JobSection, NetworkSection, ServerSection, StopSection, TensorSection
 from sim.split import end_of, split
@@ -263,6 +264,15 @@ def test_a_worker_that_comes_while_there_is_no_scheduler_waits_for_it(run_with: 
     run = run_with(Crash(node="scheduler", at=2.0, restart=6.0), Late(node="worker-2", at=4.0))
     assert is_complete(run)
     assert all(worker.steps[0].start > 8.0 for worker in run.workers)
+
+
+def test_a_run_is_over_when_all_that_have_died_begin_another_cluster(run_with: Callable[..., Run]) -> None:
+    """Nobody can say what the cluster was; its parameters are lost."""
+    nodes = ("scheduler", "server-0", "worker-0", "worker-1", "worker-2")
+    run = run_with(*(Crash(node=node, at=5.5, restart=1.0) for node in nodes))
+    assert run.begun_anew
+    assert run.elapsed < 10.0
+    assert run.unstopped == lacking_progress(run) == []
 
 
 def test_joins_that_no_scheduler_hears_end_at_their_deadline(run_with: Callable[..., Run]) -> None:

@@ -54,6 +54,7 @@ class Entrant(Record, eq=False):
 
     Its `clock` is the boundary that was asked for last; `fixed`: it is in a view. Where no worker `meets` others, in no
     key, nobody has to be past the boundary; and where that is known, they `go_on` even if there are too few of them.
+    One that another scheduler has put into a view is `inherited` until the servers have said whether workers meet.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Entrant(Record, eq=False):
     fixed: bool = False
     meets: bool = False
     go_on: bool = False
+    inherited: bool = False
     silent: dict[str, None] = field(default_factory=dict)
     """Who has not said yet whether it can be."""
     passed: dict[Rank, None] = field(default_factory=dict)
@@ -121,9 +123,20 @@ class Admissions:
     def enter(self, name: str, rank: Rank, timeout: float, now: float) -> list[Effect]:
         """Let a worker count from a boundary on, as soon as it is its turn. It may ask again."""
         self._deadlines.add(name, now + timeout)
-        if (name, False) in self._waiting:
-            return []
-        return self._add(Entrant(name, rank, timeout))
+        known = self._waiting.get((name, False))
+        if known is None:
+            return self._add(Entrant(name, rank, timeout))
+        known.waits = timeout
+        return []
+
+    def inherit(self, name: str, rank: Rank, clock: int, timeout: float, now: float) -> None:
+        """Go on with a worker that counts after a clock, as another scheduler has said, on which others rely.
+
+        It has the time-out until it asks again.
+        """
+        self._deadlines.add(name, now + timeout)
+        self._waiting[name, False] = Entrant(name, rank, timeout, clock=clock, fixed=True, inherited=True)
+        self._asked = clock
 
     def leave(self, name: str, rank: Rank, asked: tuple[Peer, int], clock: int) -> list[Effect]:
         """Let a worker go behind a boundary, as soon as it is its turn. It has gone to a clock, and may ask again."""
@@ -172,6 +185,8 @@ class Admissions:
             return []
         if entrant.leaves and self._goes_at_once(entrant):
             return self._call_off(entrant) + self._plan(entrant, 0) + self._begin()
+        if entrant.inherited:
+            return self._ask_servers(entrant)
         if entrant.fixed and entrant.meets and self._loss is not None:
             return self._fail(entrant, self._loss)
         if entrant.fixed:
@@ -203,6 +218,13 @@ class Admissions:
         entrant.silent = {party.name: None for party in parties}
         return [Send(peer, 0, m.Boundary(entrant.clock, entrant.rank)) for peer in peers]
 
+    def _ask_servers(self, entrant: Entrant) -> list[Effect]:
+        """Ask whether workers meet, which another scheduler knew."""
+        servers = [party for party in self._parties if party.rank is None]
+        entrant.silent = {party.name: None for party in servers}
+        peers = [party.peer for party in servers if party.peer is not None]
+        return [Send(peer, 0, m.Boundary(entrant.clock, entrant.rank)) for peer in peers]
+
     def _is_asked(self, entrant: Entrant, party: Party) -> bool:
         return not entrant.leaves if party.rank is None else not self._is_stuck(entrant)
 
@@ -217,6 +239,8 @@ class Admissions:
         entrant = self._first
         if entrant is not None and answer.clock == entrant.clock:
             entrant.meets = entrant.meets or answer.waits
+            if entrant.inherited:
+                return self._told_whether_it_meets(entrant, name)
         if entrant is None or entrant.fixed or answer.clock != entrant.clock or name not in entrant.silent:
             return []
         if answer.reason:
@@ -235,6 +259,13 @@ class Admissions:
             entrant.fixed = True
             self.verdicts.append(Verdict(entrant.name, entrant.clock))
         return []
+
+    def _told_whether_it_meets(self, entrant: Entrant, name: str) -> list[Effect]:
+        entrant.silent.pop(name, None)
+        if entrant.silent:
+            return []
+        entrant.inherited = False
+        return self._begin()
 
     def _plan(self, entrant: Entrant, clock: int) -> list[Effect]:
         """Let a worker go behind a clock, or at once. There will be a view if there is such a clock."""
@@ -283,7 +314,7 @@ class Admissions:
         if entrant is not first:
             assert first is not None, "there is one at least"
             return Wait(what, f"{first.name} is let {'go' if first.leaves else 'in'} before it", entrant.waits)
-        if entrant.fixed:
+        if entrant.fixed and not entrant.inherited:
             ranks = [party.rank for party in self._parties if self._is_late(entrant, party) and party.rank is not None]
             reason = f"rank {roster.labels(ranks)} has not come past round {entrant.clock}"
             return Wait(what, reason, entrant.waits, ranks, None, entrant.clock)

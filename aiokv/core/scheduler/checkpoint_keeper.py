@@ -101,6 +101,8 @@ class Keeper:
         self._newcomers: dict[Rank, int] = {}
         """After which clock ranks count that do not do so from the beginning."""
         self._ask_at: float | None = None
+        self._makes_up = False
+        """Whether one is wanted at once, instead of one that may have been under way at another scheduler."""
         self._rest_by: float | None = None
         """When servers are told that what they still wait for will not come."""
 
@@ -121,7 +123,7 @@ class Keeper:
 
     @property
     def _lacks_parts(self) -> bool:
-        """Whether parameters are lost, so that no checkpoint has all of them."""
+        """Whether a server is not reached, or is lost, so that no checkpoint has all parameters."""
         return len(self._servers) < self._num_servers
 
     def deadline(self) -> float | None:
@@ -131,15 +133,16 @@ class Keeper:
     # --- who is there ---
 
     def restarted(self) -> None:
-        """Go on where nothing is known of what was asked for before."""
+        """Go on where nothing is known of what was asked for before; if that was to be a checkpoint, it is made now."""
         self._open = None
+        self._makes_up = bool(self._plan.every or self._plan.seconds)
 
     def viewed(self, servers: list[Peer], workers: list[Peer], roster: Roster, now: float) -> list[Effect]:
         """Take note of who is there, which has changed.
 
         Args:
-            servers: the connections of the servers that are alive, by index.
-            workers: those of the workers that are here.
+            servers: the connections of the servers that are there, by index.
+            workers: those of the workers.
             roster: says who counts.
             now: the time.
         """
@@ -149,7 +152,10 @@ class Keeper:
         if self._ask_at is None and self._plan.seconds:
             self._ask_at = now + self._plan.seconds
         if self._lacks_parts:
-            return self.interrupted("a server is lost")
+            return self.interrupted("a server is not there")
+        if self._makes_up:
+            self._makes_up = False
+            return self._ask_now()
         if self._open is None:
             return self._ask_regular()
         here = dict.fromkeys((*servers, *workers))
@@ -218,6 +224,9 @@ class Keeper:
         if asked is not None and asked.clock <= self._newest + 1:
             return []
         # A regular one that nobody is past is asked for again afterwards.
+        return self._ask_now()
+
+    def _ask_now(self) -> list[Effect]:
         self._ahead = 1
         return self._ask(timed=True)
 

@@ -111,7 +111,7 @@ class Cluster:
     def tell_keepers(self, now: float) -> list[Effect]:
         """Tell who keeps checkpoints, and who lets workers in, over which connections the members are reached."""
         servers, workers = self.members.ordered(Role.SERVER), self.members.ordered(Role.WORKER)
-        servers_here, workers_here = ([one.peer for one in some if one.is_here] for some in (servers, workers))
+        servers_here, workers_here = ([one.peer for one in some if one.connected] for some in (servers, workers))
         told = self.keeper.viewed(servers_here, workers_here, self.roster, now)
         return told + self.tell_parties() if self.plan.max_workers or self.admissions.is_active else told
 

@@ -6,6 +6,7 @@ are missing, and the cluster is complete when those have registered. So servers 
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from aiokv.core.effects import Effect, Send
@@ -36,7 +37,7 @@ class FirstPlaces:
         self._wanted: dict[str, tuple[int, str]] = {}
         """Their indices and processes, by their names."""
         self._given_up: dict[str, None] = {}
-        self._attempts = 0
+        """Names that no node is to have again."""
 
     @property
     def missing(self) -> int:
@@ -72,11 +73,14 @@ class FirstPlaces:
         if self._wanted or len(servers) < self._plan.num_servers:
             return []
         hosts = sorted(servers, key=lambda member: natural_order(member.name))
-        again = f".{self._attempts}" if self._attempts else ""
         for index in range(len(hosts), self._plan.places):
             process = hosts[index % len(hosts)].name
-            self._wanted[f"{process}/{index}.0{again}"] = index, process
+            self._wanted[self._new_name(f"{process}/{index}.0")] = index, process
         return [effect for host in hosts for effect in self.remind(host)]
+
+    def _new_name(self, name: str) -> str:
+        names = chain([name], (f"{name}.{attempt}" for attempt in count(1)))
+        return next(each for each in names if each not in self._given_up)
 
     def remind(self, host: Member) -> list[Effect]:
         """Ask a process for the nodes of its own that have not registered."""
@@ -106,6 +110,9 @@ class FirstPlaces:
                 effects.append(Send(node.peer, 0, m.Stop("a server has gone before the cluster was complete")))
                 self._members.drop(node, "left", "")
                 self._members.remove(node)
-        self._attempts += bool(self._wanted)
         self._wanted.clear()
         return effects
+
+    def pass_over(self, name: str) -> None:
+        """Do without a node that another scheduler had asked for: it is not known to what it belongs."""
+        self._given_up[name] = None

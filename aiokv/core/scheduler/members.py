@@ -16,6 +16,7 @@ class Member:
 
     peer: Peer
     request: int
+    """Under which number it has asked, over its connection, to be let in; 0: it has not."""
     role: Role
     name: str
     incarnation: Incarnation

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiokv.core.deadlines import earliest
-from aiokv.core.effects import Disconnect, Effect, Log, Send
+from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send
 from aiokv.core.records import Record, field
 from aiokv.core.roster import EXPECTED, standbys_of
 from aiokv.core.scheduler.members import Member
-from aiokv.errors import MembershipError
+from aiokv.errors import MembershipError, StaleEpochError
 from aiokv.types import Role
 from aiokv.wire import messages as m
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from aiokv.types import Peer
 
 UNSEEN = 1000
-"""So many epochs are left out: the scheduler before may have sent newer views than anybody who is back knows of, and
-there must not be two of one epoch."""
+"""So many epochs are left out, and as many for every second before: schedulers before may have sent newer views than
+anybody who is back knows of, and there must not be two of one epoch."""
 
 Receive = Callable[["Peer", int, m.Message, float], list[Effect]]
 """Takes in a message over a connection, with its request id, as if it came now."""
@@ -189,8 +189,7 @@ class Rebuild:
         """Go on with the cluster as it was: who is not back is lost."""
         self._rebuilding = None
         if not rebuilding.back:
-            # All who knew of a cluster have gone away again: the others make one of their own.
-            return self._join_now(rebuilding.later, now)
+            return self._make_another(rebuilding.later, now)
         view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
         counts = (self._plan.num_workers, self._plan.places)
         if view is None or (view.declared or len(view.workers), len(view.servers)) != counts:
@@ -209,6 +208,17 @@ class Rebuild:
         # The last worker may have left just before the scheduler ended.
         return effects + self._cluster.end_if_over(now)
 
+    def _make_another(self, waiting: list[Registration], now: float) -> list[Effect]:
+        """Let a cluster begin: all who knew of one have gone away again, or there was none that was complete."""
+        effects: list[Effect] = []
+        for one in waiting:
+            if one.message.standby >= 0:
+                name, index = one.message.name, one.message.standby
+                self._cluster.first_places.pass_over(name)
+                text = f"{name} is no longer wanted as server {index}: nobody is back who knows of a cluster"
+                effects.append(Refuse(one.peer, one.request, StaleEpochError(text)))
+        return effects + self._join_now([one for one in waiting if one.message.standby < 0], now)
+
     def _join_now(self, waiting: list[Registration], now: float) -> list[Effect]:
         """Look at those who have waited until it was known which cluster it is."""
         effects: list[Effect] = []
@@ -220,11 +230,11 @@ class Rebuild:
         """Take over what a view says, and who is back."""
         for worker in view.workers:
             head = (-1, 0, Role.WORKER, worker.name, worker.incarnation, "", 0, now)
-            member = Member(*head, worker.state, worker.reason, worker.rank)
-            if worker.state != "joining":
-                # Who is only about to count asks for that again.
-                member.since, member.until = worker.since, worker.until
+            member = Member(*head, worker.state, worker.reason, worker.rank, since=worker.since, until=worker.until)
             self._restore_member(rebuilding, member, now)
+            if worker.state == "joining" and worker.since:
+                patience = self._plan.death_timeout
+                self._cluster.admissions.inherit(worker.name, worker.rank, worker.since, patience, now)
         for server in view.servers:
             head = (-1, 0, Role.SERVER, server.name, server.incarnation, server.host, server.port, now)
             self._restore_member(rebuilding, Member(*head, server.state, server.reason, server.index), now)
@@ -233,7 +243,7 @@ class Rebuild:
                 if standby.state != "expected":
                     head = (-1, 0, Role.SERVER, standby.name, standby.incarnation, standby.host, standby.port, now)
                     self._restore_member(rebuilding, Member(*head), now)
-        self._cluster.epoch = view.epoch + UNSEEN
+        self._cluster.epoch = max(view.epoch + UNSEEN, int(UNSEEN * now))
         self._cluster.barriers.opened = view.barriers
         self._cluster.keeper.restarted()
 
@@ -241,7 +251,7 @@ class Rebuild:
         self._members.add(member, counts=member.number >= 0)
         one = rebuilding.back.get(member.name)
         if one is not None and one.message.incarnation == member.incarnation and member.is_expected:
-            member.peer, member.request = one.peer, one.request
+            member.peer = one.peer
             member.state = "alive" if member.state == "away" else member.state
             self._members.bind(member, now + self._plan.death_timeout)
             return

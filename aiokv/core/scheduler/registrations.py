@@ -183,7 +183,7 @@ class Registrations:
             effects += self._cluster.admissions.forget(member.name)
         if member.state == "away":
             member.state = "alive"
-        member.peer, member.request, member.incarnation, member.heard = peer, request, message.incarnation, now
+        member.peer, member.request, member.incarnation, member.heard = peer, 0, message.incarnation, now
         self._members.bind(member, now + self._plan.death_timeout)
         how = "is back" if is_same else "is back, as another process"
         effects.append(Log("warning", f"{label} {how}", f"{member.role}_back", member.facts))

@@ -95,12 +95,12 @@ class Turnover:
         if verdict.entered:
             member.state = "alive"
             published = cluster.publish(now)
-            if not member.connected:
+            if not member.connected or not member.request:
                 # It asks again.
                 return published + cluster.release()
             return published + self._members.remember([Send(member.peer, member.request, m.Entered(member.since))])
         effects: list[Effect] = []
-        if member.connected:
+        if member.connected and member.request:
             error = verdict.error or StaleEpochError("")
             effects += self._members.remember([Refuse(member.peer, member.request, error)])
         if not verdict.clock:

@@ -274,6 +274,83 @@ def test_asking_again_waits_longer(scheduler: Scheduler) -> None:
     assert asked.pending, "its user has given up on that"
 
 
+def test_one_that_is_let_in_while_it_is_not_reached_is_told_when_it_asks_again(
+    make_scheduler: type[Scheduler], like: type[Like]
+) -> None:
+    """It registers over another connection, and has asked nothing there yet when all are past the boundary."""
+    scheduler = make_scheduler(workers=1, servers=1, max_workers=2, reconnect_grace=1.0)
+    scheduler.form("worker-0", "server-0")
+    asked = enter(scheduler, "worker-1")
+    agree(scheduler, 1, "worker-0", "server-0")
+    scheduler.drop("worker-1")
+    scheduler.register("worker-1", again=True, epoch=3)
+    say(scheduler, "worker-0", m.Passed(1))
+    assert entry(scheduler, 1).state == "alive"
+    assert like(ef.Send, message=m.Entered(1)) not in scheduler.effects
+    assert scheduler.ask_again("worker-1", asked, m.Enter(5.0)).answer == m.Entered(1)
+
+
+# --- another scheduler ---
+
+
+@pytest.fixture
+def restarted(make_scheduler: type[Scheduler]) -> Scheduler:
+    """A scheduler that was started again when the one before had said that worker 2 counts after clock 5."""
+    scheduler = make_scheduler(workers=2, servers=2, max_workers=4)
+    workers = (*(m.WorkerEntry(rank, f"worker-{rank}", 1) for rank in range(2)), NEWCOMER)
+    servers = tuple(m.ServerEntry(index, f"server-{index}", 1, "127.0.0.1", 9000) for index in range(2))
+    for name in [*(server.name for server in servers), *(worker.name for worker in workers)]:
+        scheduler.register(name, epoch=7)
+    known = m.View(7, workers, servers, 0.5, 2**19, 2**16, 2.0)
+    known.declared = 2
+    say(scheduler, "server-0", known)
+    return scheduler
+
+
+NEWCOMER = m.WorkerEntry(2, "worker-2", 1, "joining", "", 5)
+
+
+def test_what_another_scheduler_has_said_of_who_counts_holds(restarted: Scheduler) -> None:
+    """Some may have gone on relying on it."""
+    asked = restarted.ask("worker-2", m.Enter(5.0))
+    assert entry(restarted) == NEWCOMER
+    assert [boundaries(restarted, f"server-{index}") for index in range(2)] == [[m.Boundary(5, 2)]] * 2
+    assert [boundaries(restarted, f"worker-{rank}") for rank in range(2)] == [[]] * 2
+    for index in range(2):
+        say(restarted, f"server-{index}", m.BoundaryClock(5, 6, waits=index == 0))
+    for rank in range(2):
+        assert boundaries(restarted, f"worker-{rank}") == [m.Boundary(5, 2)]
+        say(restarted, f"worker-{rank}", m.BoundaryClock(5, 6))
+        say(restarted, f"worker-{rank}", m.Passed(5))
+    assert asked.answer == m.Entered(5)
+    assert (entry(restarted).state, entry(restarted).since) == ("alive", 5)
+
+
+def test_where_no_key_goes_in_rounds_it_counts_at_once_and_is_told_when_it_asks(restarted: Scheduler) -> None:
+    for index in range(2):
+        assert entry(restarted).state == "joining"
+        say(restarted, f"server-{index}", m.BoundaryClock(5, 6))
+    assert entry(restarted).state == "alive"
+    assert restarted.ask("worker-2", m.Enter(5.0)).answer == m.Entered(5)
+
+
+def test_who_does_not_ask_another_scheduler_again_is_given_up(restarted: Scheduler) -> None:
+    later = enter(restarted, "worker-3")
+    waiting = restarted.ask("worker-1", m.GetWaiting()).answer
+    assert isinstance(waiting, m.Waiting)
+    assert [call.reason for call in waiting.calls] == [
+        "no answer from server-0, server-1",
+        "worker-2 is let in before it",
+    ]
+    restarted.now = 1.9
+    restarted.beat("server-0", "server-1", "worker-0", "worker-1", "worker-2", "worker-3")
+    restarted.tick(2.0)
+    assert (entry(restarted).state, entry(restarted).since) == ("evicted", 5)
+    assert entry(restarted).reason.endswith("no answer from server-0, server-1 within 2 s")
+    assert boundaries(restarted, "worker-0")[-1] == m.Boundary(7, 3)
+    assert later.pending
+
+
 # --- places ---
 
 
@@ -382,6 +459,5 @@ def test_after_a_restart_of_the_scheduler_those_who_have_joined_are_known(make_s
         scheduler.register(worker, epoch=7)
     say(scheduler, "worker-0", view)
     entries = scheduler.views["worker-3"][-1].workers
-    # Who was about to count asks for that again.
-    assert [(entry.state, entry.since) for entry in entries[2:]] == [("alive", 5), ("joining", 0)]
+    assert [(entry.state, entry.since) for entry in entries[2:]] == [("alive", 5), ("joining", 9)]
     assert scheduler.views["worker-3"][-1].declared == 2

@@ -310,20 +310,45 @@ def test_servers_are_told_once_more_when_they_wait_for_long(scheduler: Any) -> N
     assert not sent(scheduler, scheduler.tick(61.0), m.CheckpointRest)
 
 
-def test_scheduler_that_was_started_again_asks_anew(make_scheduler: Make) -> None:
-    """It does not know which one was asked for, nor whether anybody is past the first one."""
-    old = formed(make_scheduler)
-    known = old.views["worker-0"][-1]
-    rig = make_scheduler(2, 2, checkpoints=CheckpointPlan("/ck", 3, 10, keep=2))
+def started_again(make_scheduler: Make, *, lacking: str = "", **plan: Any) -> Any:
+    """Return a scheduler that was started again, and to which all have come back; but one, if it is named."""
+    known = formed(make_scheduler).views["worker-0"][-1]
+    fields: dict[str, Any] = {"folder": "/ck", "run": 3, "every": 10, "keep": 2} | plan
+    rig = make_scheduler(2, 2, checkpoints=CheckpointPlan(**fields))
     for name in NODES:
-        rig.register(name, epoch=known.epoch)
+        if name != lacking:
+            rig.register(name, epoch=known.epoch)
     # This belongs to what the one before has asked for.
-    tell(rig, "worker-1", m.CheckpointPart(10))
+    tell(rig, "worker-0", m.CheckpointPart(10))
     rig.ask("worker-0", known)
+    return rig
+
+
+@pytest.mark.parametrize("plan", [{}, {"every": 0, "seconds": 60.0}], ids=["by rounds", "by seconds"])
+def test_scheduler_that_was_started_again_asks_for_one_at_once(make_scheduler: Make, plan: dict[str, Any]) -> None:
+    """It does not know which one was asked for, nor whether anybody is past the first one."""
+    rig = started_again(make_scheduler, **plan)
     assert rig.views["worker-1"][-1].checkpoint_at == 0
-    assert asked(rig, rig.effects) == [10]
+    assert asked(rig, rig.effects) == [1]
     assert not rig.machine._keeper.is_busy
-    assert asked(rig, answer(rig, 10, 123, "server-0")) == [130]
+    assert asked(rig, answer(rig, 1, 123, "server-0")) == [125]
+    assert asked(rig, complete(rig, 125)) == ([130] if not plan else [])
+
+
+def test_scheduler_that_was_started_again_asks_for_none_where_there_are_none(make_scheduler: Make) -> None:
+    rig = started_again(make_scheduler, every=0)
+    assert asked(rig, rig.effects) == []
+
+
+@pytest.mark.parametrize(("lacking", "clocks"), [("server-1", []), ("worker-1", [1])])
+def test_scheduler_that_was_started_again_asks_those_who_are_back(
+    make_scheduler: Make, lacking: str, clocks: list[int]
+) -> None:
+    """Without a server no checkpoint has all parameters."""
+    rig = started_again(make_scheduler, lacking=lacking)
+    told = [each for each in only(rig.tick(2.0), ef.Send) if isinstance(each.message, m.CheckpointAt)]
+    here = [rig.peers[name] for name in ("server-0", "server-1", "worker-0") if name != lacking]
+    assert told == [ef.Send(peer, 0, m.CheckpointAt(clock)) for clock in clocks for peer in here]
 
 
 # --- every so many seconds ---

@@ -153,6 +153,22 @@ def test_a_scheduler_that_is_started_again_knows_all_places(scheduler: Scheduler
     assert [entry.name for entry in view(again).servers] == [entry.name for entry in old.servers]
 
 
+def test_nodes_that_another_scheduler_had_asked_for_end_when_nobody_knows_of_a_cluster(scheduler: Scheduler) -> None:
+    """That one has ended before the cluster was complete; the nodes that are started now have other names."""
+    left, *others = FIRST[1], "worker-0", "server-0", "server-1"
+    again = type(scheduler)(workers=1, servers=2, num_places=5, elastic_servers=True)
+    old = register(again, left, 3)
+    waiting = [again.register(name) for name in others]
+    assert old.pending
+    again.tick(2.0)
+    assert isinstance(old.error, StaleEpochError)
+    assert str(old.error) == f"{left} is no longer wanted as server 3: nobody is back who knows of a cluster"
+    assert hosted(again) == [("server-0", 2), ("server-0", 4), ("server-1", 3)]
+    begin(again, FIRST[0], f"{left}.1", FIRST[2])
+    assert [entry.name for entry in view(again).servers[2:]] == [FIRST[0], f"{left}.1", FIRST[2]]
+    assert [one.answer for one in waiting] == [None] * 3, "they have a view"
+
+
 def test_nodes_of_a_cluster_that_was_there_before_come_first(scheduler: Scheduler) -> None:
     """The others take part in that; what they were asked for is not needed any longer."""
     begin(scheduler, FIRST[0])

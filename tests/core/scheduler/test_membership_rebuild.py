@@ -292,3 +292,16 @@ def test_a_worker_that_was_about_to_count_has_its_time_to_come_back(make_schedul
     assert not any(scheduler.views.values())
     come_back(scheduler, "worker-2")
     assert states(scheduler) == {"worker-2": "joining"}
+
+
+def test_each_scheduler_that_is_started_again_has_epochs_of_its_own(make_scheduler: type[Scheduler]) -> None:
+    """Of the views of the one before nobody may have heard who is back, and others may."""
+    epochs: list[int] = []
+    for now in (3.0, 4.5):
+        scheduler = make_scheduler(workers=3, servers=2)
+        scheduler.now = now
+        come_back(scheduler, "worker-0", "worker-2", "server-0", "server-1")
+        tell(scheduler, "server-1", view())
+        scheduler.drop("worker-2")
+        epochs += [each.epoch for each in scheduler.views["worker-0"]]
+    assert epochs == [3001, 3002, 4501, 4502]
