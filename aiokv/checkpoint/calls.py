@@ -7,12 +7,13 @@ import os
 import secrets
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from aiokv.checkpoint import files, saving, snapshot
 from aiokv.checkpoint.residuals import inherited, merged, rank_url, residual_file
+from aiokv.checkpoint.snapshot import LONG
 from aiokv.core import stimuli as st
 from aiokv.errors import (
     AiokvError,
@@ -35,9 +36,6 @@ Said = dict[str, Any]
 Url = str | os.PathLike[str]
 Keys = Key | Collection[Key] | None
 """One key, or some; None: all."""
-
-LONG: Final = 1 << 30
-"""Stands for the bytes of work that takes seconds."""
 
 MOST_KEYS = 2000
 """So many keys are named in one message."""
@@ -232,21 +230,21 @@ async def load(
 ) -> dict[str, Any]:
     """Load; see `aiokv.operations.Operations.load`."""
     url = os.fspath(url)
-    loading = Loading(operations, url, _as_list(keys), seconds, weights=weights)
-    head = _of_root(await together(operations, f"aiokv: load {url}", seconds, loading.look))
-    facts: dict[str, Any] = head["facts"]
-    place = loading.place = f"{url} {head['call']}"
+    with contextlib.closing(Loading(operations, url, _as_list(keys), seconds, weights=weights)) as loading:
+        head = _of_root(await together(operations, f"aiokv: load {url}", seconds, loading.look))
+        facts: dict[str, Any] = head["facts"]
+        place = loading.place = f"{url} {head['call']}"
 
-    async def prepare() -> Said:
-        if check is not None:
-            check(facts)
-        await loading.read_residuals(head)
-        return {}
+        async def prepare() -> Said:
+            if check is not None:
+                check(facts)
+            await loading.read_residuals(head)
+            return {}
 
-    await together(operations, f"aiokv: check {place}", seconds, prepare)
-    await together(operations, f"aiokv: put {place}", seconds, loading.put)
-    await loading.go_on()
-    return facts
+        await together(operations, f"aiokv: check {place}", seconds, prepare)
+        await together(operations, f"aiokv: put {place}", seconds, loading.put)
+        await loading.go_on()
+        return facts
 
 
 class Loading:
@@ -277,6 +275,7 @@ class Loading:
         self._seconds = seconds
         self._weights = weights
         self._root = root
+        self._reader: files.Reader | None = None
         self._saved: saving.Saved | None = None
         self._missing: list[saving.SavedKey] = []
         self._residuals: dict[Key, dict[str, Any]] = {}
@@ -289,7 +288,8 @@ class Loading:
         if operations.rank != 0:
             return {}
         folder = operations._checkpoint_folder
-        saved = await operations._compute(lambda: saving.decode(files.read(self._url, folder), self._url), LONG)
+        self._reader = await operations._compute(lambda: files.open_reader(self._url, folder), LONG)
+        saved = await operations._compute(partial(saving.open_saved, self._reader, self._url), LONG)
         self.take(saved)
         content = saved.content
         return {
@@ -299,6 +299,11 @@ class Loading:
             "residuals": content.residuals,
             "facts": content.facts,
         }
+
+    def close(self) -> None:
+        """Close rank 0's file."""
+        if self._reader is not None:
+            self._reader.close()
 
     def take(self, saved: saving.Saved) -> None:
         """Let this be what is loaded, by the worker that has it.

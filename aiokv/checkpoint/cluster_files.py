@@ -36,7 +36,6 @@ MANIFEST = "manifest.json"
 MANIFEST_FORMAT = "aiokv checkpoint"
 VERSION = 1
 NAME = re.compile(r"run-(\d+)-clock-(\d+)")
-BLOCK_BYTES = 1 << 20
 CHECKSUM_BYTES = 32
 
 
@@ -247,7 +246,7 @@ def check_files(place: str, manifest: Manifest, folder: str = "") -> None:
         try:
             system, path = files.find(url, folder)
             with system.open(path, "rb") as opened:
-                while block := opened.read(BLOCK_BYTES):
+                while block := opened.read(files.BLOCK_BYTES):
                     nbytes += len(block)
                     # What the file ends with is no part of what it is the checksum of.
                     joined = end + block

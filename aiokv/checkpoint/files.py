@@ -8,12 +8,15 @@ import os
 import re
 import secrets
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from aiokv.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+BLOCK_BYTES = 1 << 20
+"""So much is read at once to compute a checksum."""
 
 CHECKSUM_BYTES = 32
 """Of the BLAKE2b of all bytes before it, with which a file ends."""
@@ -167,6 +170,61 @@ def read(url: str, folder: str = "") -> bytes:
         files, path = find(url, folder)
         with files.open(path, "rb") as file:
             return bytes(file.read())
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{url}: can't be read: {error}", path=url) from error
+
+
+class Reader:
+    """A file that is read in parts, in any thread, one after the other. What takes its name meanwhile is not seen.
+
+    Args:
+        file: the open file.
+        url: where it is, for errors.
+    """
+
+    def __init__(self, file: BinaryIO, url: str) -> None:
+        self._file = file
+        self._url = url
+        self.nbytes = file.seek(0, os.SEEK_END)
+        """How long it is."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return some bytes; fewer if the file ends before.
+
+        Raises:
+            DataError: it can't be read.
+        """
+        try:
+            self._file.seek(start)
+            return bytes(self._file.read(stop - start))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self._url}: can't be read: {error}", path=self._url) from error
+
+    def checksum(self, stop: int) -> bytes:
+        """Return the BLAKE2b of all bytes before a place, of which few are in memory at once.
+
+        Raises:
+            DataError: as for `read`.
+        """
+        digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
+        for start in range(0, stop, BLOCK_BYTES):
+            digest.update(self.read(start, min(stop, start + BLOCK_BYTES)))
+        return digest.digest()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def open_reader(url: str, folder: str = "") -> Reader:
+    """Open a file, which has to be in a folder if one is given; see `find`.
+
+    Raises:
+        DataError: it can't be read.
+    """
+    try:
+        files, path = find(url, folder)
+        return Reader(files.open(path, "rb"), url)
     except (OSError, ValueError, ImportError) as error:
         raise DataError(f"{url}: can't be read: {error}", path=url) from error
 

@@ -16,8 +16,9 @@ from aiokv.core.worker.reseeding import bringer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aiokv.checkpoint.file_arrays import AnyArray
     from aiokv.operations import Operations
-    from aiokv.types import Rank
+    from aiokv.types import Key, Rank
 
 
 class Reseeded(msgspec.Struct, frozen=True):
@@ -58,7 +59,8 @@ def _saved(operations: Operations, rank: Rank, step: int, values: Mapping[Any, A
     """Return weights as if they had been saved, without the state of an update rule."""
     arguments = sending(dict(values), None, lists=False)
     policy = operations._session.policy
-    keys, arrays = [], {}
+    keys: list[SavedKey] = []
+    arrays: dict[Key, dict[str, AnyArray]] = {}
     for key, array in zip(arguments.keys, arguments.sources, strict=True):
         keys.append(SavedKey(key, array.shape, array.dtype.name, False, policy, names=(VALUE,)))
         arrays[key] = {VALUE: array}

@@ -8,19 +8,22 @@ tensor is "checksum": the BLAKE2b of all bytes of the file before it. The metada
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from aiokv.checkpoint.files import CHECKSUM_BYTES, checksum
-from aiokv.checkpoint.tensorfile import Array, Shapes, bytes_of, head, in_order, unpack
+from aiokv.checkpoint.files import CHECKSUM_BYTES, Reader
+from aiokv.checkpoint.tensorfile import Array, Shapes, bytes_of, head, in_order, open_tensors, unpack
 from aiokv.core.stimuli import KeyOptions, KeyRecord
 from aiokv.errors import DataError
 from aiokv.types import Key, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from aiokv.checkpoint.file_arrays import AnyArray, FileArray
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -121,10 +124,10 @@ class ResidualContent(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True, eq=False)
 class Saved:
-    """All that a file has. `arrays` are those of each key, by name."""
+    """All that a file has. `arrays` are those of each key, by name; they may still lie in the file."""
 
     content: Content
-    arrays: dict[Key, dict[str, Array]]
+    arrays: dict[Key, dict[str, AnyArray]]
 
 
 def entry_of(record: KeyRecord) -> KeyEntry:
@@ -159,13 +162,20 @@ def open_file(data: bytes, path: str, kind: str, content: type[T]) -> tuple[T, d
     Raises:
         DataError: it is torn, changed, or of another format.
     """
-    tensors, metadata = unpack(data, path)
+    reader = Reader(io.BytesIO(data), path)
+    found, _ = _open(reader, path, kind, content)
+    return found, unpack(data, path)[0]
+
+
+def _open(reader: Reader, path: str, kind: str, content: type[T]) -> tuple[T, dict[str, FileArray]]:
+    tensors, metadata = open_tensors(reader, path)
     for name, expected in (("format", kind), ("version", VERSION)):
         if metadata.get(name) != expected:
             got = metadata.get(name)
             text = f"{path}: expected {name} {expected!r}, got {got!r}: it was not written by save"
             raise DataError(text, path=path, expected=expected, got=got)
-    computed, end = checksum(memoryview(data)[:-CHECKSUM_BYTES]), data[-CHECKSUM_BYTES:]
+    before = reader.nbytes - CHECKSUM_BYTES
+    computed, end = reader.checksum(before), reader.read(before, reader.nbytes)
     if computed != end:
         text = f"{path}: its content is damaged: expected checksum {end.hex()}, got {computed.hex()}"
         raise DataError(text, path=path, expected=end.hex(), got=computed.hex())
@@ -175,15 +185,17 @@ def open_file(data: bytes, path: str, kind: str, content: type[T]) -> tuple[T, d
         raise _senseless(path, str(error)) from None
 
 
-def decode(data: bytes, path: str) -> Saved:
-    """Return what a file of `save` has.
+def open_saved(reader: Reader, path: str) -> Saved:
+    """Return what a file of `save` has. All of it is read once to check it, and arrays once more when they are used.
 
     Raises:
         DataError: it is torn, changed, or of another format.
     """
-    content, tensors = open_file(data, path, FORMAT, Content)
+    content, tensors = _open(reader, path, FORMAT, Content)
     try:
-        arrays = {key.key: {name: tensors[tensor_name(key.key, name)] for name in key.names} for key in content.keys}
+        arrays: dict[Key, dict[str, AnyArray]] = {
+            key.key: {name: tensors[tensor_name(key.key, name)] for name in key.names} for key in content.keys
+        }
     except KeyError as error:
         raise _senseless(path, f"there is no tensor {error}") from None
     return Saved(content, arrays)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.arrays import Arguments
+from aiokv.checkpoint.file_arrays import AnyArray
 from aiokv.checkpoint.saving import (
     ARRAYS,
     FORMAT,
@@ -39,7 +40,13 @@ if TYPE_CHECKING:
     from aiokv.types import Key, TensorSpec
 
 Array = NDArray[Any]
+Named = dict[str, AnyArray]
+"""Arrays by name."""
+
 Pieces = list[bytes | memoryview]
+
+LONG: Final = 1 << 30
+"""Stands for the bytes of work that takes seconds, such as what is done with files."""
 
 MOST_PARTS = 256
 """So many parts of keys are asked for, or sent, at once."""
@@ -287,30 +294,41 @@ async def put(operations: Operations, saved: Saved, missing: Iterable[SavedKey],
     await operations._call(lambda call: st.WriteRules(call, rules, seconds))
     new = {entry.key for entry in missing}
     parts: list[st.StatePart] = []
-    contents: list[Array] = []
+    wanted: list[tuple[Named, int]] = []
+    nbytes = 0
     for entry in content.keys:
         updates = 0 if begins_anew else entry.updates
-        for part, arrays in _cut(entry, saved.arrays[entry.key], operations._session):
+        named = saved.arrays[entry.key]
+        if entry.sparse:
+            # Where its chunks are is looked up in these.
+            named = named | {IDS: await operations._compute(partial(np.asarray, named[IDS]), LONG)}
+        for part, arrays in _cut(entry, named, operations._session):
             part.creates = entry.key in new
             parts.append(part)
-            packed = await operations._compute(partial(pack, arrays, {STEPS: str(updates)}), _nbytes(arrays))
-            contents.append(np.frombuffer(packed, np.uint8))
-            if len(parts) == MOST_PARTS or sum(content.nbytes for content in contents) >= MOST_BYTES:
-                await _write(operations, parts, contents, seconds)
-                parts, contents = [], []
+            wanted.append((arrays, updates))
+            nbytes += _nbytes(arrays)
+            if len(parts) == MOST_PARTS or nbytes >= MOST_BYTES:
+                await _write(operations, parts, wanted, seconds)
+                parts, wanted, nbytes = [], [], 0
     if parts:
-        await _write(operations, parts, contents, seconds)
+        await _write(operations, parts, wanted, seconds)
 
 
-async def _write(operations: Operations, parts: list[st.StatePart], contents: list[Array], seconds: float) -> None:
+def _packed(wanted: list[tuple[Named, int]]) -> list[Array]:
+    """Read what lies in a file, and return the bytes that are sent."""
+    return [np.frombuffer(pack(arrays, {STEPS: str(updates)}), np.uint8) for arrays, updates in wanted]
+
+
+async def _write(
+    operations: Operations, parts: list[st.StatePart], wanted: list[tuple[Named, int]], seconds: float
+) -> None:
+    contents = await operations._compute(partial(_packed, wanted), LONG)
     sizes = [content.nbytes for content in contents]
     arguments = Arguments([], contents, [], [], single=False)
     await operations._call(lambda call: st.WriteState(call, parts, sizes, seconds), arguments)
 
 
-def _cut(
-    entry: SavedKey, arrays: dict[str, Array], session: Session
-) -> Iterator[tuple[st.StatePart, dict[str, Array]]]:
+def _cut(entry: SavedKey, arrays: Named, session: Session) -> Iterator[tuple[st.StatePart, Named]]:
     """Yield the parts of a key and their arrays, as this cluster has cut it."""
     record, spec = entry.record, entry.spec
     for start, stop in session.state_parts(record):
@@ -318,7 +336,7 @@ def _cut(
             for low, some in _cut_rows(arrays, start, stop):
                 yield st.StatePart(record, low, stop), some
             continue
-        cuts = {}
+        cuts: Named = {}
         for name, array in arrays.items():
             # One element for each of the key, or for each of its rows.
             width = spec.size // array.size if array.size else 1
@@ -326,10 +344,11 @@ def _cut(
         yield st.StatePart(record, start, stop), cuts
 
 
-def _cut_rows(arrays: dict[str, Array], start: int, stop: int) -> Iterator[tuple[int, dict[str, Array]]]:
+def _cut_rows(arrays: Named, start: int, stop: int) -> Iterator[tuple[int, Named]]:
     """Yield the rows of a chunk in parts, each with the row from which on it has all; at least one, of no rows."""
-    first, end = np.searchsorted(arrays[IDS], [start, stop]).tolist()
-    width = sum(array.nbytes for array in arrays.values()) // max(1, arrays[IDS].size)
+    ids = np.asarray(arrays[IDS])
+    first, end = np.searchsorted(ids, [start, stop]).tolist()
+    width = _nbytes(arrays) // max(1, ids.size)
     most = max(1, MOST_BYTES // max(1, width))
     low = start
     while True:
@@ -337,10 +356,10 @@ def _cut_rows(arrays: dict[str, Array], start: int, stop: int) -> Iterator[tuple
         yield low, {name: array[first:last] for name, array in arrays.items()}
         if last == end:
             return
-        first, low = last, int(arrays[IDS][last])
+        first, low = last, int(ids[last])
 
 
-def _nbytes(arrays: dict[str, Array]) -> int:
+def _nbytes(arrays: Named) -> int:
     return sum(array.nbytes for array in arrays.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as hs
 from hypothesis.extra import numpy as hnp
 
-from aiokv.checkpoint.tensorfile import in_order, pack, unpack
+from aiokv.checkpoint.files import Reader
+from aiokv.checkpoint.tensorfile import in_order, open_tensors, pack, unpack
 from aiokv.errors import DataError
 from aiokv.types import ITEM_SIZES
 
@@ -38,6 +40,18 @@ def test_what_the_library_has_written_is_read(arrays: dict[str, Any], metadata: 
     got, texts = unpack(safetensors.numpy.save(arrays, metadata), "file")
     assert_equal(got, arrays)
     assert texts == metadata
+
+
+@given(files, texts)
+def test_what_lies_in_a_file_is_the_same_as_what_is_in_memory(arrays: dict[str, Any], metadata: dict[str, str]) -> None:
+    content = pack(arrays, metadata)
+    got, texts = open_tensors(Reader(io.BytesIO(content), "file"), "file")
+    assert {name: (array.shape, array.dtype, array.size, array.nbytes) for name, array in got.items()} == {
+        name: (array.shape, array.dtype, array.size, array.nbytes) for name, array in arrays.items()
+    }
+    assert_equal({name: np.asarray(array) for name, array in got.items()}, arrays)
+    assert texts == metadata
+    assert pack(got, metadata) == content
 
 
 def test_bfloat16_is_a_dtype_of_the_format() -> None:
@@ -86,3 +100,5 @@ def described(text: str, data: bytes = b"") -> bytes:
 def test_what_is_no_whole_file_is_refused_and_named(content: bytes) -> None:
     with pytest.raises(DataError, match="some-file: expected a whole safetensors file"):
         unpack(content, "some-file")
+    with pytest.raises(DataError, match="some-file: expected a whole safetensors file"):
+        open_tensors(Reader(io.BytesIO(content), "some-file"), "some-file")

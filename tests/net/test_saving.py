@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aiokv
+from aiokv.checkpoint import files
 from aiokv.errors import ConfigError, DataError, OptimizerError, SpecMismatchError
 
 if TYPE_CHECKING:
@@ -279,6 +280,32 @@ async def test_many_keys_and_rows_go_in_several_messages(
         await train(running, range(5, 6))
         await running.each(lambda worker: worker.load(url))
         assert_same(await weights(running), expected)
+
+
+async def test_a_file_is_loaded_a_part_at_a_time(
+    cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, reads = str(tmp_path / "large"), []
+    read = files.Reader.read
+
+    def counted(self: files.Reader, start: int, stop: int) -> bytes:
+        reads.append(stop - start)
+        return read(self, start, stop)
+
+    monkeypatch.setattr(files.Reader, "read", counted)
+    value = np.arange(6 << 20, dtype=np.float32)
+    async with cluster(workers=1, servers=2) as running:
+        (kv,) = running.workers
+        await kv.init("w", value)
+        await kv.save(url)
+    assert reads == []
+    async with cluster(workers=1, servers=1) as running:
+        (kv,) = running.workers
+        await kv.load(url)
+        np.testing.assert_array_equal(await kv.pull("w"), value)
+    # Twice: to check it, and to send it.
+    assert 2 * value.nbytes < sum(reads) < 2.1 * value.nbytes
+    assert max(reads) <= files.BLOCK_BYTES
 
 
 async def test_keys_that_were_pushed_less_often_go_on_as_without_the_save(cluster: MakeCluster, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ async def test_an_error_that_nobody_foresaw_reaches_all_too(
     def broken(url: str, _folder: str) -> bytes:
         raise ZeroDivisionError(url)
 
-    monkeypatch.setattr(files, "read", broken)
+    monkeypatch.setattr(files, "open_reader", broken)
     async with cluster(workers=2) as running:
         await start(running)
         got = await outcomes(running, lambda worker: worker.load("memory://any", timeout=LONG))
