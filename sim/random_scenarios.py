@@ -110,9 +110,8 @@ def _joining(stream: random.Random, scenario: Scenario) -> Scenario:
     fixed = job.overlap or job.save_every or job.cancel or cluster.restarts
     # What is trained is dealt to workers that are the same from the beginning to the end.
     fixed = fixed or scenario.learning.workload != "none"
-    # Whose turn it is may be one who waits at a barrier for one that came later, and is at another step.
-    turns = job.barrier_every and "round_robin" in policies
-    admits = all(get_policy(policy).admits for policy in policies) and not turns
+    # Who comes can't tell which of two times it is if the policy is the same again.
+    admits = all(get_policy(policy).admits for policy in policies) and len(set(policies)) == len(policies)
     if fixed or not admits or not _happens(stream, 0.4):
         return scenario
     count = stream.choice((1, 1, 2))

@@ -43,6 +43,9 @@ class Policy(abc.ABC):
     has_phases: ClassVar[bool] = False
     """What it does depends on how many updates were made under it."""
 
+    in_turn: ClassVar[bool] = False
+    """Its rounds are one step each, of all members in turn, so that these go in step."""
+
     admits: ClassVar[bool] = False
     """Whether a worker can join while training goes on."""
 
@@ -75,6 +78,14 @@ class Policy(abc.ABC):
         """
         del version
         return self.in_step
+
+    def meets(self, version: Version) -> bool:
+        """Tell whether workers wait for all others, by their numbers of steps, in the update that makes a version.
+
+        Args:
+            version: as in `is_in_step`.
+        """
+        return self.is_in_step(version) or self.in_turn or self.gate() is not None
 
     def gate(self) -> Gate | None:
         """Return what decides which reads of one chunk wait; None: none does."""

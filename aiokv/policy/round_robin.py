@@ -73,6 +73,7 @@ class RoundRobin(RoundPolicy):
     """Each push is an update of its own, made in the order of the ranks, so that updates come evenly spaced."""
 
     name: ClassVar[str] = "round_robin"
+    in_turn: ClassVar[bool] = True
 
     def decider(self) -> Decider:
         """Return what decides the rounds."""

@@ -153,6 +153,15 @@ def test_policies_change_while_workers_come_and_go(at: float, policies: tuple[st
     assert lacking_progress(run) == []
 
 
+@pytest.mark.parametrize("at", [0.5, 1.5, 3.5, 4.4, 6.5])
+def test_who_joins_where_all_take_turns_is_at_the_same_step_as_the_others_when_they_meet(at: float) -> None:
+    run = elastic(Join(node="worker-2", at=at), policy="round_robin", job=JobSection(barrier_every=1))
+    [since] = run.since["worker-2"]
+    rounds = [rank for ranks in rounds_of(run) for rank in ranks]
+    assert rounds == [0, 1] * since + [2, 0, 1] * (STEPS - since)
+    assert lacking_progress(run) == []
+
+
 def test_barriers_open_with_those_who_count() -> None:
     run = elastic(Join(node="worker-2", at=3.5), job=JobSection(barrier_every=1))
     assert lacking_progress(run) == []

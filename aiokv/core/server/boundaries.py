@@ -61,7 +61,7 @@ class Boundaries:
         newest = max([self._checkpoints.newest, *past, *made, *seen])
         if newest <= message.clock:
             self.announced = message
-        waits = any(chunk.is_next_in_step or chunk.gate is not None for chunk in chunks)
+        waits = any(chunk.policy.meets(chunk.version + 1 - chunk.since) for chunk in chunks)
         return m.BoundaryClock(message.clock, newest, waits=waits)
 
     def enter(self, rank: Rank, roster: Roster, now: float) -> list[Chunk]:

@@ -260,7 +260,7 @@ class PolicyChanges:
             chunk.follow(get_policy(change.policy))
             self._rounds.begin(chunk)
             if chunk.rounds is not None:
-                chunk.rounds.decisions.catch_up(change.asked)
+                chunk.rounds.decisions.catch_up(change.asked, change.clock)
             effects += self._answers.release(chunk, now)
             if self.on_change is not None:
                 self.on_change(chunk)

@@ -122,4 +122,7 @@ class Views:
             return []
         self._boundaries.announced = None
         self._answers.roster = self._answers.roster.bounded(None)
-        return self._changes.roster_changed() + self._rounds.advance(self._catalog.chunks.values(), now)
+        effects = self._changes.roster_changed() + self._steps.decided(
+            self._deciding.changed(self._answers.roster, now), now
+        )
+        return effects + self._rounds.advance(self._catalog.chunks.values(), now)

@@ -145,7 +145,7 @@ class KnownKeys:
         texts = {self.policy_of(known.options) for known in self.by_key.values() if known.spec is not None}
         policies = [get_policy(text) for text in texts]
         # Some wait in their first rounds only; which ones these are is not known here.
-        return any(policy.is_in_step(1) or policy.gate() is not None for policy in policies)
+        return any(policy.meets(1) for policy in policies)
 
     def leaving(self, policy: str, keys: Sequence[Key], rank: Rank) -> list[Leaving]:
         """Return which keys have to leave which policy, so that these keys, or all but sums, have another one.

@@ -304,6 +304,51 @@ def test_before_the_switch_rounds_do_not_wait_for_who_leaves_there(switching: Se
     assert not any(each.pending for each in step(switching, 0))
 
 
+# --- taking turns ---
+
+
+@pytest.fixture
+def turns(make_server: type[Server]) -> Server:
+    """A server of two workers that take turns, and have made two steps; a third one has come."""
+    server = make_server(2, policy="round_robin")
+    server.init()
+    for _ in range(2):
+        step(server, 0, 1)
+    view(server)
+    return server
+
+
+def test_it_is_the_turn_of_who_joins_when_the_others_are_at_its_first_step(turns: Server) -> None:
+    assert announce(turns, 3) == m.BoundaryClock(3, 2, waits=True)
+    view(turns, since=3)
+    assert not any(each.pending for each in step(turns, 0, 1))
+    fourth = step(turns, 0, 1)
+    assert all(each.pending for each in fourth)
+    assert begin(turns) == (3, 3)
+    step(turns, NEW)
+    assert not any(each.pending for each in fourth)
+
+
+def test_a_turn_goes_on_when_nobody_joins_after_all(turns: Server) -> None:
+    announce(turns, 2)
+    third = step(turns, 0, 1)
+    assert all(each.pending for each in third)
+    announce(turns, 0)
+    assert not any(each.pending for each in third)
+
+
+def test_who_joins_behind_a_change_of_the_policy_has_its_turn_in_the_first_step(two: Server) -> None:
+    announce(two, 3)
+    view(two, since=3)
+    change(two, "round_robin", 0, 1, clock=3)
+    step(two, 0, 1)
+    (fifth,) = step(two, 0)
+    assert fifth.pending
+    begin(two)
+    step(two, NEW)
+    assert not fifth.pending
+
+
 # --- keys whose policy changes meanwhile ---
 
 

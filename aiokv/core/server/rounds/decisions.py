@@ -8,6 +8,7 @@ the same steps into the same rounds, in the same order. Policies that need no de
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -186,16 +187,23 @@ class Decisions(Record, eq=False):
     def members(self, roster: Roster) -> list[Rank]:
         """Return the ranks that count."""
         members = roster.members_of(self.group[1])
-        if not (self.leaving or roster.leavers or self.early):
+        coming = roster.newcomers if roster.newcomers and get_policy(self.group[0]).in_turn else {}
+        if not (self.leaving or roster.leavers or self.early or coming):
             return members
         leaving = {rank for ranks in self.leaving.values() for rank in ranks}
         leaving.update(rank for rank, until in roster.leavers.items() if self.passed.get(rank, 0) >= until)
         early = [rank for rank in self.early if roster.is_pushing(rank)]
-        return [rank for rank in sorted({*members, *early}) if rank not in leaving]
+        # They have a turn as soon as all others are at the step with which they begin, so that all are at the same one.
+        reached = min([self.passed.get(rank, 0) for rank in members], default=math.inf) if coming else 0
+        entered = [
+            rank for rank, since in coming.items() if since <= reached and (rank in self.group[1] or not self.group[1])
+        ]
+        return [rank for rank in sorted({*members, *early, *entered}) if rank not in leaving]
 
-    def catch_up(self, ranks: Iterable[Rank]) -> None:
-        """Count what ranks have of keys that come to the group as the value of all rounds so far."""
-        self.settled.update(dict.fromkeys(ranks, self.newest))
+    def catch_up(self, ranks: Iterable[Rank], clock: int) -> None:
+        """Count what ranks have of keys that come to the group behind a clock as the value of all rounds so far."""
+        for rank in ranks:
+            self.settled[rank], self.passed[rank] = self.newest, max(clock, self.passed.get(rank, 0))
 
     def reported(self, rank: Rank, loss: float) -> None:
         """Take note of the loss that a worker has measured, where rounds are decided."""
