@@ -128,14 +128,14 @@ class OverloadedError(LimitError):
 
 
 class ChecksumError(ProtocolError):
-    """A frame is not what the peer has sent, or has no checksum; `details`: key, expected, got."""
+    """A frame is not what the peer has sent; `details`: key, expected, got."""
 
     code = 14
     retriable = True
 
 
 class HandshakeError(ProtocolError):
-    """Protocol version, cluster id, token or certificate do not fit, or the handshake took too long."""
+    """Protocol version, cluster id, token, certificate or checksums do not fit, or the handshake took too long."""
 
     code = 12
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiokv.core.deadlines import earliest
 from aiokv.core.effects import Complete, Connect, Disconnect, Effect, Fail, Log, Send
-from aiokv.errors import AiokvError, JoinTimeoutError
+from aiokv.errors import AiokvError, HandshakeError, JoinTimeoutError
 from aiokv.types import SCHEDULER, Incarnation, Role
 from aiokv.wire.messages import Heartbeat, Register, ServerEntry, View
 
@@ -18,6 +18,9 @@ LOG_EVERY = 5.0
 MARGIN = 0.5
 """Seconds that an answer has to get here, at most."""
 
+SHARE = 0.1
+"""The part of a time-out that an answer has to get here, when that is less."""
+
 
 def retry_delay(attempt: int) -> float:
     """Return the seconds to wait before attempt number `attempt` (from 1): doubling, at most a second."""
@@ -27,7 +30,7 @@ def retry_delay(attempt: int) -> float:
 def answer_time(timeout: float) -> float:
     """Return the seconds that the other side gets to answer, so that its reasons are here before our own deadline."""
     # Without `min`, since it is asked for with every call.
-    return timeout - MARGIN if timeout > 10.0 * MARGIN else timeout - 0.1 * timeout
+    return timeout - MARGIN if timeout * SHARE > MARGIN else timeout - SHARE * timeout
 
 
 class Joiner:
@@ -194,6 +197,10 @@ class Joiner:
     def tell_view(self) -> list[Effect]:
         """Tell a scheduler that was started again what the cluster was."""
         return [] if self.view is None else [Send(SCHEDULER, 0, self.view)]
+
+    def refused(self, error: AiokvError | None) -> list[Effect]:
+        """End a join when the connection has ended because the two sides do not fit: they would not do so later."""
+        return self.fail(error) if isinstance(error, HandshakeError) else []
 
     def on_lost(self, reason: str) -> list[Effect]:
         """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""

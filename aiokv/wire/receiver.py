@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from aiokv.errors import ChecksumError, LimitError, ProtocolError
+from aiokv.errors import ChecksumError, HandshakeError, LimitError, ProtocolError
 from aiokv.wire.frames import (
     HEADER_BYTES,
     Checksum,
@@ -306,9 +306,9 @@ class Receiver:
         if checksum and frame_type in LINK_TYPES:
             raise ProtocolError(f"a {name} frame has a checksum, which these never have", got=name)
         if checksum and self._checksum is None:
-            raise ChecksumError(f"a {name} frame has a checksum, but this side uses none: {_SAME}", got=name)
+            raise HandshakeError(f"a {name} frame has a checksum, but this side uses none: {_SAME}", got=name)
         if not checksum and frame_type not in LINK_TYPES:
-            raise ChecksumError(f"a {name} frame has no checksum, but this side wants one: {_SAME}", got=name)
+            raise HandshakeError(f"a {name} frame has no checksum, but this side wants one: {_SAME}", got=name)
 
     def _verify(self, message: Message, checksum: int, payload: memoryview | None) -> None:
         assert self._checksum is not None

@@ -25,7 +25,7 @@ def bench_kernels(arguments: str, **variables: str) -> subprocess.CompletedProce
         env=environ | variables,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
 

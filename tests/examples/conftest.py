@@ -23,7 +23,9 @@ Completed = subprocess.CompletedProcess[str]
 
 def run(*command: str) -> Completed:
     """Run a command of this Python and return its exit code and output."""
-    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=50)
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+    )
 
 
 @pytest.fixture

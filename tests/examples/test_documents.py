@@ -43,7 +43,7 @@ def commands(page: Path) -> list[str]:
 
 def run(*arguments: str, cwd: Path) -> str:
     """Run a command to its end and return what it printed."""
-    done = subprocess.run(arguments, cwd=cwd, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(arguments, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiokv.errors import AiokvError, MissingExtraError
+from aiokv.errors import HandshakeError, MissingExtraError
 from aiokv.net.checksums import load_checksum
 from aiokv.net.tcp import Link
 from aiokv.wire.shared import SharedMemory
@@ -120,7 +120,7 @@ async def test_what_is_changed_in_shared_memory_is_found_too(
 @pytest.mark.parametrize(("theirs", "mine"), [("crc32c", "off"), ("off", "crc32c")])
 async def test_nodes_with_different_settings_are_told_which(cluster: MakeCluster, theirs: str, mine: str) -> None:
     async with cluster(workers=1, start_workers=False, checksum=theirs) as running:
-        with pytest.raises(AiokvError, match="give every node of the cluster the same setting `checksum`"):
+        with pytest.raises(HandshakeError, match="give every node of the cluster the same setting `checksum`"):
             await running.client("worker-0", checksum=mine).start()
 
 

@@ -170,7 +170,7 @@ async def test_weights_of_another_shape_than_a_key_that_is_there_are_refused_on_
 async def test_nobody_goes_on_before_all_workers_have_said_what_they_have(cluster: MakeCluster) -> None:
     async with cluster(workers=2) as running:
         with pytest.raises(BarrierTimeoutError, match="rank 1"):
-            await running.workers[0].reseed(begin(), 3, timeout=0.5)
+            await running.workers[0].reseed(begin(), 3, timeout=1.0)
 
 
 def test_store_for_ordinary_code_goes_on_in_the_next_cluster(

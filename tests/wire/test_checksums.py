@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokv.errors import ChecksumError, ProtocolError
+from aiokv.errors import ChecksumError, HandshakeError, ProtocolError
 from aiokv.wire.connection import Connection, goodbye
 from aiokv.wire.frames import HEADER_BYTES, encode_frame, seal
 from aiokv.wire.messages import Barrier, Done, Freed, Heartbeat, Message, Push, Value
@@ -168,12 +168,12 @@ def test_a_payload_that_is_discarded_is_not_checked_and_the_next_frame_is() -> N
 
 
 def test_a_frame_without_a_checksum_is_refused_where_they_are_wanted() -> None:
-    with pytest.raises(ChecksumError, match=r"a Done frame has no checksum, .* the same setting `checksum`"):
+    with pytest.raises(HandshakeError, match=r"a Done frame has no checksum, .* the same setting `checksum`"):
         Sink().feed(encode_frame(Done(1), 1))
 
 
 def test_a_frame_with_a_checksum_is_refused_where_there_are_none() -> None:
-    with pytest.raises(ChecksumError, match=r"a Done frame has a checksum, .* the same setting `checksum`"):
+    with pytest.raises(HandshakeError, match=r"a Done frame has a checksum, .* the same setting `checksum`"):
         Sink(with_checksums=False).feed(frame(Done(1), 1))
 
 

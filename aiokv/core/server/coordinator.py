@@ -216,6 +216,8 @@ class Coordinator:
 
     def _link_event(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:
+            case PeerLost(peer, reason, error) if peer == SCHEDULER:
+                return self._joiner.refused(error) or self._scheduler_gone(reason, now)
             case PeerLost(peer, reason):
                 self._workers.ended(peer)
                 return self._peer_lost(peer, reason, now)
@@ -235,8 +237,6 @@ class Coordinator:
                 raise TypeError(f"not a stimulus for a server: {stimulus!r}")
 
     def _peer_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
-        if peer == SCHEDULER:
-            return self._scheduler_gone(reason, now)
         if peer < STANDBY:
             return self._replication.lost(peer, reason, now)
         if peer < SCHEDULER:

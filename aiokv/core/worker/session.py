@@ -320,8 +320,8 @@ class Session:
                 return self._joiner.on_connected(now)
             case st.ConnectFailed(peer, reason, error) if peer == SCHEDULER:
                 return self._joiner.on_connect_failed(reason, error, now)
-            case st.PeerLost(peer, reason) if peer == SCHEDULER:
-                return self._scheduler_gone(reason)
+            case st.PeerLost(peer, reason, error) if peer == SCHEDULER:
+                return self._joiner.refused(error) or self._scheduler_gone(reason)
             case st.PartWritten():
                 return self._passing.written(stimulus)
             case st.Tick():

@@ -15,6 +15,7 @@ from aiokv.errors import (
     CallTimeoutError,
     ClusterFullError,
     ConfigError,
+    HandshakeError,
     JoinTimeoutError,
     MembershipError,
     ProtocolError,
@@ -541,6 +542,13 @@ def test_server_that_the_scheduler_does_not_take_back_stops(server: Server, like
 def test_server_without_scheduler_sends_no_heartbeats(server: Server) -> None:
     server.handle(st.PeerLost(SCHEDULER, "connection reset"))
     assert server.machine.deadline() is None
+
+
+def test_a_join_ends_when_the_scheduler_does_not_fit(outsider: Server, like: type[Like]) -> None:
+    outsider.handle(st.Join(0, 10.0))
+    outsider.handle(st.Connected(SCHEDULER))
+    effects = outsider.handle(st.PeerLost(SCHEDULER, "no checksum", HandshakeError("no checksum")))
+    assert effects == [ef.Disconnect(SCHEDULER, "the join failed"), like(ef.Fail, call=0, error=like(HandshakeError))]
 
 
 def test_a_join_waits_for_a_scheduler_that_is_started_again(outsider: Server, like: type[Like]) -> None:

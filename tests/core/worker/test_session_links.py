@@ -185,6 +185,20 @@ def test_server_that_refuses_the_worker_ends_the_join(outsider: Worker) -> None:
     assert isinstance(call.outcome, MembershipError)
 
 
+def test_a_join_ends_when_the_scheduler_does_not_fit(outsider: Worker) -> None:
+    call = join(outsider)
+    outsider.handle(st.Connected(SCHEDULER))
+    error = HandshakeError("give every node the same setting")
+    outsider.handle(st.PeerLost(SCHEDULER, error.message, error))
+    assert call.outcome is error
+    assert outsider.machine.deadline() is None
+
+
+def test_a_worker_that_has_joined_looks_for_its_scheduler_whatever_ended_the_connection(worker: Worker) -> None:
+    effects = worker.handle(st.PeerLost(SCHEDULER, "no checksum", HandshakeError("no checksum")))
+    assert any(isinstance(each, ef.Connect) for each in effects)
+
+
 def test_a_join_waits_for_a_scheduler_that_is_started_again(outsider: Worker, like: type[Like]) -> None:
     call = join(outsider)
     outsider.handle(st.Connected(SCHEDULER))
