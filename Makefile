@@ -18,6 +18,8 @@ PYTHONS ?= $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[1-9]*/bin/
 
 # An activated environment, or a user's pip settings, must not lead the installation elsewhere.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET PIP_USER
+# Bytecode is kept: without it each of the hundreds of processes that tests start would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -50,8 +52,15 @@ $(STAMP): pyproject.toml
 	$(PY) -m pip install --quiet --editable '.[all,examples]' --group dev
 	@echo "$(CURDIR)" > $(STAMP)
 
+UNIT = $(PY) -m pytest $(SANS_IO:%=--cov=%) --cov-fail-under=100 $(PYTEST_PROCESSES) $(PYTEST_FLAGS)
+CHAOS = $(BIN)/aiokv chaos --minutes $(CHAOS_MINUTES) --workers 4 --servers 3 --kill worker,server,scheduler --seed 1
+
+# Chaos waits most of the time, so it runs beside the tests, and what it has said is shown after them.
 .PHONY: test
-test: lint types imports docs unit chaos ## lint, types, imports, docs, tests, coverage and chaos: all that CI runs
+test: lint types imports docs ## lint, types, imports, docs, tests, coverage and chaos: all that CI runs
+	@echo "$(CHAOS) &"; $(CHAOS) >$(VENV)/chaos.log 2>&1 & chaos=$$!; trap 'kill $$chaos; exit 1' INT TERM; \
+		echo "$(UNIT)"; $(UNIT); unit=$$?; wait $$chaos; chaos=$$?; \
+		cat $(VENV)/chaos.log; test $$unit -eq 0 && test $$chaos -eq 0
 
 .PHONY: lint
 lint: $(STAMP) ## check style, format and spelling
@@ -69,7 +78,7 @@ imports: $(STAMP) ## check who imports whom
 
 .PHONY: unit
 unit: $(STAMP) ## run the tests on all CPUs, and check that they cover the state machines
-	$(PY) -m pytest $(SANS_IO:%=--cov=%) --cov-fail-under=100 $(PYTEST_PROCESSES) $(PYTEST_FLAGS)
+	$(UNIT)
 
 .PHONY: versions
 versions: $(STAMP) ## compare runs of the simulator under all Pythons from 3.11 to 3.13 that are found
@@ -82,7 +91,7 @@ coverage: $(STAMP) ## show what the tests cover of everything; takes twice as lo
 
 .PHONY: chaos
 chaos: $(STAMP) ## harm a real cluster for CHAOS_MINUTES, and compare the bits that it ends with
-	$(BIN)/aiokv chaos --minutes $(CHAOS_MINUTES) --workers 4 --servers 3 --kill worker,server,scheduler --seed 1
+	$(CHAOS)
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## look for bytes that break the wire, for ten minutes
