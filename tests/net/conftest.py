@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "backend": "reference",
     "cluster": "test",
     "heartbeat": 0.5,
-    "death_timeout": 5.0,
+    "death_timeout": 10.0,
     "reconnect_grace": 0.1,
     "call_timeout": 20.0,
     "join_timeout": 20.0,

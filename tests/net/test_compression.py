@@ -63,6 +63,7 @@ TABLES: list[tuple[Any, Any, list[tuple[float, float]]]] = [
 ]
 
 
+@pytest.mark.one_loop("it is about what is computed")
 @pytest.mark.parametrize(("compression", "codec", "table"), TABLES, ids=["2bit", "1bit"])
 async def test_tables_of_mxnet_with_7_workers_and_7_servers(
     cluster: MakeCluster, compression: Any, codec: Any, table: list[tuple[float, float]]
@@ -245,6 +246,7 @@ async def test_values_with_nan_are_refused_and_the_push_counts(cluster: MakeClus
 # --- the rest ---
 
 
+@pytest.mark.one_loop("it is about what is computed")
 @pytest.mark.parametrize("codec", ["2bit", "1bit", "fp16", "bf16", "fp8", "topk", "randomk", "qsgd"])
 async def test_all_codecs_solve_a_least_squares_problem(cluster: MakeCluster, codec: str) -> None:
     """Two workers with half of the data each, 400 rounds of gradient descent: the solution to 5 %.

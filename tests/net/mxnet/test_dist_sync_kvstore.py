@@ -24,6 +24,7 @@ ROUNDS = [57, 113, 169, 225, 281, 337, 393]
 """1 + n(n + 1)(i + 1) for n = 7 workers, after round i."""
 
 
+@pytest.mark.one_loop("it is about what is computed")
 @pytest.mark.parametrize(
     ("dtype", "multi_precision"), [("float32", False), ("float32", True), ("float16", False), ("float16", True)]
 )
@@ -61,6 +62,7 @@ async def test_rounds_of_fewer_workers(cluster: MakeCluster, workers: int, round
                 np.testing.assert_array_equal(value, np.full(SMALL, expected, np.float32))
 
 
+@pytest.mark.one_loop("it is about what is computed")
 async def test_init_of_many_keys(cluster: MakeCluster) -> None:
     """Key i holds i: 100 small and 100 big keys, half of each float32, half float16."""
 
