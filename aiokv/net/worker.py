@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
-import numpy as np
 
-from aiokv.arrays import Arguments, Array, bytes_of, gather, landing_for, scatter
-from aiokv.checkpoint.cluster_files import residuals_name, write_own
 from aiokv.checkpoint.residual_journal import ResidualJournal
-from aiokv.checkpoint.residuals import residual_file
-from aiokv.compressing import Compressor, Job
 from aiokv.config import Config, load_config
-from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.joiner import Joiner
 from aiokv.core.worker.session import Session
-from aiokv.errors import AiokvError, ClosedError, ClusterFullError, ProtocolError
+from aiokv.errors import AiokvError, ClosedError, ClusterFullError
 from aiokv.kernels import backend_for, devices_for
 from aiokv.list_sums import Merger
-from aiokv.net.driver import Driver, Log, make_incarnation, make_name
+from aiokv.net.calls import CallDriver, ended
+from aiokv.net.driver import Log, make_incarnation, make_name
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.net.sigterm import OnSigterm, check_thread
 from aiokv.operations import Operations
 from aiokv.training.guard import Guard
-from aiokv.types import Peer, Role
+from aiokv.types import Role
 from aiokv.wire.limits import DEFAULT_LIMITS
-from aiokv.wire.messages import Value
-from aiokv.wire.receiver import Frame, Head, Landing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
-    from aiokv.net.link import AnyLink
-    from aiokv.staging import Staged
-    from aiokv.types import Key
 
 T = TypeVar("T")
 
@@ -48,18 +37,11 @@ REJOIN_PAUSE = 0.2
 """Seconds after which a worker asks again whether there is another cluster."""
 
 
-class Client(Driver, Operations):
+class Client(CallDriver, Operations):
     """A worker of the cluster, for any asyncio program. Made by `aiokv.connect`; see `aiokv.operations.Operations`."""
 
     def __init__(self, config: Config, *, policy: str, device: str = "cpu", log: Log | None = None) -> None:
-        super().__init__(config, log)
-        self._policy, self._device = policy, device
-        self._merger = Merger(backend_for(device), devices_for(device))
-        self._guard = Guard(
-            check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
-        )
         self._name = make_name(config, Role.WORKER)
-        self._shard: Server | None = None
         joiner = Joiner(
             role=Role.WORKER,
             name=self._name,
@@ -68,29 +50,18 @@ class Client(Driver, Operations):
             advertised=("", 0),
         )
         limits: dict[str, Any] = {"max_open_pushes": config.max_open_pushes, "call_timeout": config.call_timeout}
-        self._session = Session(joiner, policy=policy, **limits)
-        self._calls = itertools.count()
-        self._futures: dict[int, asyncio.Future[Any]] = {}
-        self._arguments: dict[int, Arguments] = {}
-        self._landed: dict[tuple[Peer, int], memoryview] = {}
-        self._keeping: dict[int, list[int]] = {}
-        """Tensors of calls that have ended, which may have to be sent again."""
-        self._kept: dict[int, dict[int, Array]] = {}
-        """Copies of these."""
-        self._compressor = Compressor("reference" if config.backend == "reference" else "auto")
-        self._encoding: dict[int, asyncio.Task[None]] = {}
-        """Tasks whose threads read a call's arrays."""
-        self._writing: dict[asyncio.Task[None], None] = {}
-        """Tasks whose threads write what is left of gradients, or begin copies to devices."""
-        self._copying: dict[Staged, bool] = {}
-        """What calls receive for arrays on devices; True while a thread is about to begin copies of what has come."""
-        self._open = False
+        super().__init__(config, Session(joiner, policy=policy, **limits), log)
+        self._policy, self._device = policy, device
+        self._merger = Merger(backend_for(device), devices_for(device))
+        self._guard = Guard(
+            check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
+        )
+        self._shard: Server | None = None
         self._sigterm: OnSigterm | None = None
         self._preparing = asyncio.Lock()
         """Held by the call whose arrays are made ready; the others wait in their order."""
 
         self._most_bytes = DEFAULT_LIMITS.max_payload_bytes
-        self._checkpoint_folder = config.checkpoint_folder
         if config.residual_folder:
             self._journal = ResidualJournal(config.residual_folder, config.cluster, self._name, self.note_from_thread)
 
@@ -258,7 +229,7 @@ class Client(Driver, Operations):
         if nbytes <= TURN_BYTES:
             return function()
         task = asyncio.create_task(asyncio.to_thread(function))
-        await _ended([task])
+        await ended([task])
         return task.result()
 
     async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
@@ -267,244 +238,6 @@ class Client(Driver, Operations):
 
     def _seconds(self, timeout: float | None) -> float:
         return self.config.call_timeout if timeout is None else timeout
-
-    async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
-        if not self._open:
-            raise ClosedError("this client is not connected: use `async with`, or call start()")
-        number = next(self._calls)
-        future = self._futures[number] = asyncio.get_running_loop().create_future()
-        if arguments is not None:
-            self._arguments[number] = arguments
-            if arguments.staged is not None:
-                self._copying[arguments.staged] = False
-        try:
-            self.feed(make(number))
-            return await future
-        except asyncio.CancelledError:
-            self.feed(st.Cancel(number))
-            await self._settle(number)
-            raise
-        except AiokvError:
-            await self._settle(number)
-            raise
-        finally:
-            self._futures.pop(number, None)
-            self._arguments.pop(number, None)
-            if arguments is not None and arguments.staged is not None:
-                del self._copying[arguments.staged]
-
-    async def _settle(self, call: int) -> None:
-        """Wait until nobody reads from the call's arrays any longer; cut a link whose peer has stopped to read."""
-        await self._encoded(call)
-        copying = self._copy(call)
-        try:
-            # Copying 100 MB at once would hold the loop for long.
-            for _ in copying:
-                await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            for _ in copying:
-                pass
-            raise
-        for link in list(self._links.values()):
-            if link.holds(call):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.config.death_timeout):
-                        await link.drained()
-                        continue
-                link.abort()
-
-    def _copy(self, call: int) -> Iterator[None]:
-        """Copy what is still to be sent of a call, or may have to be sent again, a part with each step."""
-        kept: dict[int, Array] = {}
-        for tensor in self._keeping.get(call, ()):
-            source = bytes_of(self._arguments[call].sources[tensor])
-            kept[tensor] = np.empty(source.nbytes, np.uint8)
-            for begin in range(0, source.nbytes, TURN_BYTES):
-                kept[tensor].data[begin : begin + TURN_BYTES] = source[begin : begin + TURN_BYTES]
-                yield
-        if call in self._keeping:
-            # From here on nothing more is sent from the caller's arrays.
-            self._kept[call] = kept
-        for link in list(self._links.values()):
-            while link.detach(call, TURN_BYTES):
-                yield
-
-    def _sources(self, call: int) -> Sequence[Array] | dict[int, Array]:
-        """Return what a call sends: its caller's arrays, or copies of those that the caller has back."""
-        kept = self._kept.get(call) if self._kept else None
-        return self._arguments[call].sources if kept is None else kept
-
-    async def _encoded(self, *calls: int) -> None:
-        """Wait until no thread reads from the arrays of calls, of all if none is given. A thread can't be stopped."""
-        await _ended([task for call, task in self._encoding.items() if not calls or call in calls])
-
-    def _encode(self, effect: ef.Encode) -> None:
-        job = self._compressor.begin(effect, self._arguments[effect.call].sources, self.rank)
-        if job.waits or job.nbytes > TURN_BYTES or self._journal is not None:
-            task = self._encoding[effect.call] = self._loop.create_task(self._encode_aside(job))
-            task.add_done_callback(lambda _: self._encoding.pop(effect.call))
-            return
-        job.run()
-        self.feed(self._compressor.finish(job))
-
-    async def _write_residuals(self, effect: ef.WriteResiduals, state: dict[Key, dict[str, Any]]) -> None:
-        """Write in a thread what was left of gradients at the clock of a checkpoint."""
-        clock, rank = effect.clock, self.rank
-        pieces = residual_file(state, rank, effect.place.rpartition("/")[2], None)
-        folder, name = self._checkpoint_folder, residuals_name(rank)
-        written = await asyncio.to_thread(write_own, effect.place, name, pieces, folder)
-        self.feed(st.PartWritten(clock, *written))
-
-    async def _encode_aside(self, job: Job) -> None:
-        """Encode in a thread: the loop must not wait for it."""
-        await asyncio.to_thread(job.run)
-        if self._journal is not None and job.error is None:
-            await asyncio.to_thread(self._journal.write, job, self.rank)
-        self.feed(self._compressor.finish(job))
-
-    def _fail(self, call: int, error: AiokvError) -> None:
-        future = self._futures.get(call)
-        if future is not None and not future.done():
-            self.note("debug", f"failed.{type(error).__name__}", f"a call has failed: {error}", error.details)
-            future.set_exception(error)
-
-    def land(self, link: AnyLink, head: Head) -> Landing:
-        """Receive straight into the caller's array, or nowhere when it does not wait any longer."""
-        memory = self._session.landing(head.request, head.payload_nbytes)
-        if isinstance(memory, ef.CallMemory):
-            target = self._arguments[memory.call].targets[memory.tensor]
-            return Landing(bytes_of(target)[memory.start : memory.stop], None)
-        landing = Landing(memoryview(bytearray(head.payload_nbytes)), None)
-        if isinstance(memory, ef.CallBuffer):
-            self._arguments[memory.call].buffers[memory.number] = landing.view
-        elif memory is not None:
-            self._landed[link.peer, head.request] = landing.view
-        return landing
-
-    def frames_received(self, link: AnyLink, frames: list[Frame]) -> None:
-        """Give tensors that came together to their arrays, unless their caller has stopped waiting."""
-        for frame in frames:
-            buffer = self._landed.pop((link.peer, frame.request), None)
-            if buffer is None and not (self._copying and frame.nbytes):
-                continue
-            memory = self._session.landing(frame.request, frame.nbytes)
-            if isinstance(memory, ef.CallTensors) and buffer is not None:
-                targets = self._arguments[memory.call].targets
-                scatter(buffer, [targets[tensor] for tensor in memory.tensors])
-            elif isinstance(memory, ef.Replica) and isinstance(frame.message, Value) and buffer is not None:
-                try:
-                    self._update(memory, frame.message.codec, buffer)
-                except ProtocolError as error:
-                    link.refuse(error)
-                    return
-            if self._copying:
-                self._begin_copies(memory.target if isinstance(memory, ef.Replica) else memory)
-        super().frames_received(link, frames)
-
-    def _begin_copies(self, memory: object) -> None:
-        """Let devices copy what has come for their arrays, while the rest is coming."""
-        if not isinstance(memory, ef.CallMemory | ef.CallTensors):
-            return
-        arguments = self._arguments[memory.call]
-        staged = arguments.staged
-        if staged is None:
-            return
-        if isinstance(memory, ef.CallMemory):
-            came = [staged.landed(memory.tensor, memory.start, memory.stop)]
-        else:
-            came = [staged.landed(tensor, 0, arguments.targets[tensor].nbytes) for tensor in memory.tensors]
-        # One thread begins whatever has come until it gets to it.
-        if any(came) and not self._copying[staged]:
-            self._copying[staged] = True
-            task = self._loop.create_task(self._copy_landed(staged))
-            self._writing[task] = None
-            task.add_done_callback(self._writing.pop)
-
-    async def _copy_landed(self, staged: Staged) -> None:
-        await asyncio.to_thread(staged.begin)
-        if staged in self._copying:
-            self._copying[staged] = False
-
-    def _update(self, replica: ef.Replica, codec: int, payload: memoryview) -> None:
-        targets = [] if replica.target is None else self._arguments[replica.target.call].targets
-        self._compressor.receive(replica, codec, payload, targets)
-
-    def link_down(self, link: AnyLink, reason: str, error: AiokvError | None) -> None:
-        """Forget what was only partly received."""
-        for name in [name for name in self._landed if name[0] == link.peer]:
-            del self._landed[name]
-        super().link_down(link, reason, error)
-
-    def _memory(self, payload: ef.Payload) -> tuple[memoryview, Callable[[], None] | None]:
-        if isinstance(payload, ef.CallTensors):
-            sources = self._sources(payload.call)
-            return gather([sources[tensor] for tensor in payload.tensors]), None
-        if isinstance(payload, ef.EncodedParts):
-            return self._compressor.memory(payload), None
-        assert isinstance(payload, ef.CallMemory), "a worker sends what its user gave"
-        source = self._sources(payload.call)[payload.tensor]
-        return bytes_of(source)[payload.start : payload.stop], None
-
-    def _perform_own(self, effect: ef.Effect) -> None:
-        match effect:
-            case ef.Complete(call, result):
-                future = self._futures.get(call)
-                if future is not None and not future.done():
-                    future.set_result(result)
-            case ef.Fail(call, error):
-                self._fail(call, error)
-            case ef.Discard(call):
-                self._keeping.pop(call, None)
-                self._kept.pop(call, None)
-            case ef.Allocate(call, spec):
-                self._arguments[call] = landing_for(spec)
-            case ef.Deliver(call, ahead, tensors):
-                [array] = self._arguments.pop(ahead).targets
-                self._arguments[call].ahead.append((array, tensors))
-            case ef.Deallocate(call):
-                del self._arguments[call]
-            case ef.Release(call, receiving, keeps):
-                if keeps:
-                    self._keeping[call] = keeps
-                for peer, request in receiving:
-                    if peer in self._links:
-                        self._links[peer].discard(request)
-            case _:
-                self._perform_encoding(effect)
-
-    def _perform_encoding(self, effect: ef.Effect) -> None:
-        match effect:
-            case ef.Encode():
-                self._encode(effect)
-            case ef.Settle():
-                self._compressor.settle(effect)
-            case ef.ForgetResiduals(keys):
-                self._compressor.forget(keys)
-            case ef.KeepResiduals(clock, keys):
-                self._compressor.keep(clock, keys)
-            case ef.WriteResiduals(clock):
-                work = self._write_residuals(effect, self._compressor.take(clock))
-                task = self._loop.create_task(work)
-                self._writing[task] = None
-                task.add_done_callback(self._writing.pop)
-            case _:
-                super()._perform_own(effect)
-
-
-async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
-    """Wait for tasks to end, even when this is cancelled meanwhile."""
-    cancelled: asyncio.CancelledError | None = None
-    while any(not task.done() for task in tasks):
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        for task in tasks:
-            # Nobody else asks for it.
-            if not task.cancelled():
-                task.exception()
-        raise cancelled
 
 
 def connect(
