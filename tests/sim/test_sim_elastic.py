@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from aiokv.core.worker.push_counts import PushCounts
 from aiokv.errors import ConfigError
 from sim.checks import find_violations
 from sim.cluster import simulate
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
     from sim.record import Run, WorkerRecord
 
 STEPS = 10
+SHAPES = {"big": (40,), "small": (3,)}
 
 
 def elastic(*faults: Any, policy: str = "bsp", **cluster: Any) -> Run:
     """Run two workers that take steps of a second, and those that the faults bring."""
     settings: dict[str, Any] = {"workers": 2, "servers": 2, "max_workers": 4, "chunk_bytes": 64, "split_bytes": 32}
     job, change = cluster.pop("job", JobSection()), cluster.pop("change", ())
+    keys = cluster.pop("tensors", ("big", "small"))
     scenario = Scenario(
         policies=(policy,),
         steps=STEPS,
         cluster=ClusterSection(**{**settings, **cluster}),
         compute=Constant(mean=1.0),
         network=NetworkSection(latency=0.01),
-        tensor=(TensorSection(key="big", shape=(40,)), TensorSection(key="small", shape=(3,))),
+        tensor=tuple(TensorSection(key=key, shape=SHAPES[key]) for key in keys),
         fault=faults,
         job=job,
         change=change,
@@ -243,3 +246,24 @@ def test_after_a_restart_of_the_scheduler_a_newcomer_counts_where_it_was_said(at
     run = elastic(join, crash, Slow(node="worker-1", factor=2.0), policy="ssp:3")
     assert run.since["worker-2"] == elastic(join, Slow(node="worker-1", factor=2.0), policy="ssp:3").since["worker-2"]
     assert lacking_progress(run) == []
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp"])
+def test_who_takes_a_place_after_two_servers_were_lost_is_told_the_clock_of_its_step(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """The copy that the second one leaves was made when there were fewer steps."""
+    told: list[tuple[int, int]] = []
+    go_on = PushCounts.go_on
+
+    def listen(counts: PushCounts, pushes: Any) -> int:
+        told.append((step := go_on(counts, pushes), counts.clock))
+        return step
+
+    monkeypatch.setattr(PushCounts, "go_on", listen)
+    crashes = [Crash(node=name, at=at, restart=0.5) for name, at in (("server-1", 2.5), ("server-0", 7.2))]
+    mode = {"on_worker_loss": "shrink", "min_workers": 2, "respawn_timeout": 6.0, "max_workers": 0}
+    times = {"heartbeat": 0.5, "death_timeout": 3.0}
+    lost = Crash(node="worker-1", at=8.5, restart=1.0)
+    elastic(*crashes, lost, policy=policy, tensors=("small",), servers=3, replication=2, **mode, **times)
+    assert told == [(0, 0), (0, 0), (7, 7)]

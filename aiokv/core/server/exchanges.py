@@ -121,8 +121,7 @@ class Exchanges:
         effects: list[Effect] = []
         for admitted in self._boundaries.enter(rank, roster, now):
             effects += self._answers.changed(admitted, now)
-        clock = chunk.clock_of(rank, respawns=roster.respawns)
-        pushes = m.Pushes(chunk.pushed.get(rank, 0), clock, str(chunk.policy))
+        pushes = m.Pushes(chunk.pushed.get(rank, 0), chunk.clock_of(rank), str(chunk.policy))
         return [*effects, Send(received.peer, received.request, pushes)]
 
     def forget_peer(self, peer: Peer) -> list[Effect]:

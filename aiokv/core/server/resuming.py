@@ -85,7 +85,7 @@ class Resuming:
                 self._deciding.resume(rounds.decisions(), dict(state.known), taken_over=False)
             effects += self._make_all(read.states)
             for chunk in self._catalog.chunks.values():
-                chunk.clocks = dict.fromkeys(chunk.pushed, read.clock) | chunk.clocks
+                chunk.clocks = {rank: (count, read.clock) for rank, count in chunk.pushed.items()} | chunk.clocks
         except AiokvError as error:
             self.error = error
             return []
@@ -207,7 +207,7 @@ class Resuming:
         chunk.before = {rank: count - made for rank, count in chunk.pushed.items()}
         self._begin(chunk)
         if decided is not None and chunk.rounds is not None:
-            chunk.rounds.go_on(chunk.version, chunk.clocks)
+            chunk.rounds.go_on(chunk.version, {rank: clock for rank, (_, clock) in chunk.clocks.items()})
             # A push may come again of which these know what became of it.
             chunk.former = chunk.rounds.decisions
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
@@ -220,7 +220,7 @@ class Resuming:
             for rank, (count, clock) in decided.counts(parts).items():
                 if rank < self._workers:
                     chunk.pushed[rank] = max(count, chunk.pushed.get(rank, 0))
-                    chunk.clocks[rank] = clock
+                    chunk.clocks[rank] = (chunk.pushed[rank], clock)
         return decided
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from aiokv.wire import messages as m
+
 if TYPE_CHECKING:
-    from tests.core.copies.conftest import Script, Worker, World
+    from tests.core.copies.conftest import Asked, Script, Worker, World
 
 
 def train(worker: Worker) -> Script:
@@ -52,3 +54,34 @@ def test_lost_server(make_world: type[World], seed: int) -> None:
     world.crash(world.primary)
     world.go_on()
     assert world.value("w").tobytes() == expected
+
+
+@pytest.mark.parametrize("policy", ["asp", "ssp:9"])
+def test_clock_of_a_worker_goes_on_behind_that_with_which_the_copy_was_made(
+    make_world: type[World], policy: str
+) -> None:
+    """The copy of a copy is made when there are two pushes, and two more come before it serves."""
+    world = make_world(0)
+
+    def make(worker: Worker) -> Script:
+        yield [worker.init("w", np.zeros(6, np.float32), policy)]
+
+    def push(worker: Worker) -> Script:
+        for _ in range(2):
+            yield [worker.push("w", np.ones(6, np.float32))]
+
+    world.run(make)
+    for _ in range(2):
+        world.run(push)
+        world.settle()
+        assert world.state == "ready"
+        world.crash(world.primary)
+        world.settle()
+    asked: list[Asked] = []
+
+    def ask(worker: Worker) -> Script:
+        asked.append(worker.ask(m.GetPushes("w", (6,), "float32", 0, 6, 60.0)))
+        yield asked[-1:]
+
+    world.run(ask)
+    assert [each.answer for each in asked] == [m.Pushes(4, 4, policy)] * len(asked)

@@ -95,5 +95,5 @@ def _count_of(chunk: Chunk, rank: Rank, count: int) -> m.RankCount:
     head = (rank, count, chunk.before.get(rank, 0))
     if chunk.rounds is None:
         number, counted = chunk.admitted.get(rank, (-1, -1))
-        return m.RankCount(*head, chunk.clocks.get(rank, count), joined=counted if number == count else -1)
+        return m.RankCount(*head, chunk.clock_at(rank, count), joined=counted if number == count else -1)
     return m.RankCount(*head, chunk.rounds.passed.get(rank, 0), chunk.rounds.made.get(rank, 0))

@@ -280,7 +280,7 @@ class Standby:
             update.contributions[place] = Contribution(rank, sequence, read, clock, None, place)
             chunk.pushed[rank] = sequence
             if self._answers.roster.respawns:
-                chunk.clocks[rank] = clock
+                chunk.clocks[rank] = (sequence, clock)
         update.folded = sorted(update.contributions)
         chunk.updates[message.version], chunk.newest, chunk.applying = update, message.version, True
         self._updating = chunk
@@ -402,7 +402,7 @@ class Standby:
         chunk.reflected = {each.rank: each.count for each in message.counts}
         chunk.pushed = dict(chunk.reflected)
         chunk.before = {each.rank: each.before for each in message.counts}
-        chunk.clocks = {each.rank: each.clock for each in message.counts}
+        chunk.clocks = {each.rank: (each.count, each.clock) for each in message.counts}
         chunk.admitted = {each.rank: (each.count, each.joined) for each in message.counts if each.joined >= 0}
         self.rounds.copied(chunk, message)
         if chunk.gate is not None:

@@ -177,8 +177,9 @@ class Chunk(Record, eq=False):
     keys at once, `former` if those of its policy before were. `gate` holds reads back, those of `gated`; those of
     `awaiting` wait for a round.
 
-    `previous` is the version before the current one, where the store keeps it, and `clocks` are those of each rank's
-    last push, for a process that takes the place of a lost one; -1, and nothing, where none may.
+    `previous` is the version before the current one, where the store keeps it for a process that takes the place of a
+    lost one; -1 where none may. `clocks` are the number and the clock of a push of each rank: of its last one where the
+    place of every lost worker is kept, else of one from which the others follow. Nothing: they are the same.
 
     `admitted` are the numbers of pushes from which ranks go on that have joined, and how many each had made before.
 
@@ -220,7 +221,7 @@ class Chunk(Record, eq=False):
     awaiting: dict[Waiter, None] = field(default_factory=dict)
     refused: dict[tuple[Rank, int], AiokvError] = field(default_factory=dict)
     previous: Version = NONE
-    clocks: dict[Rank, int] = field(default_factory=dict)
+    clocks: dict[Rank, tuple[int, int]] = field(default_factory=dict)
     admitted: dict[Rank, tuple[int, int]] = field(default_factory=dict)
     cut: int = 0
     born: int = 0
@@ -316,7 +317,7 @@ class Chunk(Record, eq=False):
 
     def has_begun(self, rank: Rank, roster: Roster) -> bool:
         """Tell whether a rank goes on from where it counts, if it has joined."""
-        return self.clocks.get(rank, 0) >= roster.newcomers.get(rank, 0)
+        return self.clocks.get(rank, (0, 0))[1] >= roster.newcomers.get(rank, 0)
 
     def admit(self, rank: Rank, since: int, roster: Roster, now: float) -> None:
         """Let a rank count from now on, whose first push has the clock after `since`."""
@@ -329,7 +330,7 @@ class Chunk(Record, eq=False):
         count = self.version - self.since if in_step else min([since, *counts])
         self.admitted[rank] = (number, self.counted.get(rank, 0))
         self.pushed[rank] = self.reflected[rank] = number
-        self.clocks[rank] = since
+        self.clocks[rank] = (number, since)
         if self.rounds is not None:
             self.rounds.admit(rank, since)
         else:
@@ -339,18 +340,16 @@ class Chunk(Record, eq=False):
         if self.gate is not None:
             self.gate.advanced(rank, count, members, now)
 
-    def clock_of(self, rank: Rank, *, respawns: bool) -> int:
-        """Return the clock of a rank's last push; where nobody has written it down, of one that pushes in every step.
-
-        Args:
-            rank: the rank.
-            respawns: whether it is written down with each push.
-        """
+    def clock_of(self, rank: Rank) -> int:
+        """Return the clock of a rank's last push."""
         if self.rounds is not None and rank in self.rounds.clocks:
             return self.rounds.clocks[rank]
-        count = self.pushed.get(rank, 0)
-        clock = self.clocks.get(rank, count)
-        return clock if respawns or rank not in self.admitted else clock + count - self.admitted[rank][0]
+        return self.clock_at(rank, self.pushed.get(rank, 0))
+
+    def clock_at(self, rank: Rank, count: int) -> int:
+        """Return the clock of a rank's push of a number, if it pushes in every step."""
+        number, clock = self.clocks.get(rank, (count, count))
+        return clock + count - number
 
     def count(self, rank: Rank, sequence: int) -> int:
         """Return which of a rank's pushes under the present policy one is."""

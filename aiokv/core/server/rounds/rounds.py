@@ -105,7 +105,7 @@ class Rounds:
             contribution = Contribution(rank, *head, slots[place], rank, received.nbytes)
             chunk.pushed[rank] = message.sequence
             if respawns:
-                chunk.clocks[rank] = message.clock
+                chunk.clocks[rank] = (message.sequence, message.clock)
             if not chunk.policy.in_step:
                 contribution.read = self._making.read(chunk, rank, message.read_version)
             if chunk.policy.decides:
@@ -122,7 +122,7 @@ class Rounds:
         rank = contribution.rank
         chunk.pushed[rank] = contribution.sequence
         if self._roster.respawns:
-            chunk.clocks[rank] = contribution.clock
+            chunk.clocks[rank] = (contribution.sequence, contribution.clock)
         contribution.read = self._making.read(chunk, rank, contribution.read_version)
         # If it has not, it sends the push again.
         nobody = Waiter(0, 0, rank, 0.0, [chunk], 0)
