@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def writing_events(stream: TextIO) -> Iterator[None]:
 
 
 class EventHandler(logging.Handler):
-    """Writes one line for each log record that has an event: its name, its facts and its text.
+    """Writes one line for each log record that has an event: when it was, its name, its facts and its text.
 
     Args:
         stream: where to.
@@ -38,11 +39,12 @@ class EventHandler(logging.Handler):
         event = getattr(record, "event", "")
         if not event:
             return
-        facts = {"event": event, "level": record.levelname.lower(), "text": record.getMessage()}
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        said = {"time": when, "event": event, "level": record.levelname.lower(), "text": record.getMessage()}
         # Who watched may be gone, or the stream closed (a ValueError); the node is not to suffer from that.
         try:
             # What a peer has said must not look like something else.
-            self._stream.write(json.dumps(getattr(record, "facts", {}) | facts, default=str) + "\n")
+            self._stream.write(json.dumps(said | getattr(record, "facts", {}) | said, default=str) + "\n")
             self._stream.flush()
         except (OSError, ValueError):
             self.handleError(record)

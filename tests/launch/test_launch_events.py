@@ -17,10 +17,14 @@ def test_only_what_has_an_event_is_written_with_its_facts() -> None:
     stream = io.StringIO()
     handler = EventHandler(stream)
     said = {"name": "aiokv", "levelno": logging.ERROR, "levelname": "ERROR", "msg": "worker %d is silent", "args": (3,)}
+    said |= {"created": 1_000_000_000.25}
     handler.handle(logging.makeLogRecord(said | {"event": "silent", "facts": {"node": "worker-3"}}))
     handler.handle(logging.makeLogRecord(said))
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert lines == [{"event": "silent", "level": "error", "text": "worker 3 is silent", "node": "worker-3"}]
+    when = "2001-09-09T01:46:40.250+00:00"
+    assert lines == [
+        {"time": when, "event": "silent", "level": "error", "text": "worker 3 is silent", "node": "worker-3"}
+    ]
 
 
 def test_a_node_does_not_suffer_when_nobody_reads_any_more(
