@@ -310,7 +310,8 @@ class LocalLauncher(Launcher):
         await node.start(command_line(self._job.remote, host), self._environ, order.line())
 
     async def _end_job(self, *, gently: bool) -> None:
-        reason, running = self._supervisor.outcome.reason, self._supervisor.running
+        reason = self._supervisor.outcome.reason
+        running = [name for name in self._supervisor.running if name in self._nodes]
         if reason and running:
             self._note("ending", f"{reason}; ending {count(len(running), 'node')}", nodes=running)
         if self._drains:

@@ -91,6 +91,7 @@ def test_scenario_52_server_that_is_killed_ends_the_job_and_its_signal_is_named(
 def test_scheduler_that_cannot_start_ends_the_job_before_anything_else_starts() -> None:
     outcome, output = launch(make_job(PAUSE, scheduler="raise SystemExit('error: the port is taken')"))
     assert outcome.reason == "scheduler exited with code 1; its last line on stderr: error: the port is taken"
+    assert [event for event, _ in output.notes if event == "ending"] == [], "there is nothing to be ended"
     assert len(output.pids()) == 1
 
 
