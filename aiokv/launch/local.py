@@ -17,6 +17,7 @@ from aiokv.launch.process import NodeProcess
 from aiokv.launch.remote import command_line, make_order
 from aiokv.launch.signals import handle_signals
 from aiokv.launch.supervisor import Outcome, Phase, Step, Supervisor, describe_exit
+from aiokv.launch.watch import Watch
 from aiokv.types import Role
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class LocalLauncher(Launcher):
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._killed: set[NodeProcess] = set()
         self._cleanups: list[asyncio.Task[None]] = []
+        self._watch = Watch()
         self._started: list[NodeProcess] = []
         """All nodes, those too that others have replaced."""
         self._timers: list[asyncio.TimerHandle] = []
@@ -65,6 +67,7 @@ class LocalLauncher(Launcher):
     async def run(self) -> Outcome:
         """Run the job to its end; no process is left afterwards."""
         with handle_signals(self._on_signal), self._residual_folder():
+            await self._watch.start()
             try:
                 if self._job.timeout is not None:
                     self._after(self._job.timeout, self._supervisor.timed_out)
@@ -78,6 +81,8 @@ class LocalLauncher(Launcher):
                 await asyncio.gather(*self._cleanups, return_exceptions=True)
                 for node in self._started:
                     node.close()
+                    self._watch.remove(node.pid)
+                await self._watch.close()
                 await self._clean_hosts()
         outcome = self._outcome()
         text = "" if outcome.reason else "all workers are done"
@@ -294,6 +299,7 @@ class LocalLauncher(Launcher):
             try:
                 environ = job.environment(name, role, self._environ, self._address)
                 await self._start_node(node, role, environ)
+                self._watch.add(node.pid)
             except OSError as error:
                 del self._nodes[name]
                 self._steps.put_nowait(self._supervisor.not_started(name, error.strerror or str(error)))
@@ -329,6 +335,7 @@ class LocalLauncher(Launcher):
 
     async def _end(self, node: NodeProcess, *, settle: float, grace: float) -> None:
         was_killed = not await node.end(settle=settle, grace=grace)
+        self._watch.remove(node.pid)
         if was_killed and node not in self._killed:
             self._killed.add(node)
             text = f"{node.name} did not end within {grace:g} s of being asked to; killed it"

@@ -297,3 +297,34 @@ def test_the_token_is_in_no_command_line_and_in_nothing_that_is_shown(tmp_path: 
     assert len(lines) == len(job.names())
     assert output.printed("worker-0") == [str(len(job.token))]
     assert job.token not in "".join(lines) + repr(output.notes) + repr(output.lines) + repr(job) + repr(outcome)
+
+
+def test_nodes_end_when_their_launcher_is_killed() -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from aiokv.launch import Job, LocalLauncher\n"
+        "from aiokv.launch.output import JsonOutput\n"
+        "worker, server, scheduler = sys.argv[1:]\n"
+        "def python(code): return [sys.executable, '-S', '-c', code]\n"
+        "job = Job(command=python(worker), server_command=python(server), scheduler_command=python(scheduler))\n"
+        "asyncio.run(LocalLauncher(job, JsonOutput(sys.stdout.buffer)).run())\n"
+    )
+    command = [sys.executable, "-c", program, CHILD + DEAF, PAUSE, SCHEDULER]
+    nodes: list[psutil.Process] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as launcher:
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            record = json.loads(line)
+            if record["event"] == "started":
+                nodes.append(psutil.Process(record["pid"]))
+            if record["event"] == "line" and record["text"].startswith("child "):
+                nodes.append(psutil.Process(int(record["text"].split()[1])))
+            if record["event"] == "line" and record["text"] == "deaf":
+                break
+        launcher.kill()
+    assert len(nodes) == 4
+    _, left = psutil.wait_procs(nodes, timeout=30)
+    left = [node for node in left if is_running(node.pid)]
+    for node in left:
+        node.kill()
+    assert left == []
