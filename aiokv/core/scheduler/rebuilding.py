@@ -191,9 +191,8 @@ class Rebuild:
         if not rebuilding.back:
             return self._make_another(rebuilding.later, now)
         view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
-        counts = (self._plan.num_workers, self._plan.places)
-        if view is None or (view.declared or len(view.workers), len(view.servers)) != counts:
-            reason = "nobody has told what the cluster was, or it was of another size"
+        reason = self._strange(view)
+        if view is None or reason:
             said = Log("error", reason, "not_rebuilt", {"reason": reason})
             return [said, *(Disconnect(one.peer, reason) for one in registrations)]
         self._restore(rebuilding, view, now)
@@ -207,6 +206,19 @@ class Rebuild:
                 effects += self._receive(peer, 0, message, now)
         # The last worker may have left just before the scheduler ended.
         return effects + self._cluster.end_if_over(now)
+
+    def _strange(self, view: m.View | None) -> str:
+        """Return why this scheduler can't go on with what it was told of; empty: it can."""
+        if view is None:
+            return "nobody has told what the cluster was"
+        got, expected = (
+            (view.declared or len(view.workers), len(view.servers)),
+            (self._plan.num_workers, self._plan.places),
+        )
+        if got == expected:
+            return ""
+        was, wanted = ("{} workers and {} places".format(*counts) for counts in (got, expected))
+        return f"the cluster has {was}, and this scheduler is for {wanted}: start it with the settings that it had"
 
     def _make_another(self, waiting: list[Registration], now: float) -> list[Effect]:
         """Let a cluster begin: all who knew of one have gone away again, or there was none that was complete."""

@@ -205,7 +205,11 @@ def test_a_cluster_of_another_size_is_not_taken_over(scheduler: Scheduler, like:
     known.workers = known.workers[:2]
     tell(scheduler, "server-0", known)
     scheduler.tick(2.0)
-    assert like(ef.Disconnect, peer=scheduler.peers["worker-0"]) in scheduler.effects
+    text = (
+        "the cluster has 2 workers and 2 places, and this scheduler is for 3 workers and 2 places: "
+        "start it with the settings that it had"
+    )
+    assert ef.Disconnect(scheduler.peers["worker-0"], text) in scheduler.effects
     assert not any(scheduler.views.values())
 
 
