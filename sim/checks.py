@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from aiokv.types import Key, Rank, Version
     from sim.network import Network
-    from sim.record import DivideRecord, DropRecord, Run, Step, Token, UpdateRecord, WorkerRecord
+    from sim.record import DivideRecord, DropRecord, Run, UpdateRecord, WorkerRecord
+    from sim.steps import Step
+    from sim.tokens import Token
 
 ROUNDING: Final = 1e-9
 

@@ -136,7 +136,7 @@ def saved_pushes(run: Run) -> dict[Rank, int]:
 def steps_since_checkpoint(run: Run) -> int:
     """Return how many steps of all workers are not in the newest whole checkpoint: lost with the servers."""
     saved = saved_pushes(run)
-    answered = {worker.rank: sum(step.answered for step in worker.steps) for worker in run.workers}
+    answered = {worker.rank: worker.steps.answered for worker in run.workers}
     return sum(max(0, count - saved.get(rank, 0)) for rank, count in answered.items())
 
 

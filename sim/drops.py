@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import simpy
 
     from aiokv.types import Peer, Version
-    from sim.record import Run, Token, UpdateRecord
+    from sim.record import Run, UpdateRecord
+    from sim.tokens import Token
 
 
 def lifetime(policy: str) -> int | None:

@@ -42,8 +42,8 @@ def fates(run: Run) -> dict[str, Fate]:
     found: dict[str, Fate] = {}
     for worker in run.workers:
         fate = found[worker.name] = Fate()
-        fate.dropped[CANCELLED] = len(worker.steps) - len(worker.pushed)
-        for number in range(1, len(worker.pushed) + 1):
+        fate.dropped[CANCELLED] = len(worker.steps) - worker.steps.pushed
+        for number in range(1, worker.steps.pushed + 1):
             token = (worker.name, number)
             if token in run.dropped:
                 fate.dropped[run.dropped[token]] += 1

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from aiokv.types import Key, Version
-    from sim.record import Run, Token, UpdateRecord
+    from sim.record import Run, UpdateRecord
+    from sim.tokens import Token
 
 Line = tuple[Any, ...]
 """Seconds, who it was ("model" or a worker's name), what happened, and the details."""

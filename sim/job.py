@@ -52,7 +52,7 @@ def simulate_job(
         run = simulate(remaining(scenario, origin), policy, seed, on_step=on_step, check=check, origin=origin)
         # What comes later is only counted.
         runs = runs or [run]
-        made = {worker.name: sum(step.answered for step in worker.steps) for worker in run.workers}
+        made = {worker.name: worker.steps.answered for worker in run.workers}
         left = _left(run)
         is_over = bool(left) and all(made[name] == run.scenario.steps_of(name) for name in left)
         kept = made if is_over else brought_steps(run) or kept_steps(run)
@@ -83,7 +83,7 @@ def brought_steps(run: Run) -> dict[str, int]:
     """
     servers, workers = run.scenario.servers, run.workers
     is_lost = run.crashed in servers or any(isinstance(worker.error, ServerLostError) for worker in workers)
-    made = {worker.rank: sum(step.answered for step in worker.steps) for worker in workers if not worker.struck}
+    made = {worker.rank: worker.steps.answered for worker in workers if not worker.struck}
     if not (run.scenario.cluster.reseed and is_lost and made):
         return {}
     if get_policy(run.policy).in_step:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from aiokv.types import Version
     from sim.problems import Floats
-    from sim.record import Run, Token, UpdateRecord
+    from sim.record import Run, UpdateRecord
     from sim.scenario import Scenario
+    from sim.tokens import Token
 
     Gradient = Callable[[float, Token], float]
 

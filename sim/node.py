@@ -17,6 +17,7 @@ from sim.network import Closing, Packet, Pipe
 from sim.process import Future
 from sim.record import DivideRecord, LogRecord, UpdateRecord
 from sim.standing import Standing
+from sim.tokens import kept
 from sim.trace import BATCH
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from sim.disk import Disk
     from sim.drops import Drops
     from sim.network import Address, Flights, Network
-    from sim.record import Run, Token
+    from sim.record import Run
     from sim.saving import States
     from sim.service import Service
     from sim.timeline import Timeline
+    from sim.tokens import Token
     from sim.trace import Trace
 
 Call = (
@@ -368,24 +370,25 @@ class Node:
 
     def _land(self, sender: str, message: m.Message, nbytes: int) -> Slot | None:
         """Give a payload a place, unless there is none."""
+        token: Token | None
         if type(message) is m.Push or type(message) is m.PushBundle:
-            tokens = [(sender, message.sequence)]
+            token = (sender, message.sequence)
         elif isinstance(message, _COPIES):
             place = (message.key if isinstance(message, m.Replicate) else message.keys[0], message.start)
             self._world.standing.arrived(place, message.version, self._env.now)
             # What a primary sends is in its own ledger.
-            tokens = []
+            token = None
         elif isinstance(message, m.CopyPush | m.CopyContribution):
             [worker] = [worker.name for worker in self._world.run.workers if worker.rank == message.rank]
             sequence = push_in(message).sequence if isinstance(message, m.CopyPush) else message.sequence
-            tokens = [(worker, sequence)]
+            token = (worker, sequence)
         else:
-            tokens = [(sender, 0)]
+            token = (sender, 0)
         if not nbytes:
             return None
         if self._works:
             self._work(self._world.service.receive(nbytes))
-        return self.ledger.land(tokens)
+        return self.ledger.land(token)
 
     # --- the state machine's side ---
 
@@ -620,7 +623,7 @@ class Node:
 
     def _update(self, effect: fx.Apply, tokens: list[Token]) -> UpdateRecord:
         key, start, version = effect.key, effect.start, effect.version
-        return UpdateRecord(self._env.now, key, start, version, effect.ranks, effect.staleness, tokens, self.name)
+        return UpdateRecord(self._env.now, key, start, version, effect.ranks, effect.staleness, kept(tokens), self.name)
 
     def _divide(self, key: Key, start: int, keys: list[Key]) -> None:
         run, checks = self._world.run, self._world.checks

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from sim.fates import REASONS, fates
 from sim.learning import curve_of
 from sim.report import window
-from sim.split import counted, shares
+from sim.split import judged, shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ def timeline(runs: Sequence[Run]) -> Figure:
         Patch(color=BUSY, label="busy: computes"),
         Patch(color=WAIT, label="waits for the servers"),
     ]
-    if any(run.dropped or len(worker.pushed) < len(worker.steps) for run in runs for worker in run.workers):
+    if any(run.dropped or worker.steps.pushed < len(worker.steps) for run in runs for worker in run.workers):
         handles.insert(1, Patch(color=LOST, label="computes in vain: dropped or abandoned"))
     if any(worker.struck or worker.error for run in runs for worker in run.workers):
         handles.append(Line2D([], [], color=MARK, marker="x", linestyle="", label="ended early"))
@@ -103,11 +103,10 @@ def _interesting(runs: Sequence[Run]) -> float:
 def _draw_panel(axes: Axes, run: Run, end: float) -> None:
     scenario = run.scenario
     for row, worker in enumerate(run.workers):
-        steps = [step for step in worker.steps if step.start < end]
-        counts = set(map(id, counted(run, worker)))
-        busy = [(step.start, step.computed - step.start) for step in steps]
-        colours = [BUSY if id(step) in counts or not step.answered else LOST for step in steps]
-        wait = [(step.computed, step.end - step.computed) for step in steps if step.end > step.computed]
+        steps = [(step, counts) for step, counts in judged(run, worker) if step.start < end]
+        busy = [(step.start, step.computed - step.start) for step, _ in steps]
+        colours = [BUSY if counts or not step.answered else LOST for step, counts in steps]
+        wait = [(step.computed, step.end - step.computed) for step, _ in steps if step.end > step.computed]
         # The white edge separates steps that follow each other without a wait.
         axes.broken_barh(busy, (row - 0.4, 0.8), facecolors=colours, edgecolors="white", linewidth=0.4)
         axes.broken_barh(wait, (row - 0.4, 0.8), facecolors=WAIT)

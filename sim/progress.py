@@ -122,7 +122,7 @@ def lacking_progress(run: Run) -> list[str]:
     for worker in run.workers:
         if _is_complete(run, worker):
             continue
-        done = sum(step.answered for step in worker.steps)
+        done = worker.steps.answered
         how = "was ended by a fault" if worker.struck else f"ended with {worker.error!r}"
         text = f"{worker.name} {how} after {done} of {run.scenario.steps_of(worker.name)} steps"
         if heals(run):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from aiokv.types import Key, Rank, Version
-    from sim.record import DropRecord, Run, Token, UpdateRecord, WorkerRecord
+    from sim.record import DropRecord, Run, UpdateRecord, WorkerRecord
+    from sim.tokens import Token
 
 
 PARAMETERS_LOST: Final = "nobody has a copy of its parameters"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from aiokv.core.effects import Payload
     from aiokv.types import Key, Version
-    from sim.record import Run, Token
+    from sim.record import Run
+    from sim.tokens import Token
 
 Place = tuple["Key", int]
 """Key and first element of a chunk."""

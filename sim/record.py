@@ -7,49 +7,18 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.records import Record
 from aiokv.policy import get_policy
+from sim.steps import Step, Steps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiokv.core.saved_state import ChunkState
     from aiokv.errors import AiokvError
     from aiokv.types import Key, Rank, Version
     from sim.learning import Curve
     from sim.scenario import Scenario
     from sim.sections import ChangeSection
-
-Token = tuple[str, int]
-"""Stands for a gradient: the name of its worker and the number of the push (from 1) that brought it."""
-
-
-class Step(Record, gc=False):
-    """A worker computed from `start` to `computed`, and waited for the servers until `end`."""
-
-    start: float
-    computed: float
-    end: float
-    answered: bool = True
-    """False for a last step whose push failed, or that a fault cut short."""
-    communicated: float = 0.0
-    """Seconds of its waiting in which messages from or to it were under way."""
-    stalled: float = 0.0
-    """Seconds before `computed` in which it waited for parameters."""
-    paused: float = 0.0
-    """Seconds before `computed` in which it was stopped."""
-    cancelled: bool = False
-    """It was abandoned at `computed`, because its gradient would have been dropped; nothing was pushed."""
-    number: int = 0
-    """Of its push, where workers join and leave."""
-    halted: float = 0.0
-    """Seconds of its waiting in which it was stopped, and nothing was under way."""
-
-    @property
-    def work(self) -> float:
-        """Seconds in which it computed."""
-        return self.computed - self.start - self.stalled - self.paused
-
-    @property
-    def waiting(self) -> float:
-        """Seconds in which it waited, was not stopped, and nothing of it was under way."""
-        return self.end - self.computed + self.stalled - self.communicated - self.halted
+    from sim.tokens import Token
 
 
 @dataclass(slots=True)
@@ -60,7 +29,7 @@ class WorkerRecord:
     rank: Rank = -1
     begun: float = 0.0
     ended: float = 0.0
-    steps: list[Step] = field(default_factory=list)
+    steps: Steps = field(default_factory=Steps)
     error: AiokvError | None = None
     """Why the loop ended early."""
     number: int = 0
@@ -86,7 +55,8 @@ class WorkerRecord:
     @property
     def last_push(self) -> int:
         """The number of its last push, answered or not."""
-        return self.numbered[-1][0] if self.pushed else 0
+        last = next((step for step in reversed(self.steps) if not step.cancelled), None)
+        return 0 if last is None else last.number or self.steps.pushed
 
     @property
     def pushed(self) -> list[Step]:
@@ -103,7 +73,7 @@ class UpdateRecord(Record):
     version: Version
     ranks: list[Rank]
     staleness: list[int]
-    tokens: list[Token]
+    tokens: Sequence[Token]
     node: str = ""
     """The server that made it."""
 
@@ -221,9 +191,9 @@ class Run:
     evicted: dict[str, float] = field(default_factory=dict)
     """When the others were told to go on without a worker."""
     since: dict[str, list[int]] = field(default_factory=dict)
+    """The last round that a worker was not in, each time that it joined, as the others were told."""
     until: dict[str, int] = field(default_factory=dict)
     """The clock up to which a worker counts in rounds that has planned to leave."""
-    """The last round that a worker was not in, each time that it joined, as the others were told."""
     crashed: str = ""
     """The node whose crash has ended it, if the whole job is started again then."""
     begun_anew: bool = False
@@ -248,7 +218,7 @@ class Run:
         """Say whether a worker has taken all its steps, or has left in good order before that."""
         if self.scenario.cluster.max_workers:
             return worker.left or worker.number >= self.scenario.steps_of(worker.name)
-        return worker.left or sum(step.answered for step in worker.steps) == self.scenario.steps_of(worker.name)
+        return worker.left or worker.steps.answered == self.scenario.steps_of(worker.name)
 
     @property
     def changes(self) -> list[ChangeSection]:

@@ -25,8 +25,9 @@ from sim.split import Split, end_of, shares, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sim.record import Run, Step, UpdateRecord
+    from sim.record import Run, UpdateRecord
     from sim.scenario import Scenario
+    from sim.steps import Step
 
 NOTHING: Final = math.nan
 
@@ -181,7 +182,7 @@ def worker_rows(run: Run) -> list[dict[str, Any]]:
     return [
         {
             "worker": worker.name,
-            "steps": sum(step.answered for step in worker.steps),
+            "steps": worker.steps.answered,
             "mean_step_s": statistics.fmean([s.end - s.start for s in worker.steps]) if worker.steps else NOTHING,
             **{f"{part}_s": seconds for part, seconds in msgspec.to_builtins(split(run, worker)).items()},
             "held_s": run.held.get(worker.rank, 0.0),
@@ -252,7 +253,7 @@ def failures(run: Run) -> list[dict[str, Any]]:
     """Return one entry for each worker that did not come to the end of its loop."""
     found: list[dict[str, Any]] = []
     for worker in run.workers:
-        done = sum(step.answered for step in worker.steps)
+        done = worker.steps.answered
         entry = {"seed": run.seed, "worker": worker.name, "steps": done, "ended_s": worker.ended}
         if worker.error is not None:
             found.append({**entry, "error": type(worker.error).__name__, "message": worker.error.message})

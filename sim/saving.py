@@ -109,7 +109,7 @@ class Saves:
 def steps_since_save(run: Run) -> int:
     """Return how many steps of all workers are lost if the servers are lost now: those since the last save."""
     saved = run.saves[-1].steps if run.saves else 0
-    answered = [sum(step.answered for step in worker.steps) for worker in run.workers]
+    answered = [worker.steps.answered for worker in run.workers]
     return sum(max(0, count - saved) for count in answered)
 
 

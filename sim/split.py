@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from sim.record import Run, Step, WorkerRecord
+    from collections.abc import Iterator
+
+    from sim.record import Run, WorkerRecord
+    from sim.steps import Step
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -38,21 +41,22 @@ def end_of(run: Run, worker: WorkerRecord) -> float:
     return max(other.ended for other in run.workers) if worker.struck else worker.ended
 
 
-def counted(run: Run, worker: WorkerRecord) -> list[Step]:
-    """Return the steps whose gradients counted, as far as their worker knows."""
-    name, dropped = worker.name, run.dropped
-    steps = enumerate(worker.pushed, start=1)
-    return [step for number, step in steps if step.answered and (name, number) not in dropped]
+def judged(run: Run, worker: WorkerRecord) -> Iterator[tuple[Step, bool]]:
+    """Yield each step, and whether its gradient counted, as far as its worker knows."""
+    number = 0
+    for step in worker.steps:
+        number += not step.cancelled
+        yield step, step.answered and not step.cancelled and (worker.name, number) not in run.dropped
 
 
 def split(run: Run, worker: WorkerRecord) -> Split:
     """Return where the time of one worker went, in seconds."""
-    steps = worker.steps
+    steps: list[Step] = []
     busy: list[float] = []
     lost: list[float] = []
-    counts = set(map(id, counted(run, worker)))
-    for step in steps:
-        (busy if id(step) in counts else lost).append(step.work)
+    for step, counts in judged(run, worker):
+        steps.append(step)
+        (busy if counts else lost).append(step.work)
     outages = math.fsum(end - begin for begin, end in worker.outages)
     if worker.struck:
         outages += end_of(run, worker) - worker.ended

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from sim.faults import AnyFault
     from sim.pace import Window
-    from sim.record import Token
     from sim.scenario import Scenario
+    from sim.tokens import Token
 
 MAX_DRAWN: Final = 1000
 """So many events of a seeded process are drawn for a node."""

@@ -27,7 +27,8 @@ from aiokv.core.stimuli import (
 from aiokv.errors import AiokvError, SchedulerLostError
 from aiokv.policy import get_policy
 from sim.faults import Leave
-from sim.record import LogRecord, Step
+from sim.record import LogRecord
+from sim.steps import Step
 from sim.waiting import Awaited, Waiting, finish
 
 if TYPE_CHECKING:
@@ -161,11 +162,13 @@ class Worker:
             # It joins, maybe again: the others have gone on without it, whatever became of its last push.
             yield from self._catch_up(node, session, node.env.now)
             return
-        done = sum(step.answered for step in self.record.steps)
-        for step in self.record.steps:
+        steps = self.record.steps
+        done = steps.answered
+        for index, step in enumerate(steps):
             if not step.answered and not step.cancelled:
                 step.answered = done < session.clock
                 step.cancelled = not step.answered
+                steps[index] = step
 
     def _begin(self, now: float, is_first: bool) -> None:
         record = self.record
@@ -181,7 +184,7 @@ class Worker:
         steps = self.scenario.steps_of(self.record.name)
         if self.scenario.cluster.max_workers:
             return steps - self.record.number
-        return steps - sum(step.answered for step in self.record.steps)
+        return steps - self.record.steps.answered
 
     def _compute(self, env: simpy.Environment, seconds: float, step: Step) -> Waiting:
         if self.pace is None:
@@ -220,14 +223,15 @@ class Worker:
         record, job, pace, flights = self.record, self.scenario.job, self.pace, self.flights
         # Who has joined goes on from the number of the others.
         joins = self.scenario.cluster.max_workers > 0
-        pushes = record.number if joins else len(record.pushed)
+        pushes = record.number if joins else record.steps.pushed
         saves = job.checkpoint_interval > 0 or job.save_every > 0
         for _ in range(self._steps_left):
             if saves:
                 yield from self._save(env)
                 yield from self._save_together(env, node)
             step = Step(env.now, math.nan, math.nan, answered=False)
-            step.number = pushes + 1
+            if joins:
+                step.number = pushes + 1
             if self._asks:
                 yield from self._look_around(env, node, pushes)
                 step.stalled = env.now - step.start
@@ -261,8 +265,7 @@ class Worker:
                 if error is not None:
                     raise error
                 step.answered = True
-                taken = step.number if joins else len(record.steps) + 1
-                if job.barrier_every and taken % job.barrier_every == 0:
+                if job.barrier_every and (step.number or len(record.steps) + 1) % job.barrier_every == 0:
                     yield from self._meet(env, node, step)
                 if self.changes:
                     yield from self._change(env, node, step, taken)

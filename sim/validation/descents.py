@@ -15,7 +15,8 @@ from sim.validation.runs import run_ideal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.record import Run, Token
+    from sim.record import Run
+    from sim.tokens import Token
 
 
 def _slope(x: float, token: Token) -> float:

@@ -16,6 +16,7 @@ from sim.network import Closing, Network, Packet, Pipe
 from sim.record import Run
 from sim.scenario import Scenario
 from sim.sections import ClusterSection, NetworkSection
+from sim.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ def asp(make_scenario: Callable[..., Scenario]) -> Run:
 
 
 def test_a_lost_gradient(bsp: Run) -> None:
-    bsp.updates[1].tokens.pop()
+    bsp.updates[1].tokens = bsp.updates[1].tokens[:-1]
     bsp.updates[1].ranks.pop()
     found = find_violations(bsp)
     assert "key 'weights' from element 0: push 2 of worker-1 was answered, but is in no update" in found
@@ -40,12 +41,14 @@ def test_a_lost_gradient(bsp: Run) -> None:
 
 
 def test_a_gradient_that_was_applied_twice(bsp: Run) -> None:
-    bsp.updates[1].tokens[1] = bsp.updates[0].tokens[1]
+    first, second = bsp.updates[:2]
+    second.tokens = [second.tokens[0], first.tokens[1]]
     assert "key 'weights' from element 0: push 1 of worker-1 was applied twice" in find_violations(bsp)
 
 
 def test_a_gradient_of_another_round(bsp: Run) -> None:
-    bsp.updates[0].tokens[0], bsp.updates[1].tokens[0] = bsp.updates[1].tokens[0], bsp.updates[0].tokens[0]
+    first, second = bsp.updates[:2]
+    first.tokens, second.tokens = [second.tokens[0], first.tokens[1]], [first.tokens[0], second.tokens[1]]
     assert find_violations(bsp)[0].endswith("version 1 holds pushes of other rounds, by ['worker-0']")
 
 
@@ -56,14 +59,14 @@ def test_a_stale_gradient_in_a_round(bsp: Run) -> None:
 
 
 def test_a_sum_that_was_not_made_in_rank_order(bsp: Run) -> None:
-    bsp.updates[0].tokens.reverse()
+    bsp.updates[0].tokens = bsp.updates[0].tokens[::-1]
     bsp.updates[0].ranks.reverse()
     [found] = find_violations(bsp)
     assert found.endswith("version 1 was summed in the order [1, 0]")
 
 
 def test_a_rank_that_did_not_send_what_is_said_to_be_its_own(bsp: Run) -> None:
-    bsp.updates[0].tokens.reverse()
+    bsp.updates[0].tokens = bsp.updates[0].tokens[::-1]
     assert "but names the ranks [0, 1]" in find_violations(bsp)[0]
 
 
@@ -79,7 +82,7 @@ def test_a_wrong_staleness(asp: Run) -> None:
 
 
 def test_a_push_that_was_never_made(asp: Run) -> None:
-    asp.workers[0].steps.pop()
+    asp.workers[0].steps = Steps(asp.workers[0].steps[:-1])
     assert any("was applied, but never made" in text for text in find_violations(asp))
 
 
@@ -164,7 +167,7 @@ def test_workers_that_are_told_of_other_members_of_a_step(bsp: Run) -> None:
     checks.on_members(first, 1, ranks, 0.0)
     checks.on_members(second, 1, ranks, 0.0)
     assert checks.found == []
-    bsp.workers[-1].steps.pop()
+    bsp.workers[-1].steps = Steps(bsp.workers[-1].steps[:-1])
     checks.on_members(first, 1, ranks[:-1], 0.0)
     told = f"others were told {ranks}; {bsp.workers[-1].name} is not lost"
     assert checks.found == [f"{first.name} was told that ranks {ranks[:-1]} make step 1, {told}"]
@@ -175,7 +178,7 @@ def test_nobody_relies_on_what_one_is_told_who_has_not_heard_that_it_is_lost(
 ) -> None:
     run = simulate(make_scenario(3, 3), "asp", 1)
     first, second, last = run.workers
-    last.steps.pop()
+    last.steps = Steps(last.steps[:-1])
     for lost in ("", second.name):
         monkeypatch.setattr(Dialogue, "is_given_up", lambda _, name, lost=lost: name == lost)
         checks = Checks(run, strict=False)
@@ -191,7 +194,7 @@ def test_who_joins_where_there_are_too_few_may_make_a_step_instead_of_who_is_gon
         cluster = ClusterSection(workers=4, on_worker_loss="shrink", min_workers=least)
         run = simulate(make_scenario(4, 3, cluster=cluster), "asp", 1)
         first, second, lost, comer = run.workers
-        comer.steps.pop()
+        comer.steps = Steps(comer.steps[:-1])
         lost.struck = True
         run.since[comer.name] = [1]
         checks = Checks(run, strict=False)
@@ -206,11 +209,13 @@ def test_what_a_worker_was_told_of_a_step_that_it_did_not_live_to_make_binds_nob
     """Its successor makes the step again, maybe together with somebody who has joined meanwhile."""
     run = simulate(make_scenario(3, 3), "asp", 1)
     first, second, last = run.workers
-    last.steps.pop()
+    last.steps = Steps(last.steps[:-1])
     first.outages = [(first.steps[1].start, first.steps[1].end)]
     for makes_it in (False, True):
         checks = Checks(run, strict=False)
         checks.on_members(first, 1, [0, 1], 0.0)
-        first.steps[1].answered = makes_it
+        step = first.steps[1]
+        step.answered = makes_it
+        first.steps[1] = step
         checks.on_members(second, 1, [0, 1, 2], 0.0)
         assert bool(checks.found) == makes_it

@@ -58,8 +58,8 @@ def run(script: Script, service: ServerSection | None = None) -> tuple[Node, Run
     service_times, disk = Service(service or ServerSection()), Disk(record, 0.0)
     world = World(env, Network(env), Trace(), record, service_times, Timeline(), States(scenario), disk)
     node = Node(world, "node", script)
-    node.ledger.land([("worker-0", 1)])
-    node.ledger.land([("worker-1", 1)])
+    node.ledger.land(("worker-0", 1))
+    node.ledger.land(("worker-1", 1))
     node.deliver(st.PeerLost(0, "a first stimulus"))
     env.run()
     return node, record
@@ -111,9 +111,9 @@ def test_using_a_gradient_twice_is_noticed() -> None:
 
 def test_a_ledger_knows_what_is_left() -> None:
     ledger = Ledger()
-    first, second = ledger.land([("worker-0", 1)]), ledger.land([("worker-1", 1)])
+    first, second = ledger.land(("worker-0", 1)), ledger.land(("worker-1", 1))
     ledger.fold(first, second)
-    third = ledger.land([("worker-2", 1)])
+    third = ledger.land(("worker-2", 1))
     assert ledger.take(first) == [("worker-0", 1), ("worker-1", 1)]
     assert ledger.remaining == [("worker-2", 1)]
     ledger.take(third)

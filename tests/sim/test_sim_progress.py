@@ -13,6 +13,7 @@ from sim.compute import Constant
 from sim.faults import Crash, Hang, HeartbeatLoss, Late, Link, Pause, Slow
 from sim.progress import heals, lacking_progress, lost_time
 from sim.sections import ClusterSection
+from sim.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,10 @@ def test_a_crash_takes_time_for_good(run_with: Callable[..., Run]) -> None:
 
 def test_a_worker_that_stops_short_without_a_reason(run_with: Callable[..., Run]) -> None:
     run = run_with()
-    run.workers[1].steps[-1].answered = False
+    steps = run.workers[1].steps
+    last = steps[-1]
+    last.answered = False
+    steps[-1] = last
     [found] = lacking_progress(run)
     assert found == "worker-1 ended with None after 3 of 4 steps, although all faults heal in time"
 
@@ -73,7 +77,7 @@ def test_a_worker_that_stops_short_without_a_reason(run_with: Callable[..., Run]
 def test_others_that_are_lost_are_no_reason_under_asp(run_with: Callable[..., Run]) -> None:
     run = run_with(Crash(node="worker-1", at=2.5))
     assert lacking_progress(run) == []
-    run.workers[2].steps.pop()
+    run.workers[2].steps = Steps(run.workers[2].steps[:-1])
     [found] = lacking_progress(run)
     assert found.endswith("although nothing happened to it and no update waits for others")
 

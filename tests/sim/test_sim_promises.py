@@ -35,14 +35,15 @@ def run_of(make_scenario: Callable[..., Scenario]) -> Callable[[str], Run]:
 
 
 def take_out(update: UpdateRecord, place: int) -> None:
-    for column in (update.ranks, update.staleness, update.tokens):
+    for column in (update.ranks, update.staleness):
         column.pop(place)
+    update.tokens = [token for index, token in enumerate(update.tokens) if index != place]
 
 
 def put_in(update: UpdateRecord, rank: int, number: int) -> None:
     update.ranks.append(rank)
     update.staleness.append(0)
-    update.tokens.append((f"worker-{rank}", number))
+    update.tokens = [*update.tokens, (f"worker-{rank}", number)]
 
 
 @pytest.mark.parametrize("policy", ["k_sync:2", "backup:1", "k_async:2", "k_batch_async:2", "k_batch_sync:2"])
@@ -75,7 +76,8 @@ def test_no_more_than_one_gradient_after_the_switch(run_of: Callable[[str], Run]
 
 def test_two_gradients_of_a_worker_in_a_round(run_of: Callable[[str], Run]) -> None:
     run = run_of("k_sync:2")
-    run.updates[0].ranks[1], run.updates[0].tokens[1] = 0, ("worker-0", 9)
+    update = run.updates[0]
+    update.ranks[1], update.tokens = 0, [update.tokens[0], ("worker-0", 9)]
     assert f"{HERE}version 1 holds two gradients of a worker: ranks [0, 0]" in find_violations(run)
 
 
@@ -148,7 +150,7 @@ def test_a_drop_for_two_reasons(run_of: Callable[[str], Run]) -> None:
 def test_an_early_answer_of_which_nothing_is_left(run_of: Callable[[str], Run]) -> None:
     run = run_of("k_batch_async:4")
     (name, number) = run.updates[0].tokens[0]
-    run.updates[0].tokens[0] = (name, number + 100)
+    run.updates[0].tokens = [(name, number + 100), *run.updates[0].tokens[1:]]
     assert f"{HERE}push {number} of {name} was answered, but is in no update" in find_violations(run)
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiokv.errors import WorkerLostError
-from sim.record import Run, Step, UpdateRecord, WorkerRecord
+from sim.record import Run, UpdateRecord, WorkerRecord
 from sim.report import cell, failures, half_widths, mean, notes, standard_error, summarise, to_json, window
+from sim.steps import Step, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 
-def steps(*bounds: tuple[float, float, float]) -> list[Step]:
-    return [Step(*bound) for bound in bounds]
+def steps(*bounds: tuple[float, float, float]) -> Steps:
+    return Steps(Step(*bound) for bound in bounds)
 
 
 def update(time: float, version: int, rank: int, staleness: int) -> UpdateRecord:
@@ -72,7 +73,7 @@ def test_rates_are_those_of_one_chunk(run: Run) -> None:
 
 def test_a_run_that_ends_in_its_warm_up_has_no_numbers(run: Run) -> None:
     for worker in run.workers:
-        worker.steps.clear()
+        worker.steps = Steps()
     summary = summarise(run)
     assert math.isnan(summary.step_time_s.mean)
     assert math.isnan(summary.updates_per_s)
