@@ -191,14 +191,14 @@ class Exchanges:
         chunk = self._catalog.lookup(message)
         bundle = self._catalog.bundle_of(message.key)
         if bundle is None:
-            return self._carry_out(received, message, rank, [chunk], now)
+            return self._carry_out(received, message, rank, chunk.alone, now)
         # Somebody uses a key of a bundle alone.
         if chunk.applying:
             chunk.held.append(received)
             return []
         effects = self.divide(bundle)
         chunk = self._catalog.lookup(message)
-        return effects + self._carry_out(received, message, rank, [chunk], now)
+        return effects + self._carry_out(received, message, rank, chunk.alone, now)
 
     def _is_missing(self, message: m.Pull) -> bool:
         return self._catalog.find(message.key, message.start) is None and not self._catalog.is_sparse(message.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from aiokv.core.compression import Compression
@@ -30,8 +31,9 @@ NO_CALL = -1
 class Call(Record, eq=False, gc=False):
     """A user's call that is not answered yet.
 
-    `open` are the ids of the requests it still waits for; `held` is set while none of them has been sent, because of
-    the key that it names. `encode` is set once its turn has come, if it is to be encoded first. `last` goes to the
+    `open` is the id of the request that it still waits for, or, where there are several, a table of them; 0: none.
+    `until` is when it gives up; -inf: that has come. `held` is set while nothing has been sent, because of the key that
+    it names. `encode` is set once its turn has come, if it is to be encoded first. `last` goes to the
     scheduler when the servers have answered. A `change` lets later calls of its keys wait until it is over. `reads` are
     of values that are to be of one round. `ahead` is what it has taken over of what was asked for ahead of it.
     """
@@ -39,7 +41,7 @@ class Call(Record, eq=False, gc=False):
     number: int
     verb: str
     timeout: float
-    open: dict[int, None] = field(default_factory=dict)
+    open: int | dict[int, None] = 0
     tensors: Tensors = field(default_factory=list)
     transfer: Transfer | None = None
     held: Key | None = None
@@ -50,6 +52,32 @@ class Call(Record, eq=False, gc=False):
     change: Change | None = None
     reads: WholeReads | None = None
     ahead: Sequence[Ahead] = ()
+    until: float = math.inf
+
+    @property
+    def requests(self) -> list[int]:
+        """The ids of the requests that it waits for."""
+        if isinstance(self.open, dict):
+            return list(self.open)
+        return [self.open] if self.open else []
+
+    def ask(self, request: int) -> None:
+        """Let it wait for another request."""
+        # Most have one, and a table of it would take as much memory as all the rest.
+        if not self.open:
+            self.open = request
+        elif isinstance(self.open, dict):
+            self.open[request] = None
+        else:
+            self.open = {self.open: None, request: None}
+
+    def answered(self, request: int) -> None:
+        """Let it wait for a request no longer."""
+        if self.open == request:
+            self.open = 0
+        else:
+            assert isinstance(self.open, dict), "it waits for several"
+            del self.open[request]
 
     @property
     def what(self) -> str:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiokv.core.deadlines import Deadlines
 from aiokv.core.effects import (
     Complete,
     Effect,
@@ -20,6 +19,7 @@ from aiokv.core.worker.call import UNCOMPRESSED
 from aiokv.core.worker.changing import Changing
 from aiokv.core.worker.encoding import Encodings, ask_compressed, refer_to_encoded
 from aiokv.core.worker.meetings import Meetings
+from aiokv.core.worker.open_calls import OpenCalls
 from aiokv.core.worker.read_ahead import ReadAhead
 from aiokv.core.worker.replies import Replies
 from aiokv.core.worker.requests import Requests
@@ -51,6 +51,26 @@ class Calls:
         max_open_pushes: how many pushes of one key may be under way; calls that would push more of it wait here.
     """
 
+    __slots__ = (
+        "_binds",
+        "_changing",
+        "_directory",
+        "_label",
+        "_outage",
+        "_pushing",
+        "ahead",
+        "compression",
+        "encodings",
+        "is_plain",
+        "meetings",
+        "open",
+        "outage",
+        "replies",
+        "requests",
+        "turns",
+        "whole",
+    )
+
     def __init__(
         self,
         directory: Directory,
@@ -68,8 +88,8 @@ class Calls:
         """The barriers that were passed."""
         self.requests = Requests()
         """What they have asked, and what the session has asked for itself."""
-        self._calls: dict[int, Call] = {}
-        self.deadlines: Deadlines[int] = Deadlines()
+        self.open = OpenCalls()
+        """The calls that are not over."""
         self.turns = Turns(directory, max_open_pushes)
         """Which of them wait for others."""
         self.encodings = Encodings(directory)
@@ -80,9 +100,16 @@ class Calls:
         self._pushing = 0
         """How many calls have pushed so."""
         self._changing = Changing(directory, self.requests, self.turns)
-        self.ahead = ReadAhead(directory, self.requests, self._calls, self.deadlines)
-        self.replies = Replies(self, self._calls, directory, label)
+        self.ahead = ReadAhead(directory, self.requests, self.open)
+        self.replies = Replies(self, directory, label)
         """What becomes of what servers answer."""
+        self._binds = False
+        """Whether the pushes of a call are to say that they count together."""
+        self.is_plain = False
+        """Whether a push or pull need not be looked at for its turn, policy or compression, while no push is under way.
+
+        With thousands of workers each thing that is looked at is in no cache.
+        """
 
     # --- read only ---
 
@@ -93,7 +120,7 @@ class Calls:
 
     def is_open(self, number: int) -> bool:
         """Tell whether a call is not over."""
-        return number in self._calls
+        return number in self.open
 
     def next_clock(self) -> int:
         """Return the clock of the first push after all that the user has made so far."""
@@ -101,10 +128,22 @@ class Calls:
 
     # --- asking ---
 
-    def open(self, call: Call, now: float) -> None:
+    def look(self) -> None:
+        """Find out what has to be looked at for each push and pull; these do not change it, but what else comes may."""
+        self._binds, self.is_plain = self._find_binds(), self._find_plain()
+
+    def _find_binds(self) -> bool:
+        return self.whole or self._directory.keys.binds
+
+    def _find_plain(self) -> bool:
+        keys, turns, compression = self._directory.keys, self.turns, self.compression
+        is_compressed = self.encodings.begun or compression.push is not None or compression.pull is not None
+        differs = keys.has_steps or keys.has_eager or keys.is_asking or self._changing
+        return not (turns.waiting or turns.is_limited or is_compressed or differs)
+
+    def enter(self, call: Call, now: float) -> None:
         """Enter a call."""
-        self._calls[call.number] = call
-        self.deadlines.add(call.number, now + call.timeout)
+        self.open.enter(call, now + call.timeout)
 
     def again(self, peer: Peer, now: float) -> list[Effect]:
         """Return what sends everything again that a server has not answered."""
@@ -120,16 +159,16 @@ class Calls:
         return self.requests.ask_scheduler_again(lambda call: self._time_left(call, now))
 
     def _time_left(self, call: int, now: float) -> float | None:
-        return max(0.0, self.deadlines[call] - now) if call in self._calls else None
+        return self.open.left(call, now)
 
     def send(self, call: Call, parts: list[Part], now: float) -> list[Effect]:
         """Send what a call that is no transfer sends."""
-        self.open(call, now)
+        self.enter(call, now)
         return self.send_on(call, parts)
 
     def init(self, call: Call, now: float, *, rank: Rank) -> list[Effect]:
         """Send what an init of this rank sends."""
-        self.open(call, now)
+        self.enter(call, now)
         assert call.transfer is not None, "it is a transfer"
         options = call.transfer.options
         wait, root = answer_time(call.timeout), min(options.group, default=0)
@@ -140,32 +179,35 @@ class Calls:
     def transfer(self, call: Call, now: float) -> list[Effect]:
         """Send what a push or pull sends, or hold it until its keys have room."""
         call.compression = self.compression
-        self.open(call, now)
-        return self._enter(call)
+        self.enter(call, now)
+        if self.is_plain and not self._directory.pushes.open:
+            return self._exchange(call)
+        return self._take_turn(call)
 
     def finish(self, call: Call, now: float) -> list[Effect]:
         """Send a call's `last` message to the scheduler when all pushes so far have arrived at their servers."""
-        self.open(call, now)
+        self.enter(call, now)
         call.tensors = self.turns.tensors
-        return self._enter(call)
+        return self._take_turn(call)
 
     def change(self, call: Call, now: float) -> list[Effect]:
         """Ask the servers for another policy when all earlier calls of its keys are sent."""
-        self.open(call, now)
+        self.enter(call, now)
         assert call.change is not None, "it is a change"
         call.tensors = self._changing.tensors(call.change)
-        return self._enter(call)
+        return self._take_turn(call)
 
     def limit(self, last: int | None, *, for_good: bool) -> list[Effect]:
         """Push nothing beyond a clock, for good or until there is another limit."""
         return self.resume(tuple(self.turns.waiting)) if self.turns.limit(last, for_good=for_good) else []
 
-    def _enter(self, call: Call) -> list[Effect]:
+    def _take_turn(self, call: Call) -> list[Effect]:
         """Send what a call sends, or hold it until its turn comes."""
         call.held = self.turns.obstacle(call)
         if call.held is None:
             return self._begin(call)
         self.turns.hold(call)
+        self.is_plain = False
         return []
 
     def resume(self, keys: tuple[Key, ...]) -> list[Effect]:
@@ -222,9 +264,9 @@ class Calls:
             refer_to_encoded(parts, call.encode)
         if call.compression.pull is not None:
             ask_compressed(parts, call.tensors, call.compression.pull)
-        if self._directory.keys.has_eager:
-            return self._exchange_eagerly(call, parts)
-        return self.send_on(call, parts)
+        if self.is_plain or not self._directory.keys.has_eager:
+            return self.send_on(call, parts)
+        return self._exchange_eagerly(call, parts)
 
     def _exchange_eagerly(self, call: Call, parts: list[Part]) -> list[Effect]:
         """Send what some servers answer before they are asked."""
@@ -236,7 +278,7 @@ class Calls:
 
     def send_on(self, call: Call, parts: list[Part]) -> list[Effect]:
         """Send parts of a call that is open; without any, and if it waits for nothing else, it is complete."""
-        if self.whole or self._directory.keys.binds:
+        if self._binds:
             self._bind_together(parts)
         ask = self.requests.ask
         effects: list[Effect] = [
@@ -263,7 +305,7 @@ class Calls:
         effects: list[Effect] = []
         if error is None:
             effects = self._exchange(call)
-        elif number in self._calls:
+        elif number in self.open:
             effects = self.fail(call, error)
         return effects + self.resume(tuple(keys))
 
@@ -288,13 +330,18 @@ class Calls:
         if call.last is not None:
             message, call.last = call.last, None
             return self.ask_scheduler(call, message)
-        if call.change is not None and (effects := self._changing.go_on(call, call.change)):
-            return effects
-        del self._calls[call.number]
-        self.deadlines.pop(call.number, None)
+        if call.change is not None:
+            effects = self._changing.go_on(call, call.change)
+            self.look()
+            if effects:
+                return effects
+        del self.open[call.number]
         if call.transfer is not None and call.transfer.operation is Operation.INIT:
             self._directory.initialized(call.tensors, len(call.transfer.rows), call.transfer.options)
+            self.look()
         complete: list[Effect] = [Complete(call.number, call.result)]
+        if self.is_plain:
+            return complete
         if call.ahead:
             complete = self.ahead.hand_over(call) + complete
         elif call.transfer is None and self.ahead:
@@ -304,8 +351,7 @@ class Calls:
 
     def _forget(self, call: Call) -> list[Effect]:
         """Forget a call before all its requests are answered; they stay known until they are."""
-        del self._calls[call.number]
-        self.deadlines.discard(call.number)
+        del self.open[call.number]
         effects: list[Effect] = [self.requests.release(call), *self.ahead.forget(call)]
         if call.held is not None and call.number not in self.encodings.calls:
             effects += self.resume(tuple(self.turns.release(call)))
@@ -320,12 +366,12 @@ class Calls:
 
     def cancel(self, number: int) -> list[Effect]:
         """End a call whose caller does not wait any longer."""
-        call = self._calls.get(number)
+        call = self.open.get(number)
         return [] if call is None else self._forget(call)
 
     def fail_all(self, error_of: ErrorOf) -> list[Effect]:
         """End all calls with errors."""
-        return self._fail_each(list(self._calls.values()), error_of)
+        return self._fail_each(list(self.open.values()), error_of)
 
     def fail_requests_to(self, peer: Peer, error_of: ErrorOf) -> list[Effect]:
         """End the calls that wait for a peer which is gone."""
@@ -336,16 +382,16 @@ class Calls:
                 self._directory.answered(request.part)
                 if isinstance(request.part.sends, EncodedParts):
                     effects.append(self.encodings.settle(request.part, request.part.sends, counted=True))
-            call = self._calls.get(request.call)
+            call = self.open.get(request.call)
             if call is not None:
-                call.open.pop(number)
+                call.answered(number)
                 concerned[call.number] = call
             effects += self.requests.let_go(request)
         return effects + self._fail_each(list(concerned.values()), error_of)
 
     def fail_held(self, error_of: ErrorOf) -> list[Effect]:
         """End the calls that wait for their turn."""
-        return self._fail_each([call for call in self._calls.values() if call.held is not None], error_of)
+        return self._fail_each([call for call in self.open.values() if call.held is not None], error_of)
 
     def _fail_each(self, calls: list[Call], error_of: ErrorOf) -> list[Effect]:
         # Backwards, so that no held call is sent because the one before it has ended.
@@ -355,10 +401,9 @@ class Calls:
         """End the calls that have waited too long, and say for whom."""
         effects: list[Effect] = []
         # Backwards, so that no held call is sent because the one before it has ended.
-        for number in reversed(self.deadlines.due(now)):
-            call = self._calls.get(number)
+        for call in reversed(self.open.due(now)):
             # What is read ahead may be outdated by a call that was held until now.
-            if call is not None:
+            if call.number in self.open:
                 effects += self.fail(call, self._late(call))
         return effects
 
@@ -367,7 +412,7 @@ class Calls:
             return CallTimeoutError(f"{call.what}: not compressed within {call.timeout:.3g} s; it will count")
         if call.held is not None:
             return self.turns.late(call)
-        silent = dict.fromkeys(pending.peer for pending in map(self.requests.get, call.open) if pending is not None)
+        silent = dict.fromkeys(pending.peer for pending in map(self.requests.get, call.requests) if pending is not None)
         names = " and ".join(self._label(peer) + self._outage(peer) for peer in silent)
         if SCHEDULER in silent and self.outage is not None:
             return self.outage(f"{call.what} has waited {call.timeout:.3g} s for it")
@@ -382,18 +427,19 @@ class Calls:
             AssertionError: an invariant is broken.
         """
         waiting_calls = self.turns.waiting
-        for number, call in self._calls.items():
+        for number, call in self.open.items():
             assert number == call.number
             assert bool(call.open) == (call.held is None), "a call without open requests is held, or complete"
-            for request in map(self.requests.get, call.open):
+            for request in map(self.requests.get, call.requests):
                 assert request is not None
                 assert request.call == number
             assert call.held is None or all(call in waiting_calls[key] for key in call.keys)
         for waiting in waiting_calls.values():
             assert waiting
-            known = self._calls | self.encodings.calls
+            known = self.open | self.encodings.calls
             assert all(known[call.number] is call for call in waiting)
             assert all(call.held is not None or call.number in self._changing for call in waiting)
             assert all(call.number not in self.encodings.calls for call in list(waiting)[1:])
-        assert self.deadlines.holds(self._calls.keys())
+        assert self._binds == self._find_binds()
+        assert self._find_plain() or not self.is_plain
         self.requests.validate()

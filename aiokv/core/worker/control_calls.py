@@ -104,7 +104,7 @@ class ControlCalls:
 
     def _ask_servers(self, call: Call, message: m.Message, priority: int, now: float) -> list[Effect]:
         """Send the same message to all servers."""
-        self._calls.open(call, now)
+        self._calls.enter(call, now)
         return [self._calls.requests.send(call, peer, message, priority) for peer in self._links.servers]
 
     def _ask_all(self, call: Call, make: Callable[[float], m.Message], now: float) -> list[Effect]:
@@ -140,7 +140,7 @@ class ControlCalls:
         call = Call(stimulus.call, "report of the loss", stimulus.timeout)
         self._standing.check_ready(call)
         message = m.ReportLoss(stimulus.loss, answer_time(call.timeout))
-        self._calls.open(call, now)
+        self._calls.enter(call, now)
         # Urgent, so that no push overtakes it that is made afterwards.
         return [self._calls.requests.send(call, LEADER, message)]
 
@@ -152,7 +152,7 @@ class ControlCalls:
         if stimulus.newer_than is not None:
             newest = stimulus.newer_than
         message = m.AwaitRound(key, newest, answer_time(call.timeout))
-        self._calls.open(call, now)
+        self._calls.enter(call, now)
         return [self._calls.requests.send(call, server, message)]
 
     # --- rules and commands ---

@@ -35,13 +35,15 @@ class Directory:
         policy: name of the synchronisation policy of the keys that it initialises.
     """
 
+    __slots__ = ("_known", "_plans", "counts", "keys", "layout", "pushes")
+
     def __init__(self, policy: str) -> None:
         self.keys = KnownKeys(policy)
         self.counts = PushCounts(self.keys)
         self.layout = Layout()
         self._known = self.keys.by_key
-        self._pushes = OpenPushes()
-        self._plans = Plans(self.keys, self._pushes, self.layout)
+        self.pushes = OpenPushes()
+        self._plans = Plans(self.keys, self.pushes, self.layout)
 
     def check(self, tensors: Tensors, sparse: int = 0) -> Tensors:
         """Return the tensors as `KnownKeys.check` does; it is not asked again about those that a plan has."""
@@ -99,7 +101,7 @@ class Directory:
         receives = operation is not Operation.PUSH
         if pushes:
             self.counts.advance(plan, [key for key, _ in tensors[dense:]] if rows else [])
-        clock, begin = self.counts.clock, self._pushes.begin
+        clock, begin = self.counts.clock, self.pushes.begin
         parts: list[Part] = []
         for bundle, members in plan.bundles:
             memory = CallTensors(call, members, bundle.nbytes)
@@ -155,7 +157,7 @@ class Directory:
         messages = push_rows(key, spec, chunks, rows, memory, known.pushed, known.versions, rest)
         # The last message of a chunk makes the push.
         last = [message.first + message.count == message.total for _, message, _ in messages]
-        push, leaves = self._pushes.begin(key, priority, sum(last))
+        push, leaves = self.pushes.begin(key, priority, sum(last))
         known.goes_on = False
         return [
             Part(chunk.server, message, sends, None, key, chunk.start, None, push if is_last else None, leaves)
@@ -205,12 +207,12 @@ class Directory:
 
     def full(self, tensors: Tensors, most: int, sparse: int = 0) -> Key | None:
         """Return a key of which as many pushes are under way as may be, if there is one."""
-        if not self._pushes:
+        if not self.pushes.open:
             return None
         dense = len(tensors) - sparse
         plan = self._plans.plan(tensors[:dense] if sparse else tensors)
         units = plan.keys + [key for key, _ in tensors[dense:]] if sparse else plan.keys
-        return self._pushes.full(units, most)
+        return self.pushes.full(units, most)
 
     def answered(self, part: Part) -> tuple[Key, ...]:
         """Take note that a message is answered; return the keys of which one push less is under way."""
@@ -221,11 +223,11 @@ class Directory:
         if push.left:
             return ()
         if part.bundle is None:
-            self._pushes.end(part.key)
+            self.pushes.end(part.key)
             return (part.key,)
         keys = part.bundle.keys
         for key in keys if self._plans.is_apart(part) else keys[:1]:
-            self._pushes.end(key)
+            self.pushes.end(key)
         return keys
 
     # --- answers ---

@@ -26,6 +26,8 @@ class Encodings:
         directory: knows how tensors are cut.
     """
 
+    __slots__ = ("_directory", "_owing", "begun", "calls")
+
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._owing: dict[Key, None] = {}

@@ -138,5 +138,5 @@ class Farewell:
             return [Fail(depart.call, self._unheard("leave"))]
         self._call = depart.call
         call = Call(depart.call, "leave", max(0.0, depart.timeout - now))
-        self._calls.open(call, now)
+        self._calls.enter(call, now)
         return self._calls.ask_scheduler(call, m.Leave(depart.drains))

@@ -29,6 +29,8 @@ class KnownKeys:
         policy: name of the synchronisation policy of the keys that it initialises.
     """
 
+    __slots__ = ("_asking", "_kind", "_policy", "binds", "by_key", "has_eager", "has_steps")
+
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self.by_key: dict[Key, Known] = {}
@@ -173,6 +175,11 @@ class KnownKeys:
             if old != policy or key in self._asking:
                 found.setdefault((old, known.options.group), []).append(key)
         return [Leaving(old, group, tuple(some)) for (old, group), some in found.items()]
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it is not known of every key whether it has the policy that was asked for."""
+        return bool(self._asking)
 
     def ask_for(self, keys: Sequence[Key]) -> None:
         """Take note that another policy is asked for."""

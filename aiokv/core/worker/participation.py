@@ -107,7 +107,7 @@ class Participation:
         self.going_on = call.number
         if not self._is_joining:
             return self._calls.send(call, parts, now)
-        self._calls.open(call, now)
+        self._calls.enter(call, now)
         return self._calls.ask_scheduler(call, m.Enter(answer_time(call.timeout)))
 
     def entered(self, peer: Peer, request: int, now: float) -> list[Effect]:

@@ -22,6 +22,8 @@ class PushCounts:
         keys: has how often each key was pushed by this worker.
     """
 
+    __slots__ = ("_earlier", "_keys", "_known", "clock", "goes_on")
+
     def __init__(self, keys: KnownKeys) -> None:
         self._known = keys.by_key
         self._keys = keys

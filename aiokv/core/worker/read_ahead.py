@@ -8,6 +8,7 @@ this worker meet others, such as a barrier: what they have pushed before that is
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -23,8 +24,8 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from aiokv.core.deadlines import Deadlines
     from aiokv.core.worker.directory import Directory
+    from aiokv.core.worker.open_calls import OpenCalls
     from aiokv.core.worker.parts import Part, Tensors
     from aiokv.core.worker.requests import Requests
     from aiokv.types import Key, Version
@@ -49,16 +50,12 @@ class ReadAhead:
         directory: what is known of the keys.
         requests: what was asked.
         calls: those that are open, to which it adds its own.
-        deadlines: theirs.
     """
 
-    def __init__(
-        self, directory: Directory, requests: Requests, calls: dict[int, Call], deadlines: Deadlines[int]
-    ) -> None:
+    def __init__(self, directory: Directory, requests: Requests, calls: OpenCalls) -> None:
         self._directory = directory
         self._requests = requests
         self._calls = calls
-        self._deadlines = deadlines
         self._last = NO_CALL
         self._readers: dict[Key, None] = {}
         """Keys that were read since they were last pushed."""
@@ -84,11 +81,14 @@ class ReadAhead:
         for key in found:
             del self._readers[key]
         # Nobody waits for the answer to a push whose caller has gone.
-        return self._ask(call, list(found.items())) if found and call.number in self._deadlines else []
+        return self._ask(call, list(found.items())) if found and self._waits(call) else []
+
+    def _waits(self, call: Call) -> bool:
+        return call.number in self._calls and call.until > -math.inf
 
     def _ask(self, push: Call, tensors: Tensors) -> list[Effect]:
         assert push.transfer is not None, "it pushes"
-        priority, until = push.transfer.priority, self._deadlines[push.number]
+        priority = push.transfer.priority
         parts = self._directory.exchange(push.number, Operation.PULL, tensors, [], answer_time(push.timeout), priority)
         if push.compression.pull is not None:
             ask_compressed(parts, tensors, push.compression.pull)
@@ -96,10 +96,9 @@ class ReadAhead:
         for key, spec in tensors:
             self._last -= 1
             pull = Transfer(self._last, Operation.PULL, [(key, spec)], push.timeout, priority)
-            call = Call(self._last, Operation.PULL, push.timeout, {}, pull.tensors, pull)
+            call = Call(self._last, Operation.PULL, push.timeout, 0, pull.tensors, pull)
             self._kept[key] = Ahead(call)
-            self._calls[call.number] = call
-            self._deadlines.add(call.number, until)
+            self._calls.enter(call, push.until)
             effects.append(Allocate(call.number, spec))
         for part in parts:
             call, memory = self._kept[part.key].call, part.receives
@@ -120,7 +119,7 @@ class ReadAhead:
                 continue
             call = ahead.call
             if call.number in self._calls:
-                self._end(call)
+                del self._calls[call.number]
                 effects.append(self._requests.release(call))
             effects.append(Deallocate(call.number))
         return effects
@@ -128,10 +127,6 @@ class ReadAhead:
     def drop_all(self) -> list[Effect]:
         """Let go of everything."""
         return self.drop(list(self._kept))
-
-    def _end(self, call: Call) -> None:
-        del self._calls[call.number]
-        self._deadlines.discard(call.number)
 
     # --- answers ---
 
@@ -141,7 +136,7 @@ class ReadAhead:
             return self.drop([part.key])
         self._kept[part.key].came.append((part, message.version))
         if not call.open:
-            self._end(call)
+            del self._calls[call.number]
         return []
 
     # --- pulls ---
@@ -166,20 +161,19 @@ class ReadAhead:
         """Tell whether a value is there, or is answered before a pull gives up, and be it with an error."""
         if own.number not in self._calls:
             return True
-        until = self._deadlines.get(own.number)
-        return until is not None and until <= self._deadlines.get(pull.number, until)
+        return self._waits(own) and not (self._waits(pull) and pull.until < own.until)
 
     def _take_over(self, own: Call, pull: Call) -> None:
         """Let what is still under way be what the pull has asked."""
         if own.number not in self._calls:
             return
-        self._end(own)
-        for number in own.open:
+        del self._calls[own.number]
+        for number in own.requests:
             request = self._requests.get(number)
             assert request is not None, "it is open"
             request.call = pull.number
-            pull.open[number] = None
-        own.open = {}
+            pull.ask(number)
+        own.open = 0
 
     def ask_again(self, part: Part, wait: float) -> Part:
         """Let a pull ask for itself, in its own time, for what was asked for ahead of it and came too late."""

@@ -26,16 +26,14 @@ class Replies:
 
     Args:
         calls: begins and ends them.
-        open_calls: those that are not over, by number.
         directory: what is known of the keys.
         label: names a peer, for errors.
     """
 
-    def __init__(
-        self, calls: Calls, open_calls: dict[int, Call], directory: Directory, label: Callable[[Peer], str]
-    ) -> None:
+    __slots__ = ("_calls", "_directory", "_label", "dropped", "torn_reads")
+
+    def __init__(self, calls: Calls, directory: Directory, label: Callable[[Peer], str]) -> None:
         self._calls = calls
-        self._open = open_calls
         self._directory = directory
         self._label = label
         self.dropped: dict[str, int] = {}
@@ -54,9 +52,9 @@ class Replies:
         replica = pending.part.replica
         if replica is not None:
             assert not isinstance(pending.part.receives, CallBuffer), "of a state there is no replica"
-            replica.target = pending.part.receives if pending.call in self._open else None
+            replica.target = pending.part.receives if pending.call in self._calls.open else None
             return replica
-        if pending.call not in self._open:
+        if pending.call not in self._calls.open:
             return None
         return pending.part.receives if pending.part.fits(nbytes) else None
 
@@ -92,17 +90,22 @@ class Replies:
                 self._count_dropped(pending.call, freed, push.dropped)
             if part.bundle is not None and isinstance(message, m.Bundled):
                 self._directory.bundled(part.bundle, message.bundle)
-        call = self._open.get(pending.call)
+        call = calls.open.get(pending.call)
         if call is not None:
-            call.open.pop(request)
+            call.answered(request)
             effects += self._advance(call, peer, part, message, nbytes, now)
         else:
             effects += calls.requests.let_go(pending)
-        return effects + calls.resume(freed) if calls.turns.waiting else effects
+        if calls.is_plain or not calls.turns.waiting:
+            return effects
+        effects += calls.resume(freed)
+        if not calls.turns.waiting:
+            calls.look()
+        return effects
 
     def _count_dropped(self, number: int, keys: tuple[Key, ...], reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + len(keys)
-        call = self._open.get(number)
+        call = self._calls.open.get(number)
         if call is not None:
             call.result = {**(call.result or {}), **dict.fromkeys(keys, reason)}
 
@@ -113,11 +116,11 @@ class Replies:
             ProtocolError: it was not asked, or by somebody else.
         """
         calls = self._calls
-        call = self._open.get(calls.requests.take(peer, request).call)
+        call = calls.open.get(calls.requests.take(peer, request).call)
         if call is None:
             return []
-        del call.open[request]
-        return calls.send_on(call, ask(answer_time(calls.deadlines[call.number] - now)))
+        call.answered(request)
+        return calls.send_on(call, ask(answer_time(call.until - now)))
 
     def _advance(
         self, call: Call, peer: Peer, part: Part | None, message: m.Message, nbytes: int, now: float
@@ -127,7 +130,7 @@ class Replies:
             if call.is_own:
                 return calls.ahead.answered(call, part, message, nbytes)
             if type(message) is m.Error and message.code == RoundTimeoutError.code:
-                left = max(0.0, calls.deadlines[call.number] - now)
+                left = max(0.0, call.until - now)
                 return calls.send_on(call, [calls.ahead.ask_again(part, answer_time(left))])
         if type(message) is m.Error:
             return calls.fail(call, from_code(message.code, message.message, message.details))
@@ -139,7 +142,7 @@ class Replies:
             return calls.fail(call, ProtocolError(text))
         if isinstance(message, m.Value) and part is not None:
             self._directory.received(part, message.version)
-            if self._directory.keys.has_steps:
+            if not calls.is_plain and self._directory.keys.has_steps:
                 self._read(call, part, message.round)
         elif not isinstance(message, m.Done):
             call.keep(peer, part, message)

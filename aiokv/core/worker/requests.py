@@ -58,6 +58,8 @@ class Request(Record, eq=False, gc=False):
 class Requests:
     """All requests of one worker that are not answered."""
 
+    __slots__ = ("_kept", "_next", "_open")
+
     def __init__(self) -> None:
         self._next = REGISTER_REQUEST + 1
         self._open: dict[int, Request] = {}
@@ -100,7 +102,7 @@ class Requests:
         self._next += 1
         self._open[number] = Request(NO_CALL if call is None else call.number, peer, part)
         if call is not None:
-            call.open[number] = None
+            call.ask(number)
         return number
 
     def send(self, call: Call | None, peer: Peer, message: m.Message, priority: int = URGENT) -> Send:
@@ -160,7 +162,7 @@ class Requests:
 
     def release(self, call: Call) -> Release:
         """Let go of the memory of a call that ends before all its requests are answered; they stay known until then."""
-        pending = [(number, self._open[number]) for number in call.open]
+        pending = [(number, self._open[number]) for number in call.requests]
         receiving = [(request.peer, number) for number, request in pending if request.part and request.part.receives]
         kept = [request for _, request in pending if request.needs_memory]
         if kept:

@@ -80,6 +80,26 @@ class Session:
         PolicyError: unknown policy, or a wrong option.
     """
 
+    __slots__ = (
+        "_attaching",
+        "_call_timeout",
+        "_calls",
+        "_control",
+        "_crossing",
+        "_directory",
+        "_due",
+        "_farewell",
+        "_is_steady",
+        "_joiner",
+        "_links",
+        "_participation",
+        "_passing",
+        "_replies",
+        "_standing",
+        "_step_calls",
+        "policy",
+    )
+
     def __init__(
         self,
         joiner: Joiner,
@@ -223,9 +243,9 @@ class Session:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        deadlines, due = self._calls.deadlines, self._due
+        calls, due = self._calls.open, self._due
         # After every stimulus, so not by `earliest`.
-        first = due if not deadlines or (due is not None and due < deadlines.bound) else deadlines.bound
+        first = due if not calls or (due is not None and due < calls.bound) else calls.bound
         if self._is_steady:
             return first
         until = self._farewell.until
@@ -265,6 +285,7 @@ class Session:
         if self._farewell.until is not None:
             effects += self._farewell.look(now)
         self._is_steady, self._due = self._find_steady(), self._joiner.due
+        self._calls.look()
         return self._links.passing(effects) if self._links.down else effects
 
     def _find_steady(self) -> bool:

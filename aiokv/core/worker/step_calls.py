@@ -47,6 +47,8 @@ class StepCalls:
         participation: its rank, and the others'.
     """
 
+    __slots__ = ("_calls", "_directory", "_finished", "_participation", "_standing")
+
     def __init__(
         self,
         standing: Standing,
@@ -90,7 +92,7 @@ class StepCalls:
         Raises:
             AiokvError: it can't be; nothing has changed.
         """
-        call = Call(stimulus.call, stimulus.operation, stimulus.timeout, {}, stimulus.tensors, stimulus)
+        call = Call(stimulus.call, stimulus.operation, stimulus.timeout, 0, stimulus.tensors, stimulus)
         if is_allowed:
             check_timeout(call.timeout)
         else:
@@ -134,7 +136,7 @@ class StepCalls:
             self._standing.check_open(call)
             return [*self._calls.ask_scheduler(None, message), Complete(call.number)]
         self._standing.check_ready(call)
-        self._calls.open(call, now)
+        self._calls.enter(call, now)
         return self._calls.ask_scheduler(call, message)
 
     def _finish(self, stimulus: st.Finish, now: float) -> list[Effect]:

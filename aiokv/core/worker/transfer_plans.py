@@ -27,6 +27,8 @@ class Plans:
         layout: how keys are cut.
     """
 
+    __slots__ = ("_keys", "_known", "_last", "_layout", "_plans", "_pushes")
+
     def __init__(self, keys: KnownKeys, pushes: OpenPushes, layout: Layout) -> None:
         self._keys = keys
         self._known = keys.by_key

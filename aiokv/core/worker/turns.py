@@ -22,6 +22,8 @@ class Turns:
         max_open_pushes: how many pushes of one key may be under way; calls that would push more of it wait here.
     """
 
+    __slots__ = ("_directory", "_is_last", "_last", "_most", "waiting")
+
     def __init__(self, directory: Directory, max_open_pushes: int) -> None:
         self._directory = directory
         self._most = max_open_pushes
@@ -36,6 +38,11 @@ class Turns:
     def are_pushing(self) -> bool:
         """Whether a call that pushes waits."""
         return any(call.pushes for calls in self.waiting.values() for call in calls)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a clock beyond which nothing is pushed."""
+        return self._last is not None
 
     @property
     def tensors(self) -> list[tuple[Key, TensorSpec]]:

@@ -59,7 +59,7 @@ def test_lost_server_leaves_no_push_under_way(make_worker: type[Worker]) -> None
     transfer(worker, st.Operation.PUSH, "a", priority=-9)
     for peer in (0, 1):
         worker.lose_server(peer, "connection reset")
-    assert not worker.machine._directory._pushes
+    assert not worker.machine._directory.pushes.open
 
 
 @pytest.mark.parametrize("priority", [10**7, 0.5, True])

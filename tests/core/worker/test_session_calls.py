@@ -166,9 +166,9 @@ def test_tables_are_empty_when_all_is_answered(worker: Worker) -> None:
             worker.handle(st.Cancel(call.number))
         worker.finish(call)
     machine = worker.machine
-    assert (machine.pending, len(machine._calls._calls), len(machine._calls.deadlines)) == (0, 0, 0)
+    assert (machine.pending, len(machine._calls.open)) == (0, 0)
     assert len(machine._directory._known) == 2
-    assert (len(machine._directory._plans._plans), len(machine._directory._pushes._open)) == (1, 0)
+    assert (len(machine._directory._plans._plans), len(machine._directory.pushes.open)) == (1, 0)
 
 
 def test_error_of_the_server_becomes_the_same_error(worker: Worker) -> None:
@@ -522,7 +522,7 @@ def test_answers_about_deleted_keys_are_of_no_interest(make_worker: type[Worker]
         assert call.outcome == "done"
     (push,) = worker.transfer("push", "z").messages
     assert (push.sequence, push.read_version) == (1, 0)
-    assert not worker.machine._directory._pushes._open.get("a")
+    assert not worker.machine._directory.pushes.open.get("a")
 
 
 def test_worker_counts_who_is_lost(make_worker: type[Worker]) -> None:

@@ -90,6 +90,6 @@ def _divide_update(whole: Update, chunks: list[Chunk], new_slot: NewSlot) -> lis
 
 
 def _wait_for_all(waiter: Waiter, chunks: list[Chunk], updates: list[Update]) -> None:
-    waiter.chunks, waiter.updates, waiter.left = chunks, updates, len(chunks)
+    waiter.chunks, waiter.updates, waiter.left = chunks, tuple(updates), len(chunks)
     for update in updates:
         update.waiters[waiter] = None

@@ -64,7 +64,7 @@ class Waiter(Record, eq=False):
     value_codec: int = 0
     dropped: str = ""
     held_since: float | None = None
-    updates: list[Update] = field(default_factory=list)
+    updates: tuple[Update, ...] = ()
     name: RequestName = (0, 0)
     """Peer and request."""
 
@@ -227,8 +227,11 @@ class Chunk(Record, eq=False):
     born: int = 0
     nbytes: int = 0
     """Bytes of the elements."""
+    alone: list[Chunk] = field(default_factory=list)
+    """A list of nothing else, for the requests that are about this chunk only: one for each would take memory."""
 
     def __post_init__(self) -> None:
+        self.alone = [self]
         self.nbytes = (self.stop - self.start) * self.spec.itemsize
         self.gate = self.policy.gate()
 

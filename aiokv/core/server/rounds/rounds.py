@@ -100,6 +100,7 @@ class Rounds:
             again = [chunk for chunk, version in zip(chunks, versions, strict=True) if version == DUPLICATE]
             chunks, versions, slots, freeing = _fresh(chunks, versions, slots)
             effects += freeing
+        opened: list[Update] = []
         for place, chunk in enumerate(chunks):
             head = message.sequence, message.read_version, message.clock
             contribution = Contribution(rank, *head, slots[place], rank, received.nbytes)
@@ -110,8 +111,9 @@ class Rounds:
                 contribution.read = self._making.read(chunk, rank, message.read_version)
             if chunk.policy.decides:
                 return effects + self._steps.push(chunk, contribution, waiter, now)
-            waiter.updates.append(chunk.open(versions[place], contribution, waiter))
-        for place, update in enumerate(tuple(waiter.updates)):
+            opened.append(chunk.open(versions[place], contribution, waiter))
+        waiter.updates = tuple(opened)
+        for place, update in enumerate(opened):
             effects += self._settle(chunks[place], update)
         for chunk in again:
             effects += self._rejoin(chunk, waiter, message, now)
@@ -139,7 +141,7 @@ class Rounds:
         update = chunk.update_with(waiter.rank, message.sequence)
         if update is not None:
             update.waiters[waiter] = None
-            waiter.updates.append(update)
+            waiter.updates = (*waiter.updates, update)
             return self._refuse_lost(chunk, update) if self._roster.lost else []
         return self._steps.rejoin(chunk, waiter, message.sequence, message.clock, now)
 

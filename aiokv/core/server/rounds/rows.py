@@ -214,7 +214,7 @@ class Tables:
             if isinstance(message, m.InitRows):
                 return self._creation.init(whole, message, rank, roster, now)
             chunk = self._catalog.lookup(message)
-            return self._rounds.push(whole, message, rank, [chunk], now)
+            return self._rounds.push(whole, message, rank, chunk.alone, now)
         except AiokvError as error:
             return [*freed(whole.slot), Refuse(whole.peer, whole.request, error)]
 

@@ -99,7 +99,7 @@ class Steps:
             return self._answers.advance([waiter], now)
         if isinstance(before, Update):
             before.waiters[waiter] = None
-            waiter.updates.append(before)
+            waiter.updates = (*waiter.updates, before)
             return self._refuse_lost(chunk, rounds)
         if self._answers.is_parked(before.waiter):
             text = f"{chunk.label}: push {sequence} of rank {waiter.rank} is sent twice at the same time"
@@ -176,7 +176,7 @@ class Steps:
             if is_parked:
                 # Also where others were answered when they had arrived: who closes a round reads what it makes.
                 update.waiters[waiter] = None
-                waiter.updates.append(update)
+                waiter.updates = (*waiter.updates, update)
             return []
         self._tallies.dropped(contribution.rank, verdict)
         effects: list[Effect] = freed(contribution.slot)
