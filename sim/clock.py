@@ -13,9 +13,9 @@ from simpy.events import NORMAL, URGENT, Event, EventPriority, Timeout
 from sim.process import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
-    from sim.process import Future
+    from sim.process import Activity
 
     Action = tuple[Callable[..., object], tuple[Any, ...]]
     """What is called, with which arguments."""
@@ -65,7 +65,7 @@ class Clock(Environment):
         """Return an event that happens after `delay` seconds, with a value."""
         return Timeout(self, delay, value)
 
-    def process(self, generator: Generator[Event | Future | float, Any, Any]) -> Process:  # type: ignore[override]
+    def process(self, generator: Activity) -> Process:  # type: ignore[override]
         """Return a process that begins at once."""
         return Process(self, generator)
 
@@ -83,7 +83,7 @@ class Clock(Environment):
         else:
             self._enter((now + delay, priority, next(self._eid), _happen, (event,)))
 
-    def after(self, delay: float, action: Callable[..., object], *arguments: Any) -> None:
+    def after(self, delay: float, action: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
         """Call something later; what is due at the same time happens in the order of these calls.
 
         It is as good as a callback of a `Timeout`, and takes a third of the time.
@@ -91,7 +91,7 @@ class Clock(Environment):
         Args:
             delay: seconds from now.
             action: is called.
-            *arguments: what it is called with.
+            arguments: what it is called with.
         """
         if (time := self.now + delay) != self.now:
             # As `_enter`, which would be a call for each event.

@@ -23,7 +23,7 @@ from sim.disk import Disk
 from sim.drops import Drops, Expiry, lifetime
 from sim.learning import Losses, learns
 from sim.network import Flights, Network
-from sim.node import Machine, Node, World
+from sim.node import Node
 from sim.origin import Origin, since
 from sim.record import Run, WorkerRecord
 from sim.saving import Saves, States
@@ -32,6 +32,7 @@ from sim.service import Service
 from sim.timeline import draw_timeline
 from sim.trace import Trace
 from sim.workload import Worker, serve
+from sim.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sim.record import UpdateRecord
     from sim.scenario import Scenario
     from sim.timeline import Strike
+    from sim.world import Machine
 
 MAX_VALIDATED: Final = 64
 """Up to so many workers the state machines check themselves; they look at all that waits."""
@@ -162,9 +164,9 @@ class _Cluster:
             self._workers[name] = self._make_worker(name)
             self._start_worker(name)
         for strike in timeline.strikes:
-            self._env.after(strike.at, self._strike, strike)
+            self._env.after(strike.at, self._strike, (strike,))
         for at, name, other in timeline.resets:
-            self._env.after(at, self._reset, name, other)
+            self._env.after(at, self._reset, (name, other))
 
     # --- the run ---
 
@@ -240,7 +242,7 @@ class _Cluster:
             for rank, tally in tallies.answer().ranks.items():
                 run.held[rank] = max(run.held.get(rank, 0.0), tally.waited / chunks)
                 run.duplicates[rank] = run.duplicates.get(rank, 0) + tally.duplicates
-        run.in_flight = [token for node in self._nodes.values() for token in node.in_flight]
+        run.in_flight = [token for node in self._nodes.values() for token in node.store.in_flight]
         run.links = self._network.traffic()
         for node in self._nodes.values():
             node.validate()
@@ -366,7 +368,7 @@ class _Cluster:
             process.interrupt(strike.kind)
         if strike.after is not None:
             self._restarts += 1
-            self._env.after(strike.after, self._restart, strike.node)
+            self._env.after(strike.after, self._restart, (strike.node,))
 
     def _in_process(self, name: str) -> list[Node]:
         """Return all nodes in a process that are there."""

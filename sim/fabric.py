@@ -119,7 +119,7 @@ class FairFabric:
             soonest = min(max(0.0, flow.left) / flow.rate for flow in self._flows)
             # Decided here: a rest that rounding leaves could be too small for time to go on.
             over = [flow for flow in self._flows if flow.left / flow.rate <= soonest * (1.0 + ROUNDING)]
-            self._env.after(soonest, self._finish, self._plan, over)
+            self._env.after(soonest, self._finish, (self._plan, over))
 
     def _finish(self, plan: int, over: list[Flow]) -> None:
         if plan != self._plan:

@@ -386,7 +386,7 @@ class Network:
         there, back = self.way(initiator.name, address[0]), self.way(address[0], initiator.name)
         if there.refuses(self.env.now) or back.refuses(self.env.now):
             fixed = self._net.retransmit
-            self.env.after(fixed, done, None)
+            self.env.after(fixed, done, (None,))
             return
 
         def arrived() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Generator
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
 
 from simpy.events import URGENT, Event
 from simpy.exceptions import Interrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from simpy.core import Environment
 
     from sim.clock import Clock
+
+
+Activity = Generator[Any, Any, Any]
+"""What a process does; it yields what it waits for, see `Process`."""
 
 
 class Future:
@@ -42,26 +48,30 @@ class Future:
             self.process.go_on(self.value)
 
 
-_FIRST: Final = (0,)
-
-
 class Process(Event):
     """Something that goes on by itself; it is an event too, which happens when it is over, with what it returns.
 
     Args:
         env: the simulated time.
-        generator: what it does. It yields what it waits for: an event or a future, whose value it gets, or a number of
-            seconds.
+        generator: what it does. It yields what it waits for: an event or a future, whose value it gets, a number of
+            seconds, or another generator, which then is what the process does until that is over.
     """
 
-    def __init__(self, env: Clock, generator: Generator[Event | Future | float, Any, Any]) -> None:
+    # What is needed each time that it goes on lies in one piece, for with thousands of processes it is in no cache.
+    __slots__ = ("_alarm", "_clock", "_generator", "_life", "_outer", "_target")
+
+    def __init__(self, env: Clock, generator: Activity) -> None:
         super().__init__(env)
         self._clock = env
         self._generator = generator
+        self._outer: list[Activity] = []
+        """Those that wait for this one, the innermost last. They cost nothing meanwhile, unlike with `yield from`."""
         self._target: Event | Future | None = None
         """What is waited for, unless it is a time."""
-        self._lives: tuple[int] = _FIRST
-        """How often it was interrupted; what it waits for is called with that, to no effect once it was."""
+        self._life = 0
+        """How often it was interrupted."""
+        self._alarm: tuple[Process, int] = (self, 0)
+        """What is called when a time has come, to no effect if it was interrupted meanwhile."""
         _urgently(env, self._begin)
 
     @property
@@ -83,48 +93,64 @@ class Process(Event):
             self._target.process = None
         elif self._target is not None and self._target.callbacks is not None:
             self._target.callbacks.remove(self._happened)
-        self._lives = (self._lives[0] + 1,)
-        self.go_on(Interrupt(cause), self._generator.throw)
-
-    def _wake(self, lives: int) -> None:
-        if lives == self._lives[0]:
-            self.go_on(None)
+        self._life += 1
+        self._alarm = (self, self._life)
+        self.go_on(None, Interrupt(cause))
 
     def _happened(self, event: Event) -> None:
         if event._ok:
             self.go_on(event._value)
         else:
             event.defused = True
-            self.go_on(event._value, self._generator.throw)
+            self.go_on(None, event._value)
 
-    def go_on(self, value: Any, step: Callable[[Any], Event | Future | float] | None = None) -> None:
+    def go_on(self, value: Any, error: BaseException | None = None) -> None:
         """Let it do what it does until it waits again.
 
         Args:
-            value: that of what it waits for.
-            step: hands it over, unless by sending it.
+            value: that of what it has waited for.
+            error: is raised where it waits, instead.
         """
-        try:
-            target = self._generator.send(value) if step is None else step(value)
-            while True:
-                if type(target) is float:
-                    self._target = None
-                    self._clock.after(target, self._wake, *self._lives)
+        while True:
+            try:
+                target = self._generator.send(value) if error is None else self._generator.throw(error)
+            except StopIteration as stop:
+                if not self._outer:
+                    self.succeed(stop.value)
                     return
-                if type(target) is Future:
-                    if not target.is_done:
-                        self._target, target.process = target, self
-                        return
-                elif target.callbacks is not None:  # type: ignore[union-attr]
-                    self._target = target  # type: ignore[assignment]
-                    target.callbacks.append(self._happened)  # type: ignore[union-attr]
+                self._generator, value, error = self._outer.pop(), stop.value, None
+                continue
+            except Exception as failure:  # noqa: BLE001 - whoever waits for it gets it
+                if not self._outer:
+                    self.fail(failure)
                     return
+                self._generator, error = self._outer.pop(), failure
+                continue
+            if type(target) is float:
+                self._target = None
+                self._clock.after(target, _wake, self._alarm)
+                return
+            error = None
+            if type(target) is Future:
+                if not target.is_done:
+                    self._target, target.process = target, self
+                    return
+                value = target.value
+            elif type(target) is GeneratorType:
+                self._outer.append(self._generator)
+                self._generator, value = target, None
+            elif target.callbacks is not None:
+                self._target = target
+                target.callbacks.append(self._happened)
+                return
+            else:
                 # It has happened already.
-                target = self._generator.send(target.value)  # type: ignore[union-attr]
-        except StopIteration as stop:
-            self.succeed(stop.value)
-        except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
-            self.fail(error)
+                value = target.value
+
+
+def _wake(process: Process, life: int) -> None:
+    if life == process._life:
+        process.go_on(None)
 
 
 def _urgently(env: Environment, action: Callable[[Event], None]) -> None:

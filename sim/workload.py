@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sim.network import Flights
     from sim.node import Node
     from sim.pace import Pace
+    from sim.process import Activity
     from sim.record import Run, WorkerRecord
     from sim.saving import Saves
     from sim.scenario import Scenario
@@ -99,7 +100,7 @@ class Worker:
         self._separate = self.scenario.job.separate
         self._timeout = self.scenario.cluster.call_timeout
 
-    def run(self, env: simpy.Environment, node: Node, session: Session, start: float) -> Waiting:
+    def run(self, env: simpy.Environment, node: Node, session: Session, start: float) -> Activity:
         """Live one life on a node, as a process that begins at a time."""
         record, cluster = self.record, self.scenario.cluster
         is_first = not record.steps and not record.outages and not record.struck
@@ -118,7 +119,8 @@ class Worker:
             if cluster.on_worker_loss == "respawn" or cluster.max_workers or cluster.min_workers > 1:
                 yield from self._go_on(node, session)
             self._begin(env.now, is_first)
-            yield from self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)
+            # Not `yield from`: this one is in no cache while the other is gone on with.
+            yield self._overlapped(env, node) if self.scenario.job.overlap else self._train(env, node)
         except AiokvError as error:
             record.error = error
             self.on_failure()
@@ -265,9 +267,10 @@ class Worker:
                 if error is not None:
                     raise error
                 step.answered = True
-                if job.barrier_every and (step.number or len(record.steps) + 1) % job.barrier_every == 0:
-                    yield from self._meet(env, node, step)
-                if self.changes:
+                if job.barrier_every or self.changes:
+                    taken = step.number or len(record.steps) + 1
+                    if job.barrier_every and taken % job.barrier_every == 0:
+                        yield from self._meet(env, node, step)
                     yield from self._change(env, node, step, taken)
             finally:
                 self._ended(env, step)

@@ -14,7 +14,7 @@ from sim.compute import Constant
 from sim.disk import Disk
 from sim.ledger import Ledger
 from sim.network import Network
-from sim.node import Node, World
+from sim.node import Node
 from sim.record import Run
 from sim.saving import States
 from sim.scenario import Scenario
@@ -22,6 +22,7 @@ from sim.sections import ClusterSection, ServerSection
 from sim.service import Service
 from sim.timeline import Timeline
 from sim.trace import Trace
+from sim.world import World
 
 if TYPE_CHECKING:
     from aiokv.core.effects import Effect
@@ -58,8 +59,8 @@ def run(script: Script, service: ServerSection | None = None) -> tuple[Node, Run
     service_times, disk = Service(service or ServerSection()), Disk(record, 0.0)
     world = World(env, Network(env), Trace(), record, service_times, Timeline(), States(scenario), disk)
     node = Node(world, "node", script)
-    node.ledger.land(("worker-0", 1))
-    node.ledger.land(("worker-1", 1))
+    node.store.ledger.land(("worker-0", 1))
+    node.store.ledger.land(("worker-1", 1))
     node.deliver(st.PeerLost(0, "a first stimulus"))
     env.run()
     return node, record
