@@ -143,29 +143,47 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             yield value * self.scale
 
 
+LONGEST: Final = 1e9
+"""Seconds that a recorded step may take."""
+
+
 @functools.lru_cache(maxsize=8)
 def read_trace(law: Recorded) -> list[list[float]]:
     """Return the recorded times, in units of the file, by worker and step; only steps that all workers have.
 
     Raises:
-        ConfigError: the file can't be read, or a column or a number is missing in it.
+        ConfigError: the file can't be read, a column or a number is missing in it, or a number can't be a time.
     """
     rows: dict[int, dict[int, float]] = {}
     try:
-        with Path(law.file).open(newline="", encoding="utf-8") as file:
+        # Some programs write a mark of the byte order before the first column's name.
+        with Path(law.file).open(newline="", encoding="utf-8-sig") as file:
             for line, row in enumerate(csv.DictReader(file), start=2):
-                try:
-                    worker, step, value = int(row[law.worker]), int(row[law.step]), float(row[law.time])
-                except (KeyError, TypeError, ValueError) as error:
-                    expected = f"columns {law.worker!r}, {law.step!r} (whole numbers) and {law.time!r} (a number)"
-                    raise ConfigError(f"{law.file}, line {line}: expected {expected}; {error!r}") from None
-                rows.setdefault(worker, {})[step] = value
+                worker, step, value = _recorded(law, line, row)
+                if step in rows.setdefault(worker, {}):
+                    raise ConfigError(f"{law.file}, line {line}: step {step} of worker {worker} stands there twice")
+                rows[worker][step] = value
     except OSError as error:
         raise ConfigError(f"can't read the trace {law.file!r}: {error.strerror}", path=law.file) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"the trace {law.file!r} is not a CSV file: {error}", path=law.file) from None
     if not rows:
         raise ConfigError(f"the trace {law.file!r} is empty", path=law.file)
     complete = sorted(set.intersection(*(set(steps) for steps in rows.values())))
     return [[rows[worker][step] for step in complete] for worker in sorted(rows)]
+
+
+def _recorded(law: Recorded, line: int, row: dict[str, str]) -> tuple[int, int, float]:
+    """Return worker, step and time that a row of a trace holds."""
+    try:
+        worker, step, value = int(row[law.worker]), int(row[law.step]), float(row[law.time])
+    except (KeyError, TypeError, ValueError) as error:
+        expected = f"columns {law.worker!r}, {law.step!r} (whole numbers) and {law.time!r} (a number)"
+        raise ConfigError(f"{law.file}, line {line}: expected {expected}; {error!r}") from None
+    if not 0.0 <= value * law.scale <= LONGEST:
+        expected = f"{law.time!r} from 0 to {LONGEST:g} seconds"
+        raise ConfigError(f"{law.file}, line {line}: expected {expected}, got {value * law.scale:g}")
+    return worker, step, value
 
 
 Law = (

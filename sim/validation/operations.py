@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import lzma
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -62,13 +63,16 @@ def _read_csv(path: Path) -> Iterable[Mapping[str, Any]]:
 
 def _read_parquet(path: Path) -> Iterable[Mapping[str, Any]]:
     try:
-        from pyarrow import parquet  # noqa: PLC0415
+        from pyarrow import ArrowException, parquet  # noqa: PLC0415
     except ImportError:
         raise MissingExtraError(
             f"{path} is a Parquet file, which needs pyarrow: install the extra with pip install 'aiokv[parquet]'",
             expected="aiokv[parquet]",
         ) from None
-    table = parquet.read_table(path)
+    try:
+        table = parquet.read_table(path)
+    except ArrowException as error:
+        raise ConfigError(f"can't read the operations in {str(path)!r}: {error}", path=str(path)) from None
     known = table.select([column for column in COLUMNS if column in table.column_names])
     rows: list[Mapping[str, Any]] = known.to_pylist()
     return rows
@@ -84,6 +88,9 @@ def _sorted(path: Path, rows: Iterable[Mapping[str, Any]]) -> Steps:
         except (KeyError, TypeError, ValueError) as error:
             expected = f"the columns {', '.join(COLUMNS)}, all but optype numbers"
             raise ConfigError(f"{path}, row {number}: expected {expected}; {error!r}", path=str(path)) from None
+        if not (math.isfinite(operation.start) and 0.0 <= operation.duration < math.inf):
+            text = f"{path}, row {number}: expected a start and a duration in seconds, got {operation.start:g} and "
+            raise ConfigError(f"{text}{operation.duration:g}", path=str(path))
     if not steps:
         raise ConfigError(f"there are no operations in {str(path)!r}", path=str(path))
     return steps

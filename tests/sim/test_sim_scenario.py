@@ -224,12 +224,25 @@ def test_a_recorded_trace_is_replayed_step_by_step(tmp_path: Path) -> None:
         ("times.csv", "nothing.csv", "compute.file: can't read the trace"),
         ("times.csv", "empty.csv", "is empty"),
         ("times.csv", "bad.csv", "line 2: expected columns 'worker', 'step'"),
+        ("times.csv", "binary.csv", "binary.csv' is not a CSV file: 'utf-8' codec can't decode byte 0xff"),
+        ("times.csv", "twice.csv", "twice.csv, line 3: step 2 of worker 1 stands there twice"),
+        ("times.csv", "negative.csv", "line 2: expected 'seconds' from 0 to 1e+09 seconds, got -1"),
+        ("times.csv", "nan.csv", "line 2: expected 'seconds' from 0 to 1e+09 seconds, got nan"),
+        ("times.csv", "long.csv", "line 2: expected 'seconds' from 0 to 1e+09 seconds, got 2e+09"),
+        ('"times.csv"', '"long.csv"\nscale = 0.5', "cluster.workers: expected at most the trace's 1 workers, got 2"),
+        ("times.csv", "marked.csv", "cluster.workers: expected at most the trace's 1 workers, got 2"),
     ],
 )
 def test_a_trace_that_does_not_fit_is_explained(tmp_path: Path, old: str, new: str, expected: str) -> None:
     (tmp_path / "times.csv").write_text("worker,step,seconds\n" + "".join(f"{i % 2},{i // 2},1\n" for i in range(6)))
     (tmp_path / "empty.csv").write_text("worker,step,seconds\n")
     (tmp_path / "bad.csv").write_text("worker,number,seconds\n1,2,3\n")
+    (tmp_path / "binary.csv").write_bytes(b"worker,step,seconds\n\xff,2,3\n")
+    (tmp_path / "twice.csv").write_text("worker,step,seconds\n1,2,3\n1,2,4\n")
+    (tmp_path / "negative.csv").write_text("worker,step,seconds\n1,2,-1\n")
+    (tmp_path / "nan.csv").write_text("worker,step,seconds\n1,2,nan\n")
+    (tmp_path / "long.csv").write_text("worker,step,seconds\n1,2,2e9\n")
+    (tmp_path / "marked.csv").write_text("\ufeffworker,step,seconds\n1,2,3\n", encoding="utf-8")
     text = 'steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "trace"\nfile = "times.csv"\n'
     with pytest.raises(ConfigError) as caught:
         parse_scenario(text.replace(old, new).encode(), str(tmp_path / "my.toml"))

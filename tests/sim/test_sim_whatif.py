@@ -101,6 +101,12 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
     [
         (LONE, (*COLUMNS[:-1], "seconds"), "row 1"),
         ((LONE[0], (*LONE[1][:5], "soon", 1.0)), COLUMNS, "row 2"),
+        (
+            (LONE[0], (*LONE[1][:5], "nan", 1.0)),
+            COLUMNS,
+            "row 2: expected a start and a duration in seconds, got nan and 1",
+        ),
+        ((LONE[0], (*LONE[1][:6], -1.0)), COLUMNS, "row 2: expected a start and a duration"),
         ((), COLUMNS, "no operations"),
     ],
 )
@@ -115,6 +121,13 @@ def test_a_file_that_is_not_compressed_as_its_name_says_is_an_error(tmp_path: Pa
     (tmp_path / "operations.csv.xz").write_bytes(b"step")
     with pytest.raises(ConfigError, match="can't read"):
         read_operations(tmp_path / "operations.csv.xz")
+
+
+def test_a_file_that_is_no_parquet_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the optional package that reads Parquet")
+    (tmp_path / "trace-SE.parquet").write_bytes(b"step")
+    with pytest.raises(ConfigError, match=r"can't read the operations in .*trace-SE\.parquet"):
+        read_operations(tmp_path / "trace-SE.parquet")
 
 
 def test_operations_that_wait_for_each_other_are_an_error(tmp_path: Path) -> None:
