@@ -19,7 +19,7 @@ from rich.table import Table
 
 from aiokv.errors import AiokvError, MissingExtraError
 from sim.checks import InvariantError
-from sim.futures import cancelled_at_errors, processes
+from sim.futures import Processes, cancelled_at_errors
 from sim.scenario import json_schema, load_scenario, shipped_scenarios
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def sweep(
         if out is not None:
             _make_directory(out)
         kept = None if out is None else out / "results.jsonl"
-        with _progress("sweeping", made.runs) as on_row, processes(jobs) as executor:
+        with _progress("sweeping", made.runs) as on_row, Processes(jobs) as executor:
             comparisons = made.carry_out(executor, kept, on_row)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))
@@ -270,7 +270,7 @@ def fuzz(seeds: str, jobs: int, as_json: bool, out: Path) -> None:
 
         wanted = parse_seeds(seeds)
         begin = time.perf_counter()
-        with _progress("fuzzing", len(wanted)) as on_seed, processes(jobs) as executor:
+        with _progress("fuzzing", len(wanted)) as on_seed, Processes(jobs) as executor:
             found = fuzz_all(wanted, executor, on_seed)
         seconds = time.perf_counter() - begin
         if found:
@@ -321,7 +321,7 @@ def validate(as_json: bool, jobs: int, traces: Path | None) -> None:
 
     from sim.validation.suite import GROUPS, run_group  # noqa: PLC0415
 
-    with _progress("validating", len(GROUPS)) as on_group, processes(jobs) as executor:
+    with _progress("validating", len(GROUPS)) as on_group, Processes(jobs) as executor:
         futures = {name: executor.submit(run_group, name) for name in GROUPS}
         with cancelled_at_errors(futures.values()):
             for _ in as_completed(futures.values()):
