@@ -151,6 +151,8 @@ LONGEST: Final = 1e9
 def read_trace(law: Recorded) -> list[list[float]]:
     """Return the recorded times, in units of the file, by worker and step; only steps that all workers have.
 
+    A step that stands there twice, as in traces of workers that were started again, took the time of its last row.
+
     Raises:
         ConfigError: the file can't be read, a column or a number is missing in it, or a number can't be a time.
     """
@@ -160,9 +162,7 @@ def read_trace(law: Recorded) -> list[list[float]]:
         with Path(law.file).open(newline="", encoding="utf-8-sig") as file:
             for line, row in enumerate(csv.DictReader(file), start=2):
                 worker, step, value = _recorded(law, line, row)
-                if step in rows.setdefault(worker, {}):
-                    raise ConfigError(f"{law.file}, line {line}: step {step} of worker {worker} stands there twice")
-                rows[worker][step] = value
+                rows.setdefault(worker, {})[step] = value
     except OSError as error:
         raise ConfigError(f"can't read the trace {law.file!r}: {error.strerror}", path=law.file) from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -207,7 +207,7 @@ def test_a_slow_worker_takes_the_factor_longer() -> None:
 
 def test_a_recorded_trace_is_replayed_step_by_step(tmp_path: Path) -> None:
     rows = {0: (3, 1, 5), 1: (2, 7, 1)}
-    lines = [f"{w},{i},{time}" for w, times in rows.items() for i, time in enumerate(times)]
+    lines = ["0,1,9", *(f"{w},{i},{time}" for w, times in rows.items() for i, time in enumerate(times))]
     (tmp_path / "times.csv").write_text("worker,step,seconds\n" + "\n".join(lines))
     path = tmp_path / "my.toml"
     path.write_text('steps = 3\n[cluster]\nworkers = 2\n[compute]\nlaw = "trace"\nfile = "times.csv"\n')
@@ -225,7 +225,6 @@ def test_a_recorded_trace_is_replayed_step_by_step(tmp_path: Path) -> None:
         ("times.csv", "empty.csv", "is empty"),
         ("times.csv", "bad.csv", "line 2: expected columns 'worker', 'step'"),
         ("times.csv", "binary.csv", "binary.csv' is not a CSV file: 'utf-8' codec can't decode byte 0xff"),
-        ("times.csv", "twice.csv", "twice.csv, line 3: step 2 of worker 1 stands there twice"),
         ("times.csv", "negative.csv", "line 2: expected 'seconds' from 0 to 1e+09 seconds, got -1"),
         ("times.csv", "nan.csv", "line 2: expected 'seconds' from 0 to 1e+09 seconds, got nan"),
         ("times.csv", "long.csv", "line 2: expected 'seconds' from 0 to 1e+09 seconds, got 2e+09"),
@@ -238,7 +237,6 @@ def test_a_trace_that_does_not_fit_is_explained(tmp_path: Path, old: str, new: s
     (tmp_path / "empty.csv").write_text("worker,step,seconds\n")
     (tmp_path / "bad.csv").write_text("worker,number,seconds\n1,2,3\n")
     (tmp_path / "binary.csv").write_bytes(b"worker,step,seconds\n\xff,2,3\n")
-    (tmp_path / "twice.csv").write_text("worker,step,seconds\n1,2,3\n1,2,4\n")
     (tmp_path / "negative.csv").write_text("worker,step,seconds\n1,2,-1\n")
     (tmp_path / "nan.csv").write_text("worker,step,seconds\n1,2,nan\n")
     (tmp_path / "long.csv").write_text("worker,step,seconds\n1,2,2e9\n")
