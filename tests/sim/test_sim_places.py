@@ -9,11 +9,11 @@ import pytest
 from aiokv.errors import ConfigError
 from sim.checks import find_violations
 from sim.cluster import simulate
-from sim.compute import Constant
+from sim.compute import Constant, Normal
 from sim.faults import Crash, Join, Late, Link
 from sim.progress import lacking_progress
 from sim.scenario import Scenario, parse_scenario
-from sim.sections import ClusterSection, NetworkSection, TensorSection
+from sim.sections import ChangeSection, ClusterSection, NetworkSection, TensorSection
 
 if TYPE_CHECKING:
     from sim.record import Run
@@ -68,6 +68,29 @@ def test_a_cluster_becomes_complete_although_the_scheduler_is_started_again_befo
     late = Link(node="servers", to="scheduler", latency=0.3, at=0.4, duration=0.8)
     run = train(Crash(node="scheduler", at=0.5, restart=0.1), Late(node="worker-1", at=1.5), late)
     assert all(len(worker.steps) == STEPS for worker in run.workers)
+
+
+def test_a_checkpoint_says_nothing_of_who_has_joined_and_pushed_nothing_wherever_places_are() -> None:
+    """One of the parts of a key goes over to another server when a worker has joined and before its policy changes."""
+    scenario = Scenario(
+        policies=("backup:0",),
+        steps=3,
+        cluster=ClusterSection(
+            workers=2, servers=2, places=5, max_workers=4, checkpoint_every=2, chunk_bytes=64, split_bytes=32
+        ),
+        compute=Normal(mean=2.0, sd=0.5),
+        tensor=(TensorSection(key="w", shape=(3, 5), dtype="int32"),),
+        fault=(
+            Join(node="worker-2", at=0.11),
+            Join(node="worker-3", at=2.509),
+            Join(node="server-2", at=1.796),
+            Join(node="server-3", at=4.99),
+        ),
+        change=(ChangeSection(after=2, policy="bsp"),),
+    )
+    run = simulate(scenario, "backup:0", 6535)
+    [states] = run.checkpoints.values()
+    assert {state.counts for state in states} == {((0, 2), (1, 2), (2, 2))}
 
 
 TEXT = """

@@ -77,6 +77,7 @@ class Worker:
         self.rank = rank
         self.name = f"worker-{rank}"
         self.state = "alive"
+        self.since = 0
         self.links: dict[Peer, tuple[Any, Peer]] = {}
         self.alive = True
         self.numbers = itertools.count(2)
@@ -301,7 +302,7 @@ class World:
     def publish(self) -> None:
         """Let the scheduler tell everybody the next view."""
         self.epoch += 1
-        workers = tuple(m.WorkerEntry(each.rank, each.name, 1, each.state) for each in self.workers)
+        workers = tuple(m.WorkerEntry(one.rank, one.name, 1, one.state, "", one.since) for one in self.workers)
         view = m.View(self.epoch, workers, (self.entry(),), 1.0, 2**19, 2**19, 5.0, **self.settings)
         for node in self.nodes.values():
             if node.alive:

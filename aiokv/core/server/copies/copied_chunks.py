@@ -92,8 +92,8 @@ def copy_of(chunk: Chunk, catalog: Catalog, number: int) -> tuple[m.Copy, Stored
 
 def _count_of(chunk: Chunk, rank: Rank, count: int) -> m.RankCount:
     """Return what a chunk knows of a rank."""
-    head = (rank, count, chunk.before.get(rank, 0))
+    number, counted = chunk.admitted.get(rank, (-1, -1))
+    head, joined = (rank, count, chunk.before.get(rank, 0)), counted if number == count else -1
     if chunk.rounds is None:
-        number, counted = chunk.admitted.get(rank, (-1, -1))
-        return m.RankCount(*head, chunk.clock_at(rank, count), joined=counted if number == count else -1)
-    return m.RankCount(*head, chunk.rounds.passed.get(rank, 0), chunk.rounds.made.get(rank, 0))
+        return m.RankCount(*head, chunk.clock_at(rank, count), joined=joined)
+    return m.RankCount(*head, chunk.rounds.passed.get(rank, 0), chunk.rounds.made.get(rank, 0), joined)

@@ -405,6 +405,7 @@ class Standby:
         chunk.clocks = {each.rank: (each.count, each.clock) for each in message.counts}
         chunk.admitted = {each.rank: (each.count, each.joined) for each in message.counts if each.joined >= 0}
         self.rounds.copied(chunk, message)
+        self._rules.newest = max(self._rules.newest, _newest_in(message))
         if chunk.gate is not None:
             members = chunk.members(self._answers.roster)
             for each in message.counts:
@@ -440,3 +441,9 @@ def _before(server: m.ServerEntry, name: str) -> tuple[str, Incarnation] | None:
             return before
         before = (standby.name, standby.incarnation)
     return None
+
+
+def _newest_in(message: m.Copy) -> int:
+    """Return the clock of the newest update that is in a chunk."""
+    counts = [each for each in message.counts if each.joined < 0]
+    return max([each.made if message.first else each.clock for each in counts], default=0)
