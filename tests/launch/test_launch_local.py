@@ -45,13 +45,13 @@ def test_job_succeeds_when_all_workers_do() -> None:
 
 
 def test_nodes_that_end_by_themselves_when_the_workers_are_done_are_not_disturbed(tmp_path: Path) -> None:
-    pipe = tmp_path / "done"
-    os.mkfifo(pipe)
-    worker = f"open({str(pipe)!r}, 'w').close()"
-    server = f"open({str(pipe)!r}).read(); print('saved')"
-    _, output = launch(
-        make_job(worker, server=server, workers=1, settle=60.0, scheduler=SCHEDULER.replace("signal.pause()", ""))
-    )
+    pipes = [str(tmp_path / name) for name in ("scheduler", "server")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    worker = f"[open(pipe, 'w').close() for pipe in {pipes!r}]"
+    scheduler = SCHEDULER.replace("signal.pause()", f"open({pipes[0]!r}).read()")
+    server = f"open({pipes[1]!r}).read(); print('saved')"
+    _, output = launch(make_job(worker, server=server, workers=1, settle=60.0, scheduler=scheduler))
     assert ("exited", {"node": "server-0", "exit_code": 0}) in output.notes
     assert output.printed("server-0") == ["saved"]
 
