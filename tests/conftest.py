@@ -21,8 +21,6 @@ import pytest_asyncio
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
-from aiokv.policy import ASP, registry
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -44,6 +42,8 @@ LONG_COMPUTATIONS = (
     "sim/test_sim_validation.py",
 )
 """Traced by coverage they would take three times as long, for lines that other tests come by, too."""
+LONGEST = ("chaos/test_chaos_run.py", "device/test_simulated_devices.py", "kernels/test_kernel_cuda.py")
+"""What takes half a minute a test comes first: begun last it would keep one process busy when the others are done."""
 SANS_IO = ("aiokv.core", "aiokv.policy", "aiokv.wire")
 """The packages whose branches the tests in the folders of the same names cover all."""
 TURNS_TO_END = 20
@@ -59,8 +59,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let coverage not look at long computations; where it measures the state machines, only at the tests of these."""
+    """Begin with the longest tests, and let coverage not look at long computations.
+
+    Where it measures the state machines it looks only at the tests of these.
+    """
     tests = Path(__file__).parent
+    longest = {tests / name for name in LONGEST}
+    items.sort(key=lambda item: item.path not in longest)
     untraced = {tests / name for name in LONG_COMPUTATIONS}
     measured = config.getoption("cov_source", None) or []
     folders = [tests / name.removeprefix("aiokv.") for name in measured if name in SANS_IO]
@@ -205,15 +210,14 @@ def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-class ClosedPolicy(ASP):
-    """A policy with which nobody can join a running job."""
-
-    name = "closed"
-    admits = False
-
-
 @pytest.fixture
 def closed_policy(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a policy with which nobody can join a running job."""
+    from aiokv.policy import ASP, registry  # noqa: PLC0415 - these guards are also tried beside another `aiokv`
+
+    class ClosedPolicy(ASP):
+        name = "closed"
+        admits = False
+
     monkeypatch.setitem(registry._POLICIES, ClosedPolicy.name, ClosedPolicy)
     return ClosedPolicy.name
