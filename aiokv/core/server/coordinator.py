@@ -390,7 +390,9 @@ class Coordinator:
                 return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason, now)]
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
-        if not self._joiner.on_view(view, now):
+        is_news = self._joiner.on_view(view, now)
+        self._lifetime.look_around(now)
+        if not is_news:
             # The scheduler is there again; had the boundary come about, there would be a newer one.
             return self._views.unbound(now)
         effects = self._consulting.viewed(view, now) + self._connections.cut_strangers(now)

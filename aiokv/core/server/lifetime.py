@@ -34,7 +34,7 @@ class Lifetime:
         self._hosted: dict[str, None] = {}
         """Names of the standbys in this process."""
         self.alone_since: float | None = None
-        """Since when neither the scheduler nor a worker is connected."""
+        """Since when neither a scheduler that knows it nor a worker is connected."""
         self.is_over = False
         """Whether it has stopped."""
 
@@ -56,14 +56,15 @@ class Lifetime:
         # A standby is of use as long as its primary is.
         serves = view is not None and any(entry.name in self._hosted for entry in view.servers)
         of_use = bool(self._workers) or serves or self._replication.has_primary
-        is_alone = self._joiner.joined and not self._joiner.connected and not of_use
+        # A scheduler that takes nobody back, such as one of another cluster, is nobody either.
+        is_alone = self._joiner.joined and not self._joiner.is_registered and not of_use
         self.alone_since = (self.alone_since if self.alone_since is not None else now) if is_alone else None
 
     @property
     def alone_until(self) -> float | None:
         """When it stops if nobody comes until then."""
         view = self._joiner.view
-        if self.alone_since is None or view is None or self.is_over:
+        if self.alone_since is None or view is None or self.is_over or self._joiner.connected:
             return None
         # What a standby has may be the only copy by now, until the scheduler is there again and says so.
         patience = KEEPS_COPY if self._replication.holds_copy else 0.0

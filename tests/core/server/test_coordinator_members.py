@@ -445,6 +445,33 @@ def left_alone(server: Server) -> None:
         server.lose_peer(rank)
 
 
+def test_server_ends_when_the_scheduler_that_is_there_does_not_take_it_back(server: Server) -> None:
+    """Such as one that was started again for another number of workers."""
+    left_alone(server)
+    for second in range(1, 10):
+        server.now = float(second)
+        server.handle(st.Connected(SCHEDULER))
+        server.handle(st.PeerLost(SCHEDULER, "the cluster has 3 workers"))
+    server.tick(9.9)
+    assert not server.seen(ef.Stop)
+    server.tick(10.0)
+    assert server.seen(ef.Stop)
+
+
+def test_server_is_not_alone_while_a_scheduler_finds_out_what_the_cluster_was(server: Server) -> None:
+    left_alone(server)
+    server.now = 9.0
+    server.handle(st.Connected(SCHEDULER))
+    server.tick(12.0)
+    server.publish(server.epoch)
+    server.now = 13.0
+    server.handle(st.PeerLost(SCHEDULER, "reset"))
+    server.tick(22.9)
+    assert not server.seen(ef.Stop)
+    server.tick(23.0)
+    assert server.seen(ef.Stop)
+
+
 def test_server_stays_while_one_of_its_process_serves(server: Server) -> None:
     """It would end with it, and has workers."""
     server.handle(st.Received(SCHEDULER, 0, m.HostStandby(1, "server-0/1.4")))
