@@ -63,7 +63,7 @@ def why(*, timeout: float, as_json: bool, **settings: Any) -> None:
     if as_json:
         _print_json(as_facts(answers))
     else:
-        show(answers, _console())
+        show(answers, plain_console())
 
 
 @click.command()
@@ -79,7 +79,7 @@ def metrics(*, timeout: float, as_json: bool, **settings: Any) -> None:
     if as_json:
         _print_json(as_counters(answers))
     else:
-        show_counters(answers, _console())
+        show_counters(answers, plain_console())
 
 
 def _ask(timeout: float, settings: dict[str, Any]) -> Answers:
@@ -91,8 +91,9 @@ def _print_json(facts: dict[str, Any]) -> None:
     sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)
+def plain_console() -> Console:
+    """Return a console that shows names and keys as they are: [red] is no colour, and :x: is no picture."""
+    return Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
 
 def as_counters(answers: Answers) -> dict[str, dict[str, int] | str]:

@@ -400,9 +400,11 @@ def _require(*packages: str) -> None:
 
 def _print(made: Table) -> Console:
     """Print a table, into a file or pipe as wide as it is, and return what it was printed on."""
-    console = Console()
+    # What users write is shown as it is: [red] is no colour, and :x: is no picture.
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = max(console.width, Console(width=MAX_WIDTH).measure(made).maximum)
+        wide = Console(width=MAX_WIDTH, markup=False, emoji=False)
+        console.width = max(console.width, wide.measure(made).maximum)
     console.print(made)
     return console
 

@@ -77,7 +77,7 @@ def timeline(runs: Sequence[Run]) -> Figure:
     panels[-1].set_xlabel(f"simulated time (s){shown}")
     panels[-1].set_xlim(0.0, end)
     title = f"{scenario.name}: {scenario.title}" if scenario.title else scenario.name
-    figure.suptitle(f"{title} (seed {runs[0].seed})")
+    figure.suptitle(f"{title} (seed {runs[0].seed})", parse_math=False)
     handles: list[Patch | Line2D] = [
         Patch(color=BUSY, label="busy: computes"),
         Patch(color=WAIT, label="waits for the servers"),

@@ -96,7 +96,7 @@ def chaos(
     if as_json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:
-        show(report, Console(width=None if sys.stdout.isatty() else 120))
+        show(report, Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False))
     sys.exit(0 if report.ok else 1)
 
 

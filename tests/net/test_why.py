@@ -15,7 +15,7 @@ from rich.console import Console
 from aiokv.config import load_config
 from aiokv.errors import HandshakeError
 from aiokv.net.inquiry import ask_waiting
-from aiokv.why import MOST_ROWS, as_counters, as_facts, metrics, show, show_counters, why
+from aiokv.why import MOST_ROWS, as_counters, as_facts, metrics, plain_console, show, show_counters, why
 from aiokv.wire.messages import Waiting, WaitingCall
 
 if TYPE_CHECKING:
@@ -114,6 +114,13 @@ def test_requests_that_wait_for_the_same_are_one_row_and_the_longest_waits_come_
     assert any("server-1 says nothing: connection refused" in line for line in lines)
     rows = [line.split() for line in lines if "rank 9" in line]
     assert [row[:3] for row in rows] == [["20.0", "s", "1"], ["3.0", "s", "3"]]
+
+
+def test_what_users_have_named_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    call = WaitingCall("rank 0 ([/x])", "key '[red]'", "no contribution from rank 1 (:bug:)", 1.0)
+    show({"scheduler": Waiting(1, (call,))}, plain_console())
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("rank 0 ([/x])", "key '[red]'", "rank 1 (:bug:)"))
 
 
 def test_only_so_many_rows_are_shown_and_the_rest_is_counted() -> None:

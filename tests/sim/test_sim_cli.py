@@ -143,6 +143,14 @@ def test_an_assertion_that_is_not_true_fails_the_command(scenario: str, tmp_path
     assert re.search(r"bsp: expected mean_step < 1 ms, got mean_step = \d+(\.\d+)? ms\n", result.stderr)
 
 
+@pytest.mark.parametrize("title", ["ends at [/x]", "a [red] b :bug: c", r"from $5 to $\nothing$"])
+def test_a_title_is_shown_as_it_is_written(title: str, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.replace('"two of a kind"', f"'{title}'"))
+    result = invoke(str(tmp_path / "small.toml"), "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert f"small: {title}" in result.stdout
+
+
 def test_help_lists_the_scenarios_that_come_along() -> None:
     stdout = " ".join(CliRunner().invoke(cli.sim, ["run", "--help"]).stdout.split())
     assert ", ".join(shipped_scenarios()) in stdout
