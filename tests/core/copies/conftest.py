@@ -170,13 +170,16 @@ class Worker:
         attach = m.Attach(self.rank, self.name, 1, self.world.epoch, 60.0)
         self.world.send(self, 0, st.Received(-9, 1, attach), b"")
 
+    def connect_again(self) -> None:
+        """Go to the server that there is now, if it is there; else a view says where to go."""
+        if self.world.primary.alive:
+            self.connect(self.world.primary)
+
     def take(self, stimulus: st.Stimulus, payload: bytes) -> None:
         """Take in what a server says."""
         if isinstance(stimulus, st.PeerLost):
             self.attached = False
-            primary = self.world.primary
-            if primary.alive:
-                self.world.later(partial(self.connect, primary))
+            self.world.later(self.connect_again)
             return
         assert isinstance(stimulus, st.Received)
         if stimulus.request == 1:
@@ -284,7 +287,7 @@ class World:
         """Let the workers go over to the primary."""
         for worker in self.workers:
             if worker.alive:
-                self.later(partial(worker.connect, self.primary))
+                self.later(worker.connect_again)
 
     def entry(self) -> m.ServerEntry:
         """Return what the view says of the only server."""
