@@ -8,7 +8,8 @@ from aiokv.core.compression import Replicas, is_compressible
 from aiokv.core.effects import Effect, Refuse, Send, StoredChunk, StoredChunks, StoredDifference
 from aiokv.core.records import Record
 from aiokv.core.roster import Roster
-from aiokv.core.server.rounds.chunk import NONE, Waiter
+from aiokv.core.server.rounds.chunk import NONE
+from aiokv.core.server.rounds.updates import Waiter
 from aiokv.errors import MembershipError
 from aiokv.wire import messages as m
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from aiokv.core.deadlines import Deadlines
     from aiokv.core.effects import Payload
     from aiokv.core.server.parked import RequestName
-    from aiokv.core.server.rounds.chunk import Chunk, Contribution
+    from aiokv.core.server.rounds.chunk import Chunk
     from aiokv.core.server.rounds.tallies import Tallies
+    from aiokv.core.server.rounds.updates import Contribution
     from aiokv.core.stimuli import Received
     from aiokv.errors import AiokvError
     from aiokv.types import Peer, Rank, Round, Version

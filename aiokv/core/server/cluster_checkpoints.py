@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from aiokv.core.rules import Rules
     from aiokv.core.server.catalog import Catalog
     from aiokv.core.server.rounds.chunk import Chunk
-    from aiokv.core.server.rounds.decisions import Deciding, Decisions, Group
+    from aiokv.core.server.rounds.deciding import Deciding
+    from aiokv.core.server.rounds.decisions import Decisions, Group
     from aiokv.core.stimuli import PartWritten
     from aiokv.policy import Token
     from aiokv.types import Key, TensorSpec

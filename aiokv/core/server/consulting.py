@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiokv.core.server.catalog import Catalog
     from aiokv.core.server.exchanges import Exchanges
     from aiokv.core.server.neighbours import Failed
-    from aiokv.core.server.rounds.decisions import Deciding
+    from aiokv.core.server.rounds.deciding import Deciding
     from aiokv.core.server.rounds.making import Making
     from aiokv.core.server.rounds.norms import Norms, Outcome
     from aiokv.core.server.rounds.steps import Steps

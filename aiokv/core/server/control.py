@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aiokv.core.rules import Rules
     from aiokv.core.server.catalog import Catalog
     from aiokv.core.server.cluster_checkpoints import Checkpoints
-    from aiokv.core.server.rounds.decisions import Deciding
+    from aiokv.core.server.rounds.deciding import Deciding
     from aiokv.core.server.rounds.tallies import Tallies
     from aiokv.core.server.saving import Saving
     from aiokv.core.stimuli import Executed, Received

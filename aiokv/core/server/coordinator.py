@@ -29,7 +29,7 @@ from aiokv.core.server.neighbours import Neighbours
 from aiokv.core.server.once import Once
 from aiokv.core.server.policy_changes import PolicyChanges
 from aiokv.core.server.resuming import Resuming
-from aiokv.core.server.rounds.decisions import Deciding
+from aiokv.core.server.rounds.deciding import Deciding
 from aiokv.core.server.rounds.making import Making
 from aiokv.core.server.rounds.norms import Norms
 from aiokv.core.server.rounds.rounds import Rounds

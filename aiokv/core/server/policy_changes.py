@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aiokv.core.server.catalog import Catalog, Entry
     from aiokv.core.server.parked import RequestName
     from aiokv.core.server.rounds.chunk import Chunk
-    from aiokv.core.server.rounds.decisions import Deciding
+    from aiokv.core.server.rounds.deciding import Deciding
     from aiokv.core.server.rounds.making import Making
     from aiokv.core.server.rounds.rounds import Rounds
     from aiokv.core.server.rounds.steps import Steps

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from aiokv.core.saved_state import ChunkState
     from aiokv.core.server.catalog import Catalog
     from aiokv.core.server.rounds.chunk import Chunk
-    from aiokv.core.server.rounds.decisions import Deciding, Group
+    from aiokv.core.server.rounds.deciding import Deciding
+    from aiokv.core.server.rounds.decisions import Group
     from aiokv.core.stimuli import CheckpointRead, SnapshotsLoaded
     from aiokv.types import Key
 

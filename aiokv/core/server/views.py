@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aiokv.core.server.copies.replication import Replication
     from aiokv.core.server.creation import Creation
     from aiokv.core.server.policy_changes import PolicyChanges
-    from aiokv.core.server.rounds.decisions import Deciding
+    from aiokv.core.server.rounds.deciding import Deciding
     from aiokv.core.server.rounds.rounds import Rounds
     from aiokv.core.server.rounds.steps import Steps
     from aiokv.core.server.rounds.whole_calls import WholeCall, WholeCalls

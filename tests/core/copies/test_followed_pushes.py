@@ -11,7 +11,8 @@ from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.server.copies.followed_pushes import FollowedPushes
 from aiokv.core.server.copies.standby import Standby
-from aiokv.core.server.rounds.chunk import Chunk, Contribution
+from aiokv.core.server.rounds.chunk import Chunk
+from aiokv.core.server.rounds.updates import Contribution
 from aiokv.policy import get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m

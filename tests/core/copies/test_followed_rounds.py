@@ -12,9 +12,10 @@ from aiokv.core.server.copies import followed_rounds
 from aiokv.core.server.copies.copying import Copying
 from aiokv.core.server.copies.followed_rounds import FollowedRounds
 from aiokv.core.server.copies.subjects import DECISIONS
-from aiokv.core.server.rounds.chunk import Chunk, Contribution, Waiter
+from aiokv.core.server.rounds.chunk import Chunk
 from aiokv.core.server.rounds.decisions import Decisions
 from aiokv.core.server.rounds.open_rounds import Dropped, OpenRounds
+from aiokv.core.server.rounds.updates import Contribution, Waiter
 from aiokv.policy import Token, get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m

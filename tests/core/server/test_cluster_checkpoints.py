@@ -15,7 +15,7 @@ from aiokv.core.saved_state import ChunkState
 from aiokv.core.server.catalog import Catalog
 from aiokv.core.server.cluster_checkpoints import Checkpoints
 from aiokv.core.server.neighbours import Neighbours
-from aiokv.core.server.rounds.decisions import Deciding
+from aiokv.core.server.rounds.deciding import Deciding
 from aiokv.errors import DataError
 from aiokv.types import SCHEDULER, Role
 from aiokv.wire import messages as m

@@ -10,7 +10,7 @@ from aiokv.core.roster import Roster
 from aiokv.core.saved_state import ChunkState, RoundsState
 from aiokv.core.server.copies.followed_rounds import FollowedRounds, all_decided
 from aiokv.core.server.neighbours import Neighbours
-from aiokv.core.server.rounds.decisions import Deciding
+from aiokv.core.server.rounds.deciding import Deciding
 from aiokv.errors import AiokvError
 from aiokv.policy import Token
 from aiokv.policy.adasync import SIZE

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from aiokv.core.effects import Fold
 from aiokv.core.roster import Roster
-from aiokv.core.server.rounds.chunk import Chunk, Contribution, Update
+from aiokv.core.server.rounds.chunk import Chunk
+from aiokv.core.server.rounds.updates import Contribution, Update
 from aiokv.policy import BSP
 from aiokv.types import TensorSpec
 from aiokv.wire import messages as m

@@ -13,7 +13,8 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from aiokv.core.effects import Payload
     from aiokv.core.server.catalog import Catalog
-    from aiokv.core.server.rounds.chunk import Chunk, Contribution
+    from aiokv.core.server.rounds.chunk import Chunk
+    from aiokv.core.server.rounds.updates import Contribution
     from aiokv.optim import Optimizer
     from aiokv.types import Rank
 

@@ -59,10 +59,12 @@ if TYPE_CHECKING:
     from aiokv.core.server.copies.forwarding import Forwarding
     from aiokv.core.server.copies.subjects import Subject
     from aiokv.core.server.resuming import Resuming
-    from aiokv.core.server.rounds.chunk import Chunk, Contribution
-    from aiokv.core.server.rounds.decisions import Deciding, Decisions
+    from aiokv.core.server.rounds.chunk import Chunk
+    from aiokv.core.server.rounds.deciding import Deciding
+    from aiokv.core.server.rounds.decisions import Decisions
     from aiokv.core.server.rounds.norms import Norms, Total
     from aiokv.core.server.rounds.open_rounds import Dropped
+    from aiokv.core.server.rounds.updates import Contribution
     from aiokv.core.server.rounds.whole_calls import CallName, WholeCall, WholeCalls
     from aiokv.policy import Token
     from aiokv.types import Key, Peer

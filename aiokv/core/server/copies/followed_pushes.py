@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from aiokv.core.effects import Effect, freed
 
 if TYPE_CHECKING:
-    from aiokv.core.server.rounds.chunk import Chunk, Contribution
+    from aiokv.core.server.rounds.chunk import Chunk
+    from aiokv.core.server.rounds.updates import Contribution
     from aiokv.types import Key, Rank
 
 Kept = dict[tuple["Rank", int], "Contribution"]

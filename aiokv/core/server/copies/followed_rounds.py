@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from aiokv.core.server.rounds.chunk import Chunk
-    from aiokv.core.server.rounds.decisions import Deciding, Group
+    from aiokv.core.server.rounds.deciding import Deciding
+    from aiokv.core.server.rounds.decisions import Group
     from aiokv.types import Key, Rank
 
 STEPS = 4096

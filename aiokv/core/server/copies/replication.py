@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiokv.core.server.copies.forwarding import Forwarding
     from aiokv.core.server.copies.standby_link import StandbyLink
     from aiokv.core.server.resuming import Resuming
-    from aiokv.core.server.rounds.decisions import Deciding
+    from aiokv.core.server.rounds.deciding import Deciding
     from aiokv.core.server.rounds.rounds import Rounds
     from aiokv.core.server.rounds.whole_calls import WholeCall, WholeCalls
     from aiokv.types import Peer

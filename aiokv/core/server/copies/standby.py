@@ -34,9 +34,10 @@ from aiokv.core.server.copies.followed_calls import FollowedCalls
 from aiokv.core.server.copies.followed_pushes import FollowedPushes
 from aiokv.core.server.copies.followed_rounds import FollowedRounds
 from aiokv.core.server.copies.forwarding import Forwarding
-from aiokv.core.server.rounds.chunk import NONE, Chunk, Contribution, Update
+from aiokv.core.server.rounds.chunk import NONE, Chunk
 from aiokv.core.server.rounds.open_rounds import step_place
 from aiokv.core.server.rounds.rows import options_of
+from aiokv.core.server.rounds.updates import Contribution, Update
 from aiokv.errors import AiokvError, KeyDeletedError, ProtocolError, StaleEpochError
 from aiokv.optim import Assign
 from aiokv.policy import get_policy

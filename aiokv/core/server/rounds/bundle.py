@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from aiokv.core.effects import Divide, Effect, Split
-from aiokv.core.server.rounds.chunk import Chunk, Update, Waiter
+from aiokv.core.server.rounds.chunk import Chunk
+from aiokv.core.server.rounds.updates import Update, Waiter
 
 if TYPE_CHECKING:
     from aiokv.types import Key, Slot, TensorSpec

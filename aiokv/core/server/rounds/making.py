@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from aiokv.core.roster import Roster
     from aiokv.core.rules import Rules
     from aiokv.core.server.cluster_checkpoints import Checkpoints
-    from aiokv.core.server.rounds.chunk import Chunk, Contribution, Update
+    from aiokv.core.server.rounds.chunk import Chunk
     from aiokv.core.server.rounds.tallies import Tallies
+    from aiokv.core.server.rounds.updates import Contribution, Update
     from aiokv.optim import Optimizer
     from aiokv.types import Rank, Version
 

@@ -6,14 +6,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from aiokv.core.records import Record, field
-from aiokv.core.server.rounds.chunk import Update
+from aiokv.core.server.rounds.updates import Update
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokv.core.roster import Roster
-    from aiokv.core.server.rounds.chunk import Chunk, Contribution, Waiter
+    from aiokv.core.server.rounds.chunk import Chunk
     from aiokv.core.server.rounds.decisions import Decisions
+    from aiokv.core.server.rounds.updates import Contribution, Waiter
     from aiokv.policy import Token
     from aiokv.types import Rank, Round, Slot, Version
 

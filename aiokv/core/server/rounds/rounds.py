@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aiokv.core.effects import Effect, Free, freed
 from aiokv.core.server.answers import AnyPull, AnyPush, Asker
 from aiokv.core.server.rounds.bundle import split_slot
-from aiokv.core.server.rounds.chunk import Chunk, Contribution, Update, Waiter
+from aiokv.core.server.rounds.updates import Contribution, Update, Waiter
 from aiokv.core.waiting import Wait
 from aiokv.errors import AiokvError, MembershipError, PolicyError, ProtocolError, RoundTimeoutError
 from aiokv.wire import messages as m
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aiokv.core.roster import Roster
     from aiokv.core.server.answers import Answers
     from aiokv.core.server.parked import RequestName
+    from aiokv.core.server.rounds.chunk import Chunk
     from aiokv.core.server.rounds.making import Making
     from aiokv.core.server.rounds.norms import Norms
     from aiokv.core.server.rounds.steps import Steps

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from aiokv.core.roster import Roster
     from aiokv.core.server.catalog import Catalog
     from aiokv.core.server.creation import Creation
-    from aiokv.core.server.rounds.chunk import Update
     from aiokv.core.server.rounds.rounds import Rounds
+    from aiokv.core.server.rounds.updates import Update
     from aiokv.core.stimuli import Received
     from aiokv.optim import Optimizer
     from aiokv.types import Key, Peer, Rank, Slot

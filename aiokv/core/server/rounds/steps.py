@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiokv.core.effects import Effect, Free, freed
-from aiokv.core.server.rounds.chunk import Update
 from aiokv.core.server.rounds.open_rounds import Dropped, OpenRounds, Undecided
+from aiokv.core.server.rounds.updates import Update
 from aiokv.errors import ProtocolError
 from aiokv.policy import Token
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokv.core.server.answers import Answers
-    from aiokv.core.server.rounds.chunk import Chunk, Contribution, Waiter
-    from aiokv.core.server.rounds.decisions import Decided, Deciding, Verdict
+    from aiokv.core.server.rounds.chunk import Chunk
+    from aiokv.core.server.rounds.deciding import Deciding
+    from aiokv.core.server.rounds.decisions import Decided, Verdict
     from aiokv.core.server.rounds.making import Making
     from aiokv.core.server.rounds.tallies import Tallies
+    from aiokv.core.server.rounds.updates import Contribution, Waiter
     from aiokv.errors import AiokvError
     from aiokv.types import Rank
 
