@@ -63,7 +63,6 @@ class Joiner:
         self.standby = standby
         self.view: View | None = None
         self.connected = False
-        self._was_lost = False
         self.joined = False
         self._call: int | None = None
         self._timeout = 0.0
@@ -142,15 +141,9 @@ class Joiner:
             left = answer_time(max(0.0, self._join_by - now))
             return [Send(SCHEDULER, REGISTER_REQUEST, Register(*head, left, standby=self.standby))]
         again = Register(*head, self.view.death_timeout, self.number, self.view.epoch, self.standby)
-        return [Send(SCHEDULER, REGISTER_REQUEST, again), *self._found()]
-
-    def _found(self) -> list[Effect]:
-        """Say that the scheduler is there again, if it was said that it is gone."""
-        if not self._was_lost:
-            return []
-        self._was_lost = False
         text = f"{self.name} is connected to the scheduler at {self.address} again"
-        return [Log("warning", text, "scheduler_found", {"address": self.address})]
+        found = Log("warning", text, "scheduler_found", {"address": self.address})
+        return [Send(SCHEDULER, REGISTER_REQUEST, again), found]
 
     @property
     def _reconnects(self) -> bool:
@@ -204,7 +197,7 @@ class Joiner:
 
     def on_lost(self, reason: str) -> list[Effect]:
         """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""
-        self.connected, self._was_lost = False, True
+        self.connected = False
         self._heartbeat_at = None
         self._reason = f"the connection has ended: {reason}"
         self._find_due()
