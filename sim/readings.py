@@ -123,8 +123,11 @@ class Readings:
             number = message.sequence  # type: ignore[union-attr]
             # One that is sent again, because its connection has ended, was computed when it was sent first.
             sight.sent = max(number, sight.sent)
-            sight.begun = sight.begun or number
             newest = sight.computed
+            if not sight.begun:
+                # A process that has joined again makes those anew that count nowhere of the one before.
+                sight.begun = number
+                newest = sight.computed = {each: read for each, read in newest.items() if each < number}
             newest.setdefault(number, sight.known)
             newest.pop(number - MAX_OPEN_PUSHES, None)
         self._asked[worker, server, request] = asked

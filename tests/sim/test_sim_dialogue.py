@@ -67,6 +67,20 @@ def test_a_dialogue_as_it_should_be(heard: Heard) -> None:
     assert heard.found == []
 
 
+def test_a_push_is_computed_from_what_its_own_process_has_read(heard: Heard) -> None:
+    """The one before it under the name was lost with a push of the same number, which counts nowhere."""
+    second = structs.replace(PUSH, sequence=2)
+    heard.ask(second)
+    heard.looks.ended("worker-0", 1.0)
+    heard.make(1, 1)
+    heard.ask(PULL, request=6)
+    heard.answer(m.Value(1), 1, request=6)
+    heard.looks.arrived("worker-0", 0, "server-0", 6, m.Value(1), 2.0)
+    heard.ask(second, request=7)
+    assert heard.looks.readings.computed_at("worker-0", ("w", 0), 2) == 1
+    assert heard.found == []
+
+
 def test_a_version_that_is_not_made(heard: Heard) -> None:
     heard.ask(PULL)
     heard.answer(m.Value(2), 2)
