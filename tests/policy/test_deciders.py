@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiokv.policy import Closed, Decision, Dropped, RoundPolicy, Token, get_policy
+from aiokv.policy import Closed, Decider, Decision, Dropped, RoundPolicy, Token, get_policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -379,3 +379,14 @@ def test_turns_go_on_behind_the_last_one() -> None:
     rounds.decider.resume(2, [Token(1, 1)], {})
     assert rounds.push(0) == []
     assert rounds.push(2) == [(3, [(2, 1)]), (4, [(0, 1)])]
+
+
+def test_a_rule_that_looks_at_nothing_but_the_step_has_nothing_else_to_hand_on() -> None:
+    assert ringmaster().known() == {}
+
+
+def ringmaster() -> Decider:
+    """Return what decides the rounds of ringmaster."""
+    policy = get_policy("ringmaster:3")
+    assert isinstance(policy, RoundPolicy)
+    return policy.decider()

@@ -196,3 +196,15 @@ def test_sample_is_kept_until_the_next_push_and_forgets_who_has_left() -> None:
     assert gate.waits_for(0, [rank for rank in FOUR if rank != drawn]) == []
     push(gate, counts, drawn)
     assert gate.waits_for(0, FOUR) == []
+
+
+@pytest.mark.parametrize("text", ["ssp:1", "essp:1", "dssp:1:1", "pssp:3:1"])
+def test_a_rank_may_read_while_it_waits_for_nobody(text: str) -> None:
+    gate, counts = gate_of(text), dict.fromkeys(FOUR, 0)
+    gate.changed(FOUR)
+    free = []
+    for _ in range(3):
+        free.append(gate.may_read(0, FOUR))
+        assert free[-1] == (not gate.waits_for(0, FOUR))
+        push(gate, counts, 0)
+    assert free == [True, True, False]

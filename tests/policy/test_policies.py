@@ -122,6 +122,16 @@ def test_all_updates_are_in_step_or_none(text: str, *, in_step: bool) -> None:
     assert [get_policy(text).is_in_step(version) for version in (1, 100)] == [in_step] * 2
 
 
+@pytest.mark.parametrize("text", ["bsp", "ssp:1", "pbsp:1", "round_robin", "sync_switch:0.5:10"])
+def test_workers_wait_for_all_others_by_their_steps(text: str) -> None:
+    assert get_policy(text).meets(1)
+
+
+@pytest.mark.parametrize("text", ["asp", "k_sync:2", "ringmaster:3", "sync_switch:0:10"])
+def test_workers_wait_for_nobody_or_for_whoever_comes(text: str) -> None:
+    assert not get_policy(text).meets(1)
+
+
 @pytest.mark.parametrize("text", ["bsp", "asp", "sum", "sync_switch:0.5:10"])
 def test_small_keys_are_bundled_only_where_chunks_need_nothing_else(text: str) -> None:
     assert get_policy(text).is_plain
