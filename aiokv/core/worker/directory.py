@@ -197,11 +197,14 @@ class Directory:
         return made
 
     def learn(self, counts: Sequence[tuple[Key, m.Pushes]]) -> None:
-        """Take over the policies that keys have got from others before this worker came."""
-        for key, made in counts:
-            if made.policy != self.keys.policy_of(self._known[key].options):
-                self._let_go_alone([key])
-                self.keys.follow(made.policy, [key])
+        """Take over the policies that keys have got from others before this worker came.
+
+        While some servers still follow the policy that the worker knows, it has to ask for the other one, as all do.
+        """
+        behind = {key for key, made in counts if made.policy == self.keys.policy_of(self._known[key].options)}
+        for key, policy in {key: made.policy for key, made in counts if key not in behind}.items():
+            self._let_go_alone([key])
+            self.keys.follow(policy, [key])
 
     # --- pushes under way ---
 

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
+from aiokv.core.stimuli import KeyOptions
 from aiokv.errors import CallTimeoutError, ClosedError, MembershipError, StaleEpochError
-from aiokv.types import SCHEDULER
+from aiokv.types import SCHEDULER, TensorSpec
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -195,6 +196,15 @@ def test_it_learns_which_policies_keys_have_by_now(comer: Worker) -> None:
     # They go alone.
     pushes = [send.message for send in comer.transfer("push", "a", "b").sends]
     assert [getattr(push, "sequence", None) for push in pushes if isinstance(push, m.Push)] == [8, 8]
+
+
+def test_a_policy_that_not_all_servers_follow_yet_is_to_be_asked_for(make_worker: type[Worker]) -> None:
+    directory = make_worker(join=False).machine._directory
+    directory.keys.add([("w", TensorSpec((6,), "float32"))], 0, KeyOptions(policy="bsp"))
+    directory.learn([("w", m.Pushes(7, 7, "asp")), ("w", m.Pushes(7, 7, "bsp")), ("w", m.Pushes(7, 7, "asp"))])
+    assert [one.options.policy for one in directory.keys.records] == ["bsp"]
+    directory.learn([("w", m.Pushes(7, 7, "asp"))] * 3)
+    assert [one.options.policy for one in directory.keys.records] == ["asp"]
 
 
 def test_who_gave_up_asks_again(comer: Worker) -> None:
