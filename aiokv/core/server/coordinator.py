@@ -114,7 +114,7 @@ class Coordinator:
 
         # This node among the others.
         known = (catalog, rules, codecs)
-        told = (joiner, *known, resuming, norms, deciding, whole, neighbours)
+        told = (joiner, *known, resuming, norms, deciding, whole)
         replication = self._replication = Replication(
             *(joiner, catalog, rules, resuming, checkpoints, rounds, deciding, whole),
             copying=lambda alone: self._follow(Copying(*told, alone=alone)),

@@ -151,10 +151,6 @@ class Neighbours(Generic[T]):
         message = self._callers.get(peer)
         return None if message is None else message.index
 
-    def is_caller(self, peer: Peer) -> bool:
-        """Tell whether another server is at the other end of a connection that it has made."""
-        return peer in self._callers
-
     def forget_caller(self, peer: Peer) -> None:
         """Take note that a connection is over."""
         self._callers.pop(peer, None)

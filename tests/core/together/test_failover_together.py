@@ -273,19 +273,3 @@ def check_bits(
     for rank in readers:
         for key, array in finals[rank].items():
             np.testing.assert_array_equal(array, expected[1][key], err_msg=str(key))
-
-
-ENDS = hs.lists(hs.tuples(hs.integers(1, 120), hs.just(3)), min_size=1, max_size=6)
-
-
-@pytest.mark.parametrize("rule", ["lamb", "lans"])
-@settings(max_examples=10)
-@given(seed=SEEDS, ends=ENDS, policy=hs.sampled_from(["k_batch_sync:2", "k_batch_async:2"]), waits=hs.booleans())
-def test_norms_are_added_up_although_links_to_standbys_end(
-    rule: str, seed: int, ends: list[tuple[int, int]], policy: str, waits: bool
-) -> None:
-    """A chunk whose round is summed up can't be copied before it is made, for which it needs those of other servers."""
-    cluster = Replicated(seed, servers=3, workers=2)
-    cluster.deaths = ends
-    finals = trained(cluster, rule, waits=waits, policy=policy)
-    assert sorted(finals) == [0, 1]

@@ -5,10 +5,9 @@ bits. Whatever else happens to a chunk, all of it is sent again, when no update 
 numbers, and the standby says up to which one it has them. When the link ends, what the standby does not have is sent
 as a whole over the next one: what it has of that meanwhile is older, but of what is newer nobody has had an answer.
 
-So an answer waits until the standby has all that was sent before it. What other servers are told waits for no chunk:
-one whose pushes are being summed up can't be copied, and its update may need just what they do then. Only when the
-scheduler has said that there is no standby, or that it is another one, may the server answer alone; the new one is then
-filled while rounds go on, and answers wait for it from when it has everything.
+So an answer waits until the standby has all that was sent before it. Only when the scheduler has said that there is no
+standby, or that it is another one, may the server answer alone; the new one is then filled while rounds go on, and
+answers wait for it from when it has everything.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ from aiokv.core.server.copies.draining import Draining
 from aiokv.core.server.copies.followed_calls import pushes_of, settled
 from aiokv.core.server.copies.followed_rounds import all_decided, decided
 from aiokv.core.server.copies.refilling import Refilling
-from aiokv.core.server.copies.server_answers import ServerAnswers
 from aiokv.core.server.copies.standby_link import ATTACH_REQUEST, StandbyLink
 from aiokv.core.server.copies.subjects import CALLS, DECISIONS, GONE, SETTINGS, TOTALS
 from aiokv.types import SCHEDULER
@@ -60,11 +58,10 @@ if TYPE_CHECKING:
     from aiokv.core.server.catalog import Catalog
     from aiokv.core.server.copies.forwarding import Forwarding
     from aiokv.core.server.copies.subjects import Subject
-    from aiokv.core.server.neighbours import Neighbours
     from aiokv.core.server.resuming import Resuming
     from aiokv.core.server.rounds.chunk import Chunk
     from aiokv.core.server.rounds.deciding import Deciding
-    from aiokv.core.server.rounds.decisions import Decisions, Question
+    from aiokv.core.server.rounds.decisions import Decisions
     from aiokv.core.server.rounds.norms import Norms, Total
     from aiokv.core.server.rounds.open_rounds import Dropped
     from aiokv.core.server.rounds.updates import Contribution
@@ -93,7 +90,6 @@ class Copying:
         norms: who adds up totals of keys.
         deciding: who knows which step is in which round.
         whole: who knows which calls count.
-        neighbours: who knows the other servers.
         alone: whether answers may go on while the first standby is being filled: it is not the one with which the
             server has begun.
     """
@@ -108,7 +104,6 @@ class Copying:
         norms: Norms,
         deciding: Deciding,
         whole: WholeCalls,
-        neighbours: Neighbours[Chunk | Question | WholeCall],
         *,
         alone: bool,
     ) -> None:
@@ -120,7 +115,6 @@ class Copying:
         self._norms = norms
         self._deciding = deciding
         self._whole = whole
-        self._neighbours = neighbours
         self.calls = CopiedCalls()
         """Those that wait until their pushes are there."""
         self._draining = Draining()
@@ -136,8 +130,6 @@ class Copying:
         self._again = Refilling()
         """The same of what the standby has, and its own one does not."""
         self._acks = Acknowledgements()
-        self._answers = ServerAnswers()
-        """What other servers are not told yet."""
         self.link = StandbyLink(joiner)
         """The connection to it."""
         self._known = -1
@@ -186,7 +178,7 @@ class Copying:
         if not alone:
             return effects
         self.calls.give_up()
-        return effects + self._acks.let_all_go() + self._answers.take_all()
+        return effects + self._acks.let_all_go()
 
     # --- what is to be told ---
 
@@ -258,9 +250,6 @@ class Copying:
             if kind is Apply or kind is ApplyRows:
                 wanted += self._replicate(effect)  # type: ignore[arg-type]
             elif kind is Send or kind is Refuse:
-                if self.waits and self._neighbours.is_caller(effect.peer):  # type: ignore[union-attr]
-                    self._answers.add(effect)
-                    continue
                 answers += _is_answer(effect)
             elif kind in CHANGES:
                 self._note(effect)
@@ -275,17 +264,10 @@ class Copying:
             wanted += self._tell_ready()
         if not self._again.told and self._is_there(self._again.filled, self._again.draining):
             wanted += self._tell_refilled()
-        if self._answers:
-            wanted += self._answers.take(self._acks, unsent=self._lacks_state)
         if answers and self.waits and self._acks.must_wait(unsent=bool(self._dirty)):
             self._acks.hold(answers, unsent=bool(self._dirty))
             return [Hold(effect) if _is_answer(effect) else effect for effect in wanted]  # type: ignore[arg-type]
         return wanted
-
-    @property
-    def _lacks_state(self) -> bool:
-        """Whether something is not sent yet that is in no chunk."""
-        return any(subject not in self._catalog.chunks for subject in self._dirty)
 
     def _note(self, effect: Effect) -> None:
         """Take note of what has become of a chunk besides updates."""
@@ -469,7 +451,6 @@ class Copying:
         lacking = self._acks.take_lacking()
         self._dirty = {subject: None for subject in lacking if subject not in self._dirty} | self._dirty
         self.calls.send_again()
-        self._answers.attached()
         if self._filled > number:
             self._filled = 0
         self._draining.attached(number)
