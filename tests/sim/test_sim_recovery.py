@@ -8,7 +8,7 @@ import pytest
 
 from sim.cluster import simulate
 from sim.compute import Constant
-from sim.faults import Crash, Reset
+from sim.faults import Crash, Reset, Slow
 from sim.sections import ClusterSection, NetworkSection, ServerSection, TensorSection
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ POLICIES = ["bsp", "asp", "ssp:1", "k_async:2"]
 
 @pytest.fixture
 def run_with(make_scenario: Callable[..., Scenario]) -> Callable[..., Run]:
-    def run(*faults: Any, policy: str = "bsp", on_worker_loss: str = "fail", seed: int = 1) -> Run:
+    def run(
+        *faults: Any, policy: str = "bsp", on_worker_loss: str = "fail", seed: int = 1, replication: int = 1
+    ) -> Run:
         cluster = ClusterSection(
             workers=WORKERS,
             servers=2,
@@ -36,6 +38,7 @@ def run_with(make_scenario: Callable[..., Scenario]) -> Callable[..., Run]:
             split_bytes=64,
             on_worker_loss=on_worker_loss,  # type: ignore[arg-type]
             respawn_timeout=8.0,
+            replication=replication,  # type: ignore[arg-type]
         )
         tensors = tuple(TensorSection(key=f"key-{number}", shape=(20,)) for number in range(2))
         fields = {
@@ -114,6 +117,17 @@ def test_worker_that_dies_at_any_moment_of_a_step_goes_on_in_its_place(
     assert all(worker.error is None for worker in run.workers)
     assert_all_counted(run)
     assert len(run.worker_by_name["worker-1"].outages) == 1
+
+
+@pytest.mark.parametrize("policy", ["bsp", "k_sync:3", "k_batch_async:3"])
+def test_what_a_lost_worker_had_pushed_is_not_lost_with_a_server(run_with: Callable[..., Run], policy: str) -> None:
+    """All of a step of a worker has come to the servers when it dies, and then a server, before the others' has."""
+    step = run_with(policy=policy, replication=2).workers[1].steps[4]
+    slow = [Slow(node=name, factor=8.0, at=step.start, duration=4.0) for name in ("worker-0", "worker-2")]
+    lost = Crash(node="worker-1", at=step.computed + 0.3, restart=0.5), Crash(node="server-0", at=step.computed + 2.5)
+    run = run_with(*slow, *lost, policy=policy, on_worker_loss="respawn", replication=2)
+    assert all(worker.error is None for worker in run.workers)
+    assert_all_counted(run)
 
 
 def test_bsp_is_in_step_although_a_worker_dies(run_with: Callable[..., Run]) -> None:

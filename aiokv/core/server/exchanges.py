@@ -121,7 +121,7 @@ class Exchanges:
         effects: list[Effect] = []
         for admitted in self._boundaries.enter(rank, roster, now):
             effects += self._answers.changed(admitted, now)
-        pushes = m.Pushes(chunk.pushed.get(rank, 0), chunk.clock_of(rank), str(chunk.policy))
+        pushes = m.Pushes(*chunk.settled(rank), str(chunk.policy))
         return [*effects, Send(received.peer, received.request, pushes)]
 
     def forget_peer(self, peer: Peer) -> list[Effect]:

@@ -1,9 +1,9 @@
 """How a process that takes the place of a lost worker finds out where that one was.
 
-A worker pushes each of its keys once in a step, and waits for that before the next one. So of every chunk the servers
-have as many pushes of it as it has made steps, or one more, of the step in which it was lost. The new process makes
-that step again: it reads the values from which it was computed (`Pull.before`), which the servers keep for it, and what
-it pushes a second time counts once, by its number.
+A worker pushes each of its keys once in a step, and waits for that before the next one. So the value of every chunk
+has as many pushes of it as it has made steps, or one more, of the step in which it was lost. The new process makes that
+step again: it reads the values from which it was computed (`Pull.before`), which the servers keep for it, and what it
+pushes a second time counts once, by its number.
 """
 
 from __future__ import annotations

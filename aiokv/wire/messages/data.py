@@ -390,7 +390,7 @@ class GetPushes(Message):
 
 
 class Pushes(Message):
-    """How many pushes of a chunk have come from this worker, the clock of the last one, and the key's policy."""
+    """How many pushes of a chunk by this worker need not be made again, the clock of the last one, and the policy."""
 
     count: int
     clock: int

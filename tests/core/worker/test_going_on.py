@@ -74,11 +74,37 @@ def step(server: Server, *ranks: int) -> None:
 # --- a server ---
 
 
-def test_new_process_hears_how_often_its_place_has_pushed(two: Server) -> None:
+def test_new_process_hears_how_many_pushes_of_its_place_are_made(two: Server) -> None:
+    step(two, 0, 1)
+    step(two, 0, 1)
+    replace(two)
+    assert ask(two) == m.Pushes(2, 11, "bsp")
+
+
+def test_push_in_an_open_round_is_to_be_made_again_for_it_is_lost_with_its_server(two: Server) -> None:
     step(two, 0, 1)
     step(two, 0)
     replace(two)
-    assert ask(two) == m.Pushes(2, 11, "bsp")
+    assert ask(two) == m.Pushes(1, 10, "bsp")
+
+
+@pytest.mark.parametrize("policy", ["k_sync:2", "k_async:2"])
+def test_step_in_a_round_of_some_that_is_open_is_to_be_made_again(make_server: type[Server], policy: str) -> None:
+    server = respawning(make_server(2))
+    server.init(policy=policy)
+    step(server, 0, 1)
+    assert server.push(0, clock=11, read_version=1).pending
+    replace(server)
+    assert ask(server) == m.Pushes(1, 10, policy)
+
+
+@pytest.mark.parametrize("policy", ["asp", "k_batch_async:2"])
+def test_push_of_which_its_worker_has_heard_is_not_made_again(make_server: type[Server], policy: str) -> None:
+    server = respawning(make_server(2))
+    server.init(policy=policy)
+    step(server, 0)
+    replace(server)
+    assert ask(server) == m.Pushes(1, 10, policy)
 
 
 def test_nothing_was_pushed_in_a_new_job(two: Server) -> None:

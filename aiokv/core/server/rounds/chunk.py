@@ -208,11 +208,16 @@ class Chunk(Record, eq=False):
         if self.gate is not None:
             self.gate.advanced(rank, count, members, now)
 
-    def clock_of(self, rank: Rank) -> int:
-        """Return the clock of a rank's last push."""
-        if self.rounds is not None and rank in self.rounds.clocks:
-            return self.rounds.clocks[rank]
-        return self.clock_at(rank, self.pushed.get(rank, 0))
+    def settled(self, rank: Rank) -> tuple[int, int]:
+        """Return how many of a rank's pushes nobody must bring again if this server is lost, and the last one's clock.
+
+        They are in the value, or in none. Where a worker goes on before it knows that, what it was told of is copied.
+        """
+        pushed, settled = self.pushed.get(rank, 0), self.reflected.get(rank, 0)
+        if settled == pushed or not self.policy.waits:
+            clocks = {} if self.rounds is None else self.rounds.clocks
+            return pushed, clocks[rank] if rank in clocks else self.clock_at(rank, pushed)
+        return settled, self.clock_at(rank, settled) if self.rounds is None else self.rounds.passed.get(rank, 0)
 
     def clock_at(self, rank: Rank, count: int) -> int:
         """Return the clock of a rank's push of a number, if it pushes in every step."""
