@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections import deque
+from collections import ChainMap, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokv.policy import get_policy
 from sim.dialogue import Dialogue
@@ -67,6 +67,8 @@ class Checks:
         self._run = run
         self._strict = strict
         self._chunks: dict[tuple[Key, int], _Chunk] = {}
+        self._divided: dict[tuple[Key, int], _Chunk] = {}
+        """Those that are one chunk of each of their keys by now: what waits for a standby still answers with them."""
         rule_for = None if run.changes else _RULES.get(run.policy)
         self._rule = None if rule_for is None else rule_for(run)
         self._waits = all(get_policy(policy).waits for policy in run.policies)
@@ -75,7 +77,7 @@ class Checks:
         self._told: dict[int, dict[tuple[Rank, ...], list[WorkerRecord]]] = {}
         """Who makes a step, by its number: all that was told, and who was told so."""
         self._groups = {tensor.key: tensor.group for tensor in run.scenario.tensors if tensor.group}
-        self.dialogue = Dialogue(run, self.report, self._chunks)
+        self.dialogue = Dialogue(run, self.report, ChainMap[Any, Any](self._chunks, self._divided))
         """Looks at the messages."""
 
     @property
@@ -115,6 +117,7 @@ class Checks:
         self._promises.divide(place, division.keys)
         whole = self._chunks.pop(place, None)
         if whole is not None:
+            self._divided[place] = whole
             for each in division.keys:
                 part = self._chunks[each, 0] = copy.deepcopy(whole)
                 part.label = f"key {each!r} from element 0"

@@ -171,14 +171,9 @@ class Store:
 
     def divide(self, effect: fx.Divide) -> None:
         """Write down that a chunk is now one chunk of each of its keys."""
-        run, checks, name = self._world.run, self._world.checks, self._node.name
-        place = (effect.key, effect.start)
-        if self._node.holds_copy or self._world.divided.setdefault(place, name) != name:
-            return
-        division = DivideRecord(len(run.updates), effect.key, effect.start, [part for part, _ in effect.parts])
-        run.divisions.append(division)
-        if checks is not None:
-            checks.on_divide(division)
+        if not self._node.holds_copy:
+            division = DivideRecord(0, effect.key, effect.start, [part for part, _ in effect.parts])
+            self._world.standing.divide(division, self._node.name)
 
     # --- what a standby is to have first ---
 

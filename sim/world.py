@@ -12,13 +12,12 @@ if TYPE_CHECKING:
 
     from aiokv.core.effects import Effect
     from aiokv.core.stimuli import Stimulus
-    from aiokv.types import Key
     from sim.checks import Checks
     from sim.clock import Clock
     from sim.disk import Disk
     from sim.network import Network
     from sim.node import Node
-    from sim.record import Run, UpdateRecord
+    from sim.record import DivideRecord, Run, UpdateRecord
     from sim.saving import States
     from sim.service import Service
     from sim.timeline import Timeline
@@ -65,14 +64,18 @@ class World:
     """Starts a standby in the process of a node."""
     standing: Standing = field(init=False)
     """Which updates stand when servers may be lost."""
-    divided: dict[tuple[Key, int], str] = field(default_factory=dict)
-    """Which node has divided a chunk, so that one that takes its place need not say so again."""
 
     def __post_init__(self) -> None:
-        self.standing = Standing(self._stands)
+        self.standing = Standing(self._stands, self._divided)
 
     def _stands(self, update: UpdateRecord) -> None:
         self.run.updates.append(update)
         if self.checks is not None:
             self.checks.on_update(update)
         self.on_update(update)
+
+    def _divided(self, division: DivideRecord) -> None:
+        division.updates = len(self.run.updates)
+        self.run.divisions.append(division)
+        if self.checks is not None:
+            self.checks.on_divide(division)

@@ -9,7 +9,7 @@ import pytest
 from sim.cluster import simulate
 from sim.compute import Constant
 from sim.faults import Crash, Pause, Reset
-from sim.record import UpdateRecord
+from sim.record import DivideRecord, UpdateRecord
 from sim.sections import ClusterSection, NetworkSection, ServerSection, TensorSection
 from sim.standing import Standing
 
@@ -89,13 +89,14 @@ def test_standby_that_is_stopped_holds_answers_back_until_it_is_lost(run_with: C
     assert 4.0 < longest < 6.0
 
 
-def made(version: int, node: str) -> UpdateRecord:
-    return UpdateRecord(0.0, "w", 0, version, [0], [0], [("worker-0", version)], node)
+def made(version: int, node: str, start: int = 0) -> UpdateRecord:
+    return UpdateRecord(0.0, "w", start, version, [0], [0], [("worker-0", version)], node)
 
 
 def test_updates_stand_when_the_standby_has_them() -> None:
     stand: list[UpdateRecord] = []
-    standing = Standing(stand.append)
+    divisions: list[DivideRecord] = []
+    standing = Standing(stand.append, divisions.append)
     for version in (1, 2, 3):
         standing.make(made(version, "server-0"), waits=True)
     standing.arrived(("w", 0), 2, 1.0)
@@ -110,8 +111,38 @@ def test_updates_stand_when_the_standby_has_them() -> None:
 
 def test_update_stands_that_the_standby_has_before_its_server_waits_for_that() -> None:
     stand: list[UpdateRecord] = []
-    standing = Standing(stand.append)
+    divisions: list[DivideRecord] = []
+    standing = Standing(stand.append, divisions.append)
     standing.arrived(("w", 0), 1, 1.0)
     assert not stand, "the server has not made it yet"
     standing.make(made(1, "server-0"), waits=True)
     assert [update.version for update in stand] == [1]
+
+
+def test_chunk_is_divided_when_all_that_was_made_of_it_before_stands() -> None:
+    order: list[UpdateRecord | DivideRecord] = []
+    standing = Standing(order.append, order.append)
+    updates = [made(version, "server-0", -1) for version in (1, 2)]
+    for update in updates:
+        standing.make(update, waits=True)
+    division = DivideRecord(0, "w", -1, ["w", "v"])
+    standing.divide(division, "server-0")
+    standing.arrived(("w", -1), 1, 1.0)
+    assert order == updates[:1]
+    standing.arrived(("w", -1), 2, 2.0)
+    assert order == [*updates, division]
+    standing.divide(division, "standby")
+    assert order == [*updates, division], "who takes its place says so again"
+
+
+def test_what_was_made_of_a_chunk_stands_when_its_parts_do() -> None:
+    order: list[UpdateRecord | DivideRecord] = []
+    standing = Standing(order.append, order.append)
+    whole, part = made(1, "server-0", -1), made(2, "server-0")
+    standing.make(whole, waits=True)
+    standing.divide(DivideRecord(0, "w", -1, ["w", "v"]), "server-0")
+    standing.make(part, waits=True)
+    assert not order
+    standing.arrived(("w", 0), 2, 1.0)
+    assert [type(each) for each in order] == [UpdateRecord, DivideRecord, UpdateRecord]
+    assert (order[0], order[2]) == (whole, part)
