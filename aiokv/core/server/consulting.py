@@ -8,7 +8,7 @@ from aiokv.core.effects import Disconnect, Effect
 from aiokv.core.server.neighbours import Neighbours
 from aiokv.core.server.rounds.chunk import Chunk
 from aiokv.core.server.rounds.decisions import Question
-from aiokv.core.server.rounds.whole_calls import WholeCall
+from aiokv.core.server.rounds.whole_call import WholeCall
 from aiokv.core.stimuli import Applied, Normed
 from aiokv.errors import AiokvError, ProtocolError
 from aiokv.wire import messages as m

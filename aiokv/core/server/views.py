@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from aiokv.core.server.rounds.deciding import Deciding
     from aiokv.core.server.rounds.rounds import Rounds
     from aiokv.core.server.rounds.steps import Steps
-    from aiokv.core.server.rounds.whole_calls import WholeCall, WholeCalls
+    from aiokv.core.server.rounds.whole_call import WholeCall
+    from aiokv.core.server.rounds.whole_calls import WholeCalls
     from aiokv.wire import messages as m
 
 

@@ -15,7 +15,7 @@ from aiokv.core.server.copies.draining import Draining
 from aiokv.core.server.copies.followed_calls import FollowedCalls
 from aiokv.core.server.copies.standby import Standby
 from aiokv.core.server.rounds.chunk import Chunk
-from aiokv.core.server.rounds.whole_calls import WholeCall
+from aiokv.core.server.rounds.whole_call import WholeCall
 from aiokv.policy import get_policy
 from aiokv.types import STANDBY, TensorSpec
 from aiokv.wire import messages as m

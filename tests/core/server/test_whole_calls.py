@@ -11,6 +11,8 @@ import pytest
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.core.server.rounds import whole_calls
+from aiokv.core.server.rounds.whole_call import Aside, CallName, WholeCall
+from aiokv.core.server.rounds.whole_calls import identity
 from aiokv.errors import (
     CallTimeoutError,
     ConfigError,
@@ -637,16 +639,16 @@ def test_a_worker_binds_the_pushes_of_a_call_together(make_worker: Any, policy: 
 # --- a server that goes on where another one was ---
 
 
-def kept(server: Server, rank: int, key: str, verdict: str | None = None, number: int = 1) -> whole_calls.WholeCall:
+def kept(server: Server, rank: int, key: str, verdict: str | None = None, number: int = 1) -> WholeCall:
     """Return what a standby had of a call of a worker, which was for two servers."""
     head = (key, (2,), "float32", 1, 2, number, 0, True, 5.0, 0, number)
     message = m.Push(*head, whole=m.Whole(number, 1, 2))
-    call = whole_calls.WholeCall((rank, 1, number), 1, 2, verdict=verdict, asked=verdict is not None)
+    call = WholeCall((rank, 1, number), 1, 2, verdict=verdict, asked=verdict is not None)
     call.keys[key] = None
     slot = 900 + rank + 10 * number
     server.slots[slot] = np.float32(rank + 1)
     received = st.Received(99, rank + 10 * number, message, slot, 4)
-    call.pushes[whole_calls.identity(message)] = whole_calls.Aside(received, message, None, (key,))
+    call.pushes[identity(message)] = Aside(received, message, None, (key,))
     return call
 
 
@@ -658,7 +660,7 @@ def successor() -> Server:
     return server
 
 
-def resume(server: Server, known: dict[whole_calls.CallName, str], *calls: whole_calls.WholeCall) -> None:
+def resume(server: Server, known: dict[CallName, str], *calls: WholeCall) -> None:
     """Let a server go on from what a standby had."""
     effects = server.machine._whole.resume(OrderedDict(known), calls, server.now)
     server.effects += effects
@@ -700,9 +702,9 @@ def test_nothing_waits_where_nobody_is_gone() -> None:
 
 
 def test_call_that_is_over_when_a_standby_has_it_is_not_asked_about(server: Server) -> None:
-    copied: list[whole_calls.WholeCall] = []
+    copied: list[WholeCall] = []
 
-    def copy(call: whole_calls.WholeCall) -> bool:
+    def copy(call: WholeCall) -> bool:
         copied.append(call)
         return True
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aiokv.core.effects import StoredSlots
-    from aiokv.core.server.rounds.whole_calls import CallName, WholeCall
+    from aiokv.core.server.rounds.whole_call import CallName, WholeCall
     from aiokv.wire import messages as m
 
 

@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from aiokv.core.server.rounds.norms import Norms, Total
     from aiokv.core.server.rounds.open_rounds import Dropped
     from aiokv.core.server.rounds.updates import Contribution
-    from aiokv.core.server.rounds.whole_calls import CallName, WholeCall, WholeCalls
+    from aiokv.core.server.rounds.whole_call import CallName, WholeCall
+    from aiokv.core.server.rounds.whole_calls import WholeCalls
     from aiokv.policy import Token
     from aiokv.types import Key, Peer
 

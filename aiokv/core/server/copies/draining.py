@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aiokv.core.server.rounds.chunk import Chunk
-    from aiokv.core.server.rounds.whole_calls import WholeCall
+    from aiokv.core.server.rounds.whole_call import WholeCall
     from aiokv.types import Key, Rank
 
 

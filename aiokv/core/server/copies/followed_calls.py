@@ -15,7 +15,8 @@ import msgspec
 from aiokv.core.effects import Effect, StoredSlots, Widen, freed
 from aiokv.core.keys import BUNDLE_START
 from aiokv.core.records import Record, field
-from aiokv.core.server.rounds.whole_calls import REMEMBERED, Aside, WholeCall, identity
+from aiokv.core.server.rounds.whole_call import Aside, WholeCall
+from aiokv.core.server.rounds.whole_calls import REMEMBERED, identity
 from aiokv.core.stimuli import Received
 from aiokv.wire import messages as m
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from aiokv.core.server.answers import AnyPush
     from aiokv.core.server.rounds.chunk import Chunk
-    from aiokv.core.server.rounds.whole_calls import CallName, Verdict, WholeCalls
+    from aiokv.core.server.rounds.whole_call import CallName, Verdict
+    from aiokv.core.server.rounds.whole_calls import WholeCalls
     from aiokv.types import Key, Rank
 
 CALLS: Final = 4096

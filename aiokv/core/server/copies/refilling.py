@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from aiokv.core.server.copies.subjects import Subject
-    from aiokv.core.server.rounds.whole_calls import WholeCall
+    from aiokv.core.server.rounds.whole_call import WholeCall
 
 
 class Refilling:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aiokv.core.server.neighbours import Neighbours
     from aiokv.core.server.parked import RequestName
     from aiokv.core.server.rounds.chunk import Chunk
-    from aiokv.core.server.rounds.whole_calls import WholeCall
+    from aiokv.core.server.rounds.whole_call import WholeCall
     from aiokv.policy import Decision
     from aiokv.types import Key, Peer, Rank, Round
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aiokv.core.server.parked import RequestName
     from aiokv.core.server.rounds.chunk import Chunk
     from aiokv.core.server.rounds.decisions import Question
-    from aiokv.core.server.rounds.whole_calls import WholeCall
+    from aiokv.core.server.rounds.whole_call import WholeCall
     from aiokv.core.stimuli import Normed
     from aiokv.types import Key, Peer, Version
 
