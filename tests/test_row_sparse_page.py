@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PAGE = Path(__file__).parents[1] / "docs" / "row-sparse.md"
+from tests.pages import DOCS, run_snippets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PRINTED = """\
 RowSparse(2 rows of float32[1000000000, 8])
 [2 3 4]
@@ -22,7 +23,4 @@ standard -0.19
 
 
 def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
-    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    command = [sys.executable, "-W", "error", "-c", "\n".join(snippets)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
-    assert (done.stderr, done.stdout) == ("", PRINTED)
+    assert run_snippets(DOCS / "row-sparse.md", tmp_path) == ("", PRINTED)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,16 +19,14 @@ from aiokv.config import Config
 from aiokv.layers import TRAINING
 from aiokv.net.worker import Client
 from tests.cli.calling import help_of
+from tests.pages import DOCS, ROOT, snippets
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 README = ROOT / "README.md"
-TUTORIAL = ROOT / "docs" / "tutorial.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def snippets(page: Path, language: str) -> list[str]:
-    """Return the code blocks of a page in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+TUTORIAL = DOCS / "tutorial.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
 
 
 def commands(page: Path) -> list[str]:
@@ -49,7 +47,7 @@ def run(*arguments: str, cwd: Path) -> str:
 
 
 def test_the_worker_of_the_readme_trains_on_two_workers(tmp_path: Path) -> None:
-    worker = next(snippet for snippet in snippets(README, "python") if "connect()" in snippet)
+    worker = next(snippet for snippet in snippets(README) if "connect()" in snippet)
     (tmp_path / "train.py").write_text(worker, encoding="utf-8")
     command = next(line for line in commands(README) if line.startswith("aiokv run"))
     output = run(sys.executable, "-m", *command.split(), cwd=tmp_path)
@@ -62,19 +60,19 @@ def test_the_worker_of_the_readme_trains_on_two_workers(tmp_path: Path) -> None:
     ("page", "expected"), [(README, "[0.95 0.95 0.95]"), (TUTORIAL, "[-0.1 -0.1 -0.1]")], ids=["readme", "tutorial"]
 )
 def test_the_local_store_of_the_page(page: Path, expected: str, tmp_path: Path) -> None:
-    snippet = next(snippet for snippet in snippets(page, "python") if 'create("local")' in snippet)
+    snippet = next(snippet for snippet in snippets(page) if 'create("local")' in snippet)
     assert expected in run(sys.executable, "-c", snippet, cwd=tmp_path)
 
 
 def test_the_uneven_batches_of_the_tutorial(tmp_path: Path) -> None:
-    worker = next(snippet for snippet in snippets(TUTORIAL, "python") if "finish()" in snippet)
+    worker = next(snippet for snippet in snippets(TUTORIAL) if "finish()" in snippet)
     (tmp_path / "uneven.py").write_text(worker, encoding="utf-8")
     command = next(line for line in commands(TUTORIAL) if line.endswith("uneven.py"))
     assert "[-5.5 -5.5 -5.5]" in run(sys.executable, "-m", *command.split(), cwd=tmp_path)
 
 
 def test_the_groups_of_the_tutorial(tmp_path: Path) -> None:
-    snippet = next(snippet for snippet in snippets(TUTORIAL, "python") if "kv.group" in snippet)
+    snippet = next(snippet for snippet in snippets(TUTORIAL) if "kv.group" in snippet)
     head = "import asyncio, aiokv, numpy as np\nasync def main():\n    async with aiokv.connect() as kv:\n"
     body = textwrap.indent(snippet + "print(kv.rank, value)\n", " " * 8)
     (tmp_path / "groups.py").write_text(head + body + "asyncio.run(main())\n", encoding="utf-8")
@@ -117,7 +115,7 @@ def test_every_name_that_a_page_uses_exists(page: Path) -> None:
     settings = {f"AIOKV_{name.upper()}" for name in (*Config.__struct_fields__, "scheduler", "config")}
     for name in set(re.findall(r"\bAIOKV_\w+\b", text)):
         assert name in settings or name.startswith(f"AIOKV_{TRAINING.upper()}_"), name
-    for snippet in snippets(page, "python"):
+    for snippet in snippets(page):
         tree = compile(snippet, page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
         for node in ast.walk(tree):
             if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):

@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from aiokv.errors import BarrierTimeoutError
-from tests.examples.test_documents import snippets
+from tests.pages import DOCS, snippets
 
 if TYPE_CHECKING:
-    from tests.net.conftest import MakeCluster
+    from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "embedding.md"
+    from tests.net.conftest import MakeCluster
 
 
 def test_the_program_of_the_page(tmp_path: Path) -> None:
-    (tmp_path / "service.py").write_text(snippets(PAGE, "python")[0], encoding="utf-8")
+    (tmp_path / "service.py").write_text(snippets(DOCS / "embedding.md")[0], encoding="utf-8")
     command = [sys.executable, "-W", "error", "service.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stderr) == (0, "")

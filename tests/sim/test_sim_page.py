@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PAGE = Path(__file__).parents[2] / "docs" / "simulator.md"
+from tests.pages import DOCS, snippets
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_sweep_from_python_compares_all_combinations(tmp_path: Path) -> None:
-    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    [script] = [snippet for snippet in snippets if "Sweep" in snippet]
+    [script] = [snippet for snippet in snippets(DOCS / "simulator.md") if "Sweep" in snippet]
     (tmp_path / "compare.py").write_text(script, encoding="utf-8")
     command = [sys.executable, "-W", "error", "compare.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=110)

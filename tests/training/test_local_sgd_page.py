@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PAGE = Path(__file__).parents[2] / "docs" / "local-sgd.md"
+from tests.pages import DOCS, run_snippets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 # Local steps alone: 2 + 6 * .75**4 and 2 + 6 * .75**8. The outer steps go to the minimum, 2. Elastic: from 8 to 5.375,
 # then 6.03125 and a center of 7.34375; from there to 4.267578125, then what is printed.
 PRINTED = """\
@@ -20,7 +21,4 @@ worker: [5.03662109] center: [6.57470703]
 
 
 def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
-    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    command = [sys.executable, "-W", "error", "-c", "\n".join(snippets)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
-    assert (done.stderr, done.stdout) == ("", PRINTED)
+    assert run_snippets(DOCS / "local-sgd.md", tmp_path) == ("", PRINTED)
