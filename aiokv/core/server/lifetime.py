@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from aiokv.core.server.copies.replication import Replication
     from aiokv.core.server.worker_links import WorkerLinks
 
-KEEPS_COPY = 60.0
-"""Seconds for which a standby stays without a server and without a scheduler."""
+PATIENCE = 60.0
+"""Seconds for which a node stays with nobody to turn to, and no scheduler, when what it has may be wanted again."""
 
 
 class Lifetime:
@@ -66,9 +66,10 @@ class Lifetime:
         view = self._joiner.view
         if self.alone_since is None or view is None or self.is_over or self._joiner.connected:
             return None
-        # What a standby has may be the only copy by now, until the scheduler is there again and says so.
-        patience = KEEPS_COPY if self._replication.holds_copy else 0.0
-        return self.alone_since + max(view.death_timeout, patience)
+        # What a standby has may be the only copy by now, until the scheduler is there again and says so. Where others
+        # may take the places of lost workers, they can't do so before that either.
+        may_be_wanted = self._replication.holds_copy or view.on_worker_loss != "fail"
+        return self.alone_since + max(view.death_timeout, PATIENCE if may_be_wanted else 0.0)
 
     def tick(self, now: float) -> list[Effect]:
         """Stop when it has been alone for too long, or others do not take over in time."""

@@ -445,6 +445,20 @@ def left_alone(server: Server) -> None:
         server.lose_peer(rank)
 
 
+@pytest.mark.parametrize("mode", ["shrink", "respawn"])
+def test_server_stays_for_a_while_for_those_who_take_the_places_of_lost_workers(
+    make_server: type[Server], mode: str
+) -> None:
+    """All workers may be lost together with the scheduler, and their next processes need one to join."""
+    server = make_server(3, settings={"on_worker_loss": mode})
+    left_alone(server)
+    assert server.machine.deadline() == 60.0
+    server.tick(59.9)
+    assert not server.seen(ef.Stop)
+    server.tick(60.0)
+    assert server.seen(ef.Stop)
+
+
 def test_server_ends_when_the_scheduler_that_is_there_does_not_take_it_back(server: Server) -> None:
     """Such as one that was started again for another number of workers."""
     left_alone(server)
