@@ -66,8 +66,10 @@ class LocalLauncher(Launcher):
 
     async def run(self) -> Outcome:
         """Run the job to its end; no process is left afterwards."""
-        with handle_signals(self._on_signal), self._residual_folder():
+        with handle_signals(self._on_signal), self._residual_folder() as folder:
             await self._watch.start()
+            if folder:
+                self._watch.delete(folder)
             try:
                 if self._job.timeout is not None:
                     self._after(self._job.timeout, self._supervisor.timed_out)
@@ -90,14 +92,17 @@ class LocalLauncher(Launcher):
         return outcome
 
     @contextlib.contextmanager
-    def _residual_folder(self) -> Iterator[None]:
-        """Give workers that are replaced a folder for what compression leaves; in memory, if that can be."""
+    def _residual_folder(self) -> Iterator[str]:
+        """Give workers that are replaced a folder for what compression leaves; in memory, if that can be.
+
+        Its path; empty: there is none, or each host has one.
+        """
         if self._job.hosts or not self._keeps_residuals:
-            yield
+            yield ""
             return
         with tempfile.TemporaryDirectory(prefix="aiokv-", dir=scratch.parent()) as folder:
             self._environ[scratch.RESIDUAL_FOLDER] = folder
-            yield
+            yield folder
 
     @property
     def _keeps_residuals(self) -> bool:

@@ -1,10 +1,14 @@
-"""Ends a job's nodes when their launcher is killed: a process of its own, which is told who they are."""
+"""Ends a job's nodes when their launcher is killed: a process of its own, which is told who they are.
+
+It also deletes what the launcher would have deleted then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -41,13 +45,17 @@ class Watch:
         """Forget a group: it is gone, and the system may give its number to another one."""
         self._tell(f"-{group}")
 
+    def delete(self, folder: str) -> None:
+        """Let a folder be deleted when this process and all groups have ended."""
+        self._tell(f"/{folder}")
+
     def _tell(self, line: str) -> None:
         process = self._process
         if process is not None and process.stdin is not None and process.returncode is None:
-            process.stdin.write(f"{line}\n".encode())
+            process.stdin.write(os.fsencode(f"{line}\n"))
 
     async def close(self) -> None:
-        """End the process; what it still knows of ends too."""
+        """End the process; what it still knows of ends too, and folders are deleted."""
         process = self._process
         if process is not None and process.stdin is not None:
             process.stdin.close()
@@ -55,15 +63,26 @@ class Watch:
 
 
 def main() -> None:
-    """Read the numbers of groups until nobody is left who writes them, and end these."""
+    """Read the numbers of groups and the folders until nobody is left who writes them; end these, and delete those."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: dict[int, None] = {}
-    for line in sys.stdin:
-        if line.startswith("+"):
-            groups[int(line)] = None
-        else:
-            groups.pop(-int(line), None)
+    folders: list[str] = []
+    for line in sys.stdin.buffer:
+        said = os.fsdecode(line[1:].rstrip(b"\n"))
+        match line[:1]:
+            case b"+":
+                groups[int(said)] = None
+            case b"-":
+                groups.pop(int(said), None)
+            case _:
+                folders.append(said)
+    _end(groups)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(groups: dict[int, None]) -> None:
     until = time.monotonic() + GRACE
     asked = [group for group in groups if _signal(group, signal.SIGTERM)]
     while asked and time.monotonic() < until:

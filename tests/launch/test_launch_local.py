@@ -16,6 +16,7 @@ import pytest
 
 from aiokv.launch import Job, LocalLauncher, Outcome
 from aiokv.launch.output import TextOutput
+from aiokv.launch.scratch import RESIDUAL_FOLDER
 from tests.launch.fake_nodes import (
     CHILD,
     DEAF,
@@ -328,3 +329,37 @@ def test_nodes_end_when_their_launcher_is_killed() -> None:
     for node in left:
         node.kill()
     assert left == []
+
+
+def test_folder_for_what_compression_leaves_is_deleted_when_the_launcher_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(RESIDUAL_FOLDER, raising=False)
+    program = (
+        "import asyncio, sys\n"
+        "from aiokv.launch import Job, LocalLauncher\n"
+        "from aiokv.launch.output import JsonOutput\n"
+        "from aiokv.launch.supervisor import Recovery\n"
+        "worker, scheduler = ([sys.executable, '-S', '-c', code] for code in sys.argv[1:])\n"
+        "recovery = Recovery(restarts=1, on_worker_loss='respawn')\n"
+        "job = Job(command=worker, servers=0, server_command=[], scheduler_command=scheduler, recovery=recovery)\n"
+        "asyncio.run(LocalLauncher(job, JsonOutput(sys.stdout.buffer)).run())\n"
+    )
+    worker = (
+        "import os, time; folder = os.environ['AIOKV_RESIDUAL_FOLDER']; open(folder + '/w', 'w').close(); "
+        "print(folder, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, worker, SCHEDULER]
+    folder = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as launcher:
+        assert launcher.stdout is not None
+        for line in launcher.stdout:
+            record = json.loads(line)
+            if record["event"] == "line" and record["node"] == "worker-0":
+                folder = record["text"]
+                break
+        helpers = psutil.Process(launcher.pid).children()
+        launcher.kill()
+    psutil.wait_procs(helpers, timeout=30)
+    assert folder
+    assert not os.path.exists(folder)
