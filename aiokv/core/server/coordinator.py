@@ -168,6 +168,8 @@ class Coordinator:
 
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
+        if self._replication.is_replaced:
+            return _in_vain(stimulus)
         effects = self._handle(stimulus, now)
         if self._changes.ending:
             effects += self._changes.go_on(now)
@@ -253,6 +255,8 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
+        if self._replication.is_replaced:
+            return None
         deadlines, due = self._deadlines, self._joiner.due
         # After every stimulus, so not by `earliest`, and nobody is asked who waits for nothing.
         first = due if not deadlines or (due is not None and due < deadlines.bound) else deadlines.bound
@@ -426,3 +430,17 @@ class Coordinator:
         if isinstance(self._replication.twin, Copying):
             self._replication.twin.validate()
         assert self._waits.are_all(named)
+
+
+def _in_vain(stimulus: Stimulus) -> list[Effect]:
+    """Return what is to be done of what comes when another node serves, until the driver has closed this one.
+
+    Nothing counts here any longer, and nobody is answered: who has asked asks the other one.
+    """
+    match stimulus:
+        case Received(slot=slot):
+            return freed(slot)
+        case Connected(peer):
+            return [Disconnect(peer, "another node serves its part of the keys by now")]
+        case _:
+            return []

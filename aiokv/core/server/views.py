@@ -92,7 +92,11 @@ class Views:
         effects = self._joiner.complete()
         effects += self._connections.fence(now)
         replicated, calls = self._replication.viewed(view, now)
-        effects += replicated + self.copied(calls, now)
+        effects += replicated
+        if self._replication.is_replaced:
+            # What this view would let it make or decide is that other node's.
+            return effects
+        effects += self.copied(calls, now)
         if (former := self._replication.former) is not None:
             effects += self._connections.cut(former, "its standby has taken its place", now)
         effects += self._connections.let_in(now)

@@ -457,7 +457,8 @@ class World:
                 self.close(node, peer)
             case ef.Stop():
                 node.stops.append(effect)
-                self.crash(node)
+                # Its driver closes it some time later.
+                self.later(partial(self.crash, node))
             case ef.Complete() | ef.Fail() | ef.Log():
                 pass
             case _:

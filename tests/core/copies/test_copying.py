@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -368,6 +369,70 @@ def test_server_whose_place_another_one_has_stops(make_world: Callable[..., Worl
     world.promote()
     world.run(once(push))
     assert [stop.failed for stop in before.stops] == [False]
+    assert world.value("w").tolist() == [1, 1, 1]
+
+
+def deliver(world: World, node: Node) -> None:
+    """Let what is under way come to a node, its updates be made, and the only worker be told, before anything else."""
+    names = (node.name, f"{node.name} {('w', 0)}", world.workers[0].name)
+    while queues := [queue for (name, _), queue in world.ready.items() if name in names and queue]:
+        queues[0].popleft()()
+
+
+def test_server_whose_place_another_one_has_counts_nothing_more(make_world: Callable[..., World]) -> None:
+    """Until its driver has closed it workers may ask it who have not heard of that yet."""
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    before = world.primary
+    world.promote()
+    deliver(world, before)
+    assert before.stops
+    world.begin(once(push))
+    deliver(world, before)
+    world.go_on()
+    world.settle()
+    assert world.value("w").tolist() == [1, 1, 1]
+
+
+def test_server_whose_place_another_one_has_does_nothing_more(make_world: Callable[..., World]) -> None:
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    before = world.primary
+    world.promote()
+    deliver(world, before)
+    machine, link = before.machine, STANDBY - 9
+    (closes,) = machine.handle(st.Connected(link), now=0.0)
+    assert isinstance(closes, ef.Disconnect)
+    assert closes.peer == link
+    assert machine.handle(st.Tick(), now=1e9) == []
+    assert machine.deadline() is None
+
+
+def test_standby_ends_that_was_to_have_a_place_which_another_one_has_by_now(make_world: Callable[..., World]) -> None:
+    """It had not done yet all that had come when it was to take it."""
+    world = make_world(0, workers=1)
+    world.run(once(init))
+    world.settle()
+    world.switches = False
+    world.move()
+    world.settle()
+    second, third = there(world.standby), there(world.tail)
+    world.begin(once(push))
+    while not second.machine._catalog.chunks["w", 0].applying:
+        world.step()
+    views = world.ready.setdefault((second.name, SCHEDULER), deque())
+    world.switch()
+    views.popleft()()
+    assert not second.machine.serves
+    world.primary, world.standby = third, None
+    world.publish()
+    views.popleft()()
+    assert second.stops
+    world.go_on()
+    world.settle()
+    assert not second.machine.serves
     assert world.value("w").tolist() == [1, 1, 1]
 
 

@@ -78,6 +78,8 @@ class Replication:
         """What deals with this server's standby; or, of a standby, with what it is to have."""
         self.serves = False
         """Whether the newest view says so, and all is here."""
+        self.is_replaced = False
+        """Whether another node serves what this one did, or was to; then this one does nothing more."""
         self._had_none = False
         """Whether there was no standby, so that answers do not wait for one that is new."""
 
@@ -112,8 +114,8 @@ class Replication:
         """
         entry = self._joiner.entry_of(view)
         if entry is None:
-            if self.serves:
-                self.twin, self.serves = None, False
+            if self.serves or (isinstance(self.twin, Standby) and self.twin.place is not None):
+                self.twin, self.serves, self.is_replaced = None, False, True
                 return self._stop("another node serves its part of the keys by now"), []
             return self._hold_copy(view, now), []
         if isinstance(self.twin, Standby):
