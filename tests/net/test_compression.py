@@ -131,6 +131,25 @@ async def test_scenario_46_other_floats_are_compressed_and_integers_are_not(clus
         np.testing.assert_array_equal(i, [24, 24])
 
 
+async def test_scenario_46_a_key_is_compressed_alike_with_rows_of_others_and_without(cluster: MakeCluster) -> None:
+    rows = aiokv.RowSparse([2], full((1, 2), 0.375), (4, 2))
+    async with cluster(workers=1) as running:
+        (kv,) = running.workers
+        await kv.set_optimizer("accumulate")
+        await kv.init("w", full((3,), 0))
+        await kv.init_rows("t", (4, 2))
+        await set_all(running, TWO_BIT)
+        said = []
+        for _ in range(2):
+            await kv.push({"w": full((3,), 0.375), "t": rows})
+            said.append(float((await kv.pull("w"))[0]))
+        assert said == [0, 0.5]
+        await set_all(running, None)
+        await kv.push({"w": full((3,), 1), "t": rows})
+        assert (await kv.pull("w")).tolist() == [1.75] * 3, "what was left has gone with it"
+        assert (await kv.row_sparse_pull("t", row_ids=[2])).values.tolist() == [[1.125] * 2]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 async def test_scenario_46_nan_is_told_to_who_pushed_it_and_the_residual_stays_clean(
     cluster: MakeCluster, bad: float

@@ -244,9 +244,10 @@ class Calls:
         if asking is not None:
             text = f"{call.what}: another policy of key {asking!r} was asked for in vain: call set_policy again"
             return self.fail(call, PolicyError(text, key=asking))
-        # Rows are sent as they are.
-        if pushes and call.transfer is not None and not call.transfer.rows:
-            call.encode = self.encodings.encode(call.number, call.tensors, call.compression.push)
+        if pushes and call.transfer is not None:
+            # Rows, of the last tensors, are sent as they are.
+            dense = call.tensors[: len(call.tensors) - len(call.transfer.rows)]
+            call.encode = self.encodings.encode(call.number, dense, call.compression.push)
         if call.encode is None:
             return self._exchange(call)
         self.encodings.calls[call.number] = call

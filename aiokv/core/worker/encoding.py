@@ -85,7 +85,6 @@ def refer_to_encoded(parts: list[Part], encode: Encode) -> None:
     encoded = {tensor for tensor, _, _ in encode.tensors}
     for part in parts:
         memory = part.sends
-        assert isinstance(part.message, m.Push | m.PushBundle), "only pushes are encoded"
         if isinstance(memory, CallMemory) and memory.tensor in encoded:
             part.sends = EncodedParts(memory.call, ((memory.tensor, part.start),))
         elif isinstance(memory, CallTensors) and memory.tensors[0] in encoded:
@@ -93,6 +92,7 @@ def refer_to_encoded(parts: list[Part], encode: Encode) -> None:
             part.sends = EncodedParts(memory.call, tuple((tensor, 0) for tensor in memory.tensors))
         else:
             continue
+        assert isinstance(part.message, m.Push | m.PushBundle), "only pushes are encoded"
         part.message.codec = number
 
 

@@ -111,6 +111,22 @@ def test_floats_and_integers_of_one_call_go_together(half: Worker) -> None:
     assert [(message.key, bool(message.codec)) for message in call.messages] == [("i", False), ("w", True)]
 
 
+def test_rows_that_go_with_others_are_sent_as_they_are(half: Worker) -> None:
+    tensors: Any = [("w", TensorSpec((2,), "float32")), ("t", TensorSpec((4, 2), "float32"))]
+    fields: dict[str, Any] = {"tensors": tensors, "rows": [st.Rows([3])], "timeout": 5.0}
+    call = half.call(st.Transfer, operation=st.Operation.PUSH, **fields)
+    assert only(half.effects, ef.Encode) == [ef.Encode(call.number, HALF, [(0, "w", [(0, 2)])])]
+    encoded(half, call)
+    dense, rows = call.sends
+    assert (dense.message.key, dense.message.codec, dense.payload) == (
+        "w",
+        HALF.number,
+        ef.EncodedParts(call.number, ((0, 0),)),
+    )
+    assert isinstance(rows.message, m.PushRows)
+    assert rows.payload == ef.CallMemory(call.number, 1, 0, 3 * (8 + 8))
+
+
 def test_keys_of_a_bundle_are_joined(half: Worker) -> None:
     half.finish(half.transfer("init", *"abcd"))
     keys = [send.message.keys for send in only(half.effects, ef.Send) if isinstance(send.message, m.InitBundle)]
