@@ -18,6 +18,7 @@ from aiokv.core import stimuli as st
 from aiokv.errors import AiokvError, ClosedError, ProtocolError
 from aiokv.net.driver import Driver, Log
 from aiokv.net.memory import TURN_BYTES
+from aiokv.net.tether import Tether
 from aiokv.wire.messages import Value
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -41,10 +42,12 @@ class CallDriver(Driver):
         log: where stimuli and effects are recorded, if they are.
     """
 
+    _open = False
+
     def __init__(self, config: Config, session: Session, log: Log | None) -> None:
         super().__init__(config, log)
         self._session = session
-        self._open = False
+        self._tether = Tether(self)
         self._calls = itertools.count()
         self._futures: dict[int, asyncio.Future[Any]] = {}
         self._arguments: dict[int, Arguments] = {}
@@ -63,11 +66,16 @@ class CallDriver(Driver):
         self._journal: ResidualJournal | None = None
         self._checkpoint_folder = config.checkpoint_folder
 
+    @property
+    def _owner(self) -> Tether:
+        return self._tether
+
     async def _call(self, make: Callable[[int], st.Stimulus], arguments: Arguments | None = None) -> Any:
         if not self._open:
             raise ClosedError("this client is not connected: use `async with`, or call start()")
         number = next(self._calls)
         future = self._futures[number] = asyncio.get_running_loop().create_future()
+        self._tether.hold()
         if arguments is not None:
             self._arguments[number] = arguments
             if arguments.staged is not None:
@@ -84,6 +92,8 @@ class CallDriver(Driver):
             raise
         finally:
             self._futures.pop(number, None)
+            if not self._futures:
+                self._tether.let_go()
             self._arguments.pop(number, None)
             if arguments is not None and arguments.staged is not None:
                 del self._copying[arguments.staged]

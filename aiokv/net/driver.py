@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from aiokv.config import Config
     from aiokv.net.link import AnyLink
+    from aiokv.net.tether import Moved
     from aiokv.types import Peer
     from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -89,6 +90,11 @@ def _reason(error: OSError) -> str:
     return in_words(error)
 
 
+async def _connect_later(owner: Moved, peer: Peer, host: str, port: int, delay: float) -> None:
+    await asyncio.sleep(delay)
+    await owner.connect(peer, host, port)
+
+
 def _between(link: AnyLink) -> str:
     """Return who is at the other end, for a line of the log."""
     return f"{'to' if link.initiator else 'from'} {link.remote}"
@@ -141,6 +147,11 @@ class Driver:
         # With TLS everything goes through it.
         if config.shared_memory == "auto" and not config.uses_tls:
             self._segments = Segments(config.shared_memory_bytes, self.counters)
+
+    @property
+    def _owner(self) -> Moved:
+        """What the event loop holds of this driver."""
+        return self
 
     # --- the machine ---
 
@@ -254,9 +265,10 @@ class Driver:
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
-            self._timer, self._timer_at = self._loop.call_at(deadline, self._tick), deadline
+            self._timer, self._timer_at = self._loop.call_at(deadline, self._owner.tick), deadline
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """Take note that the timer has fired."""
         self._timer = None
         self.feed(st.Tick())
 
@@ -318,7 +330,7 @@ class Driver:
     def _make_link(self, peer: Peer, *, initiator: bool, remote: str) -> Link:
         config = self.config
         return Link(
-            self,
+            self._owner,
             initiator=initiator,
             cluster=config.cluster,
             token=config.token,
@@ -334,7 +346,7 @@ class Driver:
     def _begin_to_connect(self, peer: Peer, host: str, port: int, delay: float) -> None:
         self._give_up(peer)
         attempt = self._attempts[peer] = Attempt()
-        attempt.task = task = self._loop.create_task(self._connect(attempt, peer, host, port, delay))
+        attempt.task = task = self._loop.create_task(_connect_later(self._owner, peer, host, port, delay))
         self._connecting[task] = None
         task.add_done_callback(self._connecting.pop)
 
@@ -348,8 +360,9 @@ class Driver:
         attempt = self._attempts.get(link.peer)
         return link.initiator and (attempt is None or attempt.link is not link)
 
-    async def _connect(self, attempt: Attempt, peer: Peer, host: str, port: int, delay: float) -> None:
-        await asyncio.sleep(delay)
+    async def connect(self, peer: Peer, host: str, port: int) -> None:
+        """Open a connection, until that is given up."""
+        attempt = self._attempts[peer]
         neighbour = self.neighbours.get((host, port))
         if neighbour is not None:
             self._connect_in_memory(attempt, peer, neighbour)
@@ -373,8 +386,8 @@ class Driver:
 
     def _connect_in_memory(self, attempt: Attempt, peer: Peer, neighbour: Driver) -> None:
         """Connect to a node of this process. Both ends are trusted: there is nobody in between."""
-        attempt.link = here = MemoryLink(self, peer=peer, initiator=True)
-        there = MemoryLink(neighbour, peer=neighbour._next_peer, initiator=False)
+        attempt.link = here = MemoryLink(self._owner, peer=peer, initiator=True)
+        there = MemoryLink(neighbour._owner, peer=neighbour._next_peer, initiator=False)
         neighbour._next_peer += 1
         here.join(there)
         for driver, link in ((neighbour, there), (self, here)):

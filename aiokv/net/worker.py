@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
+from aiokv.addresses import format_address
 from aiokv.checkpoint.residual_journal import ResidualJournal
 from aiokv.config import Config, load_config
 from aiokv.core import stimuli as st
@@ -18,15 +19,18 @@ from aiokv.kernels import backend_for, devices_for
 from aiokv.list_sums import Merger
 from aiokv.net.calls import CallDriver, ended
 from aiokv.net.driver import Log, make_incarnation, make_name
+from aiokv.net.dropped import cut, in_loop, tell_of_dropped, where_made
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.server import Server
 from aiokv.net.sigterm import OnSigterm, check_thread
+from aiokv.net.tether import weakly
 from aiokv.operations import Operations
 from aiokv.training.guard import Guard
 from aiokv.types import Role
 from aiokv.wire.limits import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
+    import traceback
     from collections.abc import Callable
     from types import TracebackType
 
@@ -56,6 +60,7 @@ class Client(CallDriver, Operations):
         self._guard = Guard(
             check_finite=config.check_finite, max_norm=config.max_norm, max_norm_ratio=config.max_norm_ratio
         )
+        self._made_at: traceback.StackSummary | None = None
         self._shard: Server | None = None
         self._sigterm: OnSigterm | None = None
         self._preparing = asyncio.Lock()
@@ -63,7 +68,8 @@ class Client(CallDriver, Operations):
 
         self._most_bytes = DEFAULT_LIMITS.max_payload_bytes
         if config.residual_folder:
-            self._journal = ResidualJournal(config.residual_folder, config.cluster, self._name, self.note_from_thread)
+            note = weakly(self.note_from_thread)
+            self._journal = ResidualJournal(config.residual_folder, config.cluster, self._name, note)
 
     # --- life ---
 
@@ -89,6 +95,7 @@ class Client(CallDriver, Operations):
         if self.config.leave_on_sigterm:
             check_thread()
         self._start(self._session)
+        self._made_at = where_made(self._loop)
         self._open = True
         timeout = self.config.join_timeout
         try:
@@ -96,7 +103,7 @@ class Client(CallDriver, Operations):
                 await self._start_shard()
             await self._call(lambda call: st.Join(call, timeout))
             if self.config.leave_on_sigterm:
-                self._sigterm = OnSigterm(self.plan_leave_soon)
+                self._sigterm = OnSigterm(weakly(self.plan_leave_soon))
         except BaseException:
             self._open = False
             await self._close_links()
@@ -214,6 +221,23 @@ class Client(CallDriver, Operations):
                 await asyncio.sleep(REJOIN_PAUSE)
             else:
                 return client
+
+    def __del__(self) -> None:
+        if not self._open:
+            return
+        # Who is told of it may keep it.
+        self._open, self._closed = False, True
+        self._ignore_sigterm()
+        links = [*self._links.values(), *self._others]
+        in_loop(self._loop, cut, self._timer, list(self._connecting), links, self._shard)
+        text = f"{self.description} was dropped before it was closed, so the others see it as lost: "
+        tell_of_dropped(self, text + "use `async with`, or await `close()`", self._loop, self._made_at)
+
+    @property
+    def description(self) -> str:
+        """Name and cluster, for people."""
+        where = format_address(self.config.scheduler_host, self.config.scheduler_port)
+        return f"client {self._name!r} of the cluster at {where}"
 
     @property
     def pending(self) -> int:
