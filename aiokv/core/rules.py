@@ -32,6 +32,27 @@ def check_changes(params: Mapping[str, Any]) -> None:
             raise OptimizerError(text, expected=known, got=param)
 
 
+def changed_by(
+    rule: Optimizer, saved: Mapping[str, Any], changes: Changes
+) -> tuple[dict[str, Any], list[tuple[int, Optimizer]]]:
+    """Return the newest parameters of a rule, and what it is by the clock from which on it is that.
+
+    Args:
+        rule: what it was at first.
+        saved: its parameters then.
+        changes: what has become of them.
+
+    Raises:
+        OptimizerError: a change can't be.
+    """
+    params, rules = dict(saved), [(0, rule)]
+    for since, changed in changes:
+        check_changes(changed)
+        params |= changed
+        rules.append((since, make_optimizer(rule.name, params)))
+    return params, rules
+
+
 class Rules:
     """The rule that was set, and what became of its parameters, by the clock of the update from which on it counts.
 
@@ -61,24 +82,32 @@ class Rules:
         """The rule with the newest parameters."""
         return self._rules[-1][1]
 
+    def check(self, rule: Optimizer, merging: Merging) -> None:
+        """Refuse another rule than the one that is set.
+
+        Raises:
+            OptimizerError: it is another one.
+        """
+        first = self._rules[0][1]
+        if self.is_set and (first, self.merging) != (rule, merging):
+            expected, got = f"{first}, {self.merging}", f"{rule}, {merging}"
+            raise OptimizerError(
+                f"the servers have {expected}, not {got}: set the same rule everywhere", expected=expected, got=got
+            )
+
     def set(self, rule: Optimizer, name: str, params: Mapping[str, Any], merging: Merging) -> bool:
         """Use a rule; return False when it is the one that is set already.
 
         Raises:
             OptimizerError: another one is set.
         """
-        if not self.is_set:
-            self._name, self._params, self.merging = name, dict(params), merging
-            self._rules = [(0, rule)]
-            self.revision += 1
-            return True
-        first = self._rules[0][1]
-        if (first, self.merging) != (rule, merging):
-            expected, got = f"{first}, {self.merging}", f"{rule}, {merging}"
-            raise OptimizerError(
-                f"the servers have {expected}, not {got}: set the same rule everywhere", expected=expected, got=got
-            )
-        return False
+        self.check(rule, merging)
+        if self.is_set:
+            return False
+        self._name, self._params, self.merging = name, dict(params), merging
+        self._rules = [(0, rule)]
+        self.revision += 1
+        return True
 
     def saved(self, until: int | None = None) -> RulesState:
         """Return all that is known, as plain data; or what was known when updates up to a clock were made."""
@@ -100,12 +129,8 @@ class Rules:
         Raises:
             OptimizerError: another one is set, or a change can't be; nothing has changed.
         """
-        name, params, rules = rule.name, dict(saved), [(0, rule)]
-        for since, changed in changes:
-            check_changes(changed)
-            params |= changed
-            rules.append((since, make_optimizer(name, params)))
-        is_new = self.set(rule, name, saved, merging)
+        params, rules = changed_by(rule, saved, changes)
+        is_new = self.set(rule, rule.name, saved, merging)
         self._params, self._rules, self._changes = params, rules, dict(changes)
         self.revision += 1
         return is_new
@@ -126,8 +151,8 @@ class Rules:
         """Return what the rule would be with some parameters changed.
 
         Raises:
-            OptimizerError: no rule is set, a parameter can't be or can't change, updates of that clock are made
-                already, or a change for a later one is known.
+            OptimizerError: no rule is set, a parameter can't be or can't change, or not for float32 whatever the keys
+                are, updates of that clock are made already, or a change for a later one is known.
         """
         check_changes(params)
         if not self.is_set:
@@ -145,7 +170,11 @@ class Rules:
                 expected=f"a round after {known}",
                 got=since,
             )
-        return make_optimizer(self._name, self._params | dict(params))
+        rule = make_optimizer(self._name, self._params | dict(params))
+        if _fits_float32(self.current):
+            # A server without a key of that precision must not use what one with such a key can't.
+            rule.check_precision("float32")
+        return rule
 
     def change(self, since: int, params: Mapping[str, Any], rule: Optimizer) -> None:
         """Use what `changed` has returned from that clock on."""
@@ -162,3 +191,11 @@ class Rules:
         if since <= clock:
             return newest
         return next(rule for since, rule in reversed(self._rules) if since <= clock)
+
+
+def _fits_float32(rule: Optimizer) -> bool:
+    try:
+        rule.check_precision("float32")
+    except OptimizerError:
+        return False
+    return True

@@ -34,6 +34,8 @@ class ServerOperations(BaseOperations):
     ) -> None:
         """Set the servers' update rule, for all keys. Every worker may call it with the same rule.
 
+        It is set on all servers or, when one of them has a key that can't be updated so, on none.
+
         Without a rule the servers assign: the new value is the sum of a round's pushes, in async the last push.
 
         Args:

@@ -185,7 +185,7 @@ class FloatRule(Optimizer, frozen=True, kw_only=True):
         """Refuse a key that does not hold floats, or is updated in a precision that can't hold the parameters."""
         if dtype not in PRECISIONS:
             raise OptimizerError(
-                f"optimizer {self.name!r} updates floats, but key {key!r} has {dtype}",
+                f"optimizer {self.name!r} updates floats, but key {key!r} has {dtype}: make it floats, or policy sum",
                 key=key,
                 expected="float",
                 got=dtype,

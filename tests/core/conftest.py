@@ -600,6 +600,14 @@ class Worker:
         """Answer one message with an error."""
         return self.answer(send, m.Error(error.code, error.message, error.details), 0)
 
+    def agree(self, call: Call) -> Call:
+        """Let all servers say that what a call wants to set can be; what it has sent is what is to be set then."""
+        assert all(message.trial for message in call.messages)
+        call.sends = [
+            each for send in call.sends for each in self.answer(send, m.Done(), 0) if isinstance(each, ef.Send)
+        ]
+        return call
+
     def finish(self, call: Call) -> Call:
         """Answer all that was sent for a call."""
         for send in call.sends:

@@ -55,7 +55,7 @@ def pull(worker: Worker) -> Call:
 
 
 def set_rule(worker: Worker) -> Call:
-    return worker.call(st.ConfigureOptimizer, name="assign", params={}, timeout=10.0)
+    return worker.agree(worker.call(st.ConfigureOptimizer, name="assign", params={}, timeout=10.0))
 
 
 def push_rows(worker: Worker) -> Call:
@@ -103,7 +103,7 @@ def test_calls_go_on_with_the_other_node(small_chunks: Worker, like: type[Like],
 
 def test_what_is_asked_in_the_middle_of_it_goes_to_the_other_node_in_its_order(small_chunks: Worker) -> None:
     worker = small_chunks
-    calls = [push(worker), set_rule(worker)]
+    calls = [push(worker), worker.call(st.SendCommand, name="ping", params={}, timeout=10.0)]
     calls.append(worker.call(st.AdjustOptimizer, params={"learning_rate": 0.1}, since=2, timeout=10.0))
     promote(worker)
     calls.append(push(worker))
@@ -111,7 +111,7 @@ def test_what_is_asked_in_the_middle_of_it_goes_to_the_other_node_in_its_order(s
     calls.append(pull(worker))
     assert [send.peer for call in calls[3:] for send in call.sends] == [0, 0]
     again = only(worker.answer(first), ef.Send)
-    assert [type(send.message) for send in again] == [m.Push, m.SetOptimizer, m.ChangeOptimizer, m.Push, m.Pull]
+    assert [type(send.message) for send in again] == [m.Push, m.Command, m.ChangeOptimizer, m.Push, m.Pull]
     # Of what waits in a connection the more urgent would leave first.
     assert len({send.priority for send in again}) == 1
     assert [send.message.sequence for send in again if isinstance(send.message, m.Push)] == [1, 2]

@@ -303,3 +303,17 @@ async def test_server_that_dies_while_norms_are_gathered_is_named(cluster: MakeC
                 await push
         with pytest.raises(ServerLostError, match="server 1"):
             await first.push("w", start())
+
+
+async def test_a_rule_that_one_server_cannot_have_is_set_on_none(cluster: MakeCluster) -> None:
+    """The key that can't have it is another worker's, on one of two servers."""
+    async with cluster(workers=2, servers=2) as running:
+        first, second = running.workers
+        await second.init("count", np.zeros(3, np.int64), group=[1])
+        text = r"server . \(server-.*\) can't have that, so it holds on no server: .*'count' has int64: make it floats"
+        with pytest.raises(OptimizerError, match=text):
+            await first.set_optimizer("sgd", learning_rate=0.5)
+        names = [f"w{number}" for number in range(16)]
+        await first.init({name: np.zeros(3) for name in names}, group=[0])
+        values = await first.pushpull({name: np.ones(3) for name in names})
+        assert all((value == 1.0).all() for value in values), "pushes become values as long as there is no rule"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aiokv.commands import make_command
 from aiokv.core.effects import Configure, Effect, Execute, Prepare, Refuse, Send
 from aiokv.core.merging import Merging
+from aiokv.core.rules import changed_by
 from aiokv.core.server.cuts import check_cut
 from aiokv.errors import AiokvError
 from aiokv.optim import make_optimizer
@@ -102,6 +103,10 @@ class Control:
 
     def _put_rules(self, received: Received, message: m.PutRules) -> list[Effect]:
         rule = self._make_rule(message) if message.name else None
+        if message.trial:
+            if rule is not None:
+                changed_by(rule, message.params, message.changes)
+            return [Send(received.peer, received.request, m.Done())]
         effects = self._saving.write_rules(received, message, rule)
         return self._checkpoints.loaded(message.clock) + effects
 
@@ -114,14 +119,15 @@ class Control:
 
     def _set_optimizer(self, peer: Peer, request: int, message: m.SetOptimizer) -> list[Effect]:
         rule = self._make_rule(message)
-        is_new = self._rules.set(rule, message.name, message.params, _merging(message))
+        is_new = not message.trial and self._rules.set(rule, message.name, message.params, _merging(message))
         effects: list[Effect] = [Configure(rule)] if is_new else []
         return [*effects, Send(peer, request, m.Done())]
 
     def _make_rule(self, message: m.SetOptimizer | m.PutRules) -> Optimizer:
-        """Return a rule that can update all keys that are here."""
+        """Return a rule that can update all keys that are here, and is the one that is set, if one is."""
         rule, merging = make_optimizer(message.name, message.params), _merging(message)
         merging.check(rule)
+        self._rules.check(rule, merging)
         for key, dtype in self._catalog.dtypes():
             merging.check_dtype(key, dtype, rule)
             if self._catalog.is_sparse(key):
@@ -134,8 +140,6 @@ class Control:
 
     def _change_optimizer(self, peer: Peer, request: int, since: int, params: dict[str, Any]) -> list[Effect]:
         rule = self._rules.changed(since, params)
-        for key, dtype in self._catalog.dtypes():
-            self._rules.merging.check_dtype(key, dtype, rule)
         self._rules.change(since, params, rule)
         return [Send(peer, request, m.Done())]
 

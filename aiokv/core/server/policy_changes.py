@@ -136,6 +136,8 @@ class PolicyChanges:
         """
         here = {key: entry for key in message.keys if (entry := self._catalog.entry(key)) is not None}
         self._check(message, here, rank)
+        if message.trial:
+            return [Send(received.peer, received.request, m.Done())]
         effects, divided = self._divide_all(received, here)
         if not divided:
             return effects

@@ -191,7 +191,7 @@ class Calls:
         return self._take_turn(call)
 
     def change(self, call: Call, now: float) -> list[Effect]:
-        """Ask the servers for another policy when all earlier calls of its keys are sent."""
+        """Ask the servers for another rule, or policy, when all earlier calls of its keys are sent."""
         self.enter(call, now)
         assert call.change is not None, "it is a change"
         call.tensors = self._changing.tensors(call.change)
@@ -232,10 +232,11 @@ class Calls:
     def _begin(self, call: Call) -> list[Effect]:
         """Send what a call sends, now that its turn has come, or have it encoded first."""
         if call.last is not None:
-            return self._fence(call)
+            return self._fence(call) or self.complete(call)
         if call.change is not None:
-            self._changing.begin(call, call.change)
-            return self._fence(call)
+            trials = self._changing.begin(call, call.change)
+            # Policies are about the pushes of before.
+            return trials + (self._fence(call) if call.change.policy else []) or self.complete(call)
         refusal = self.turns.refusal(call)
         if refusal is not None:
             return self.fail(call, refusal)
@@ -317,11 +318,10 @@ class Calls:
         """
         message = m.GetRules(answer_time(call.timeout))
         behind = self.requests.ways_of_pushes()
-        effects: list[Effect] = [self.requests.send(call, peer, message, priority) for peer, priority in behind]
-        return effects or self.complete(call)
+        return [self.requests.send(call, peer, message, priority) for peer, priority in behind]
 
     def _changed(self, call: Call) -> list[Effect]:
-        """Send the calls that have waited for a change of their keys' policy which is over."""
+        """Send the calls that have waited for a change which is over."""
         return self.resume(tuple(self._changing.end(call)))
 
     # --- ends ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -15,7 +14,7 @@ from aiokv.core.keys import check_key, name_keys
 from aiokv.core.roster import LEADER
 from aiokv.core.rules import check_changes
 from aiokv.core.worker.call import Call
-from aiokv.core.worker.changing import Change
+from aiokv.core.worker.changing import Change, policy_change
 from aiokv.core.worker.state_parts import read_states, write_states
 from aiokv.errors import CodecError
 from aiokv.optim import make_optimizer
@@ -131,7 +130,7 @@ class ControlCalls:
         leaving = self._directory.keys.leaving(policy, stimulus.keys, self._participation.rank)
         if not leaving:
             return [Complete(call.number)]
-        call.change = Change(policy, leaving, list(self._links.servers))
+        call.change = policy_change(policy, leaving, list(self._links.servers), call.timeout)
         return self._calls.change(call, now)
 
     def _tell_or_ask(self, stimulus: st.ReadTallies | st.ReportLoss, now: float) -> list[Effect]:
@@ -163,12 +162,19 @@ class ControlCalls:
         self._standing.check_ready(call)
         rule = make_optimizer(name, params)
         merging.check(rule)
-        self._directory.keys.check_rule(rule, merging)
         message = m.SetOptimizer(
             name, dict(params), merging.reduction, answer_time(call.timeout), merging.staleness_rate
         )
         # Like a push of no special priority, so that it does not overtake those that were made before.
-        return self._ask_servers(call, message, 0, now)
+        return self._set_rule(call, message, now)
+
+    def _set_rule(self, call: Call, message: m.SetOptimizer | m.PutRules, now: float) -> list[Effect]:
+        """Set a rule on all servers or, if one has a key that can't have it, on none."""
+        servers = list(self._links.servers)
+        if len(servers) == 1:
+            return self._ask_servers(call, message, 0, now)
+        call.change = Change(servers, [message], self._directory.keys.here)
+        return self._calls.change(call, now)
 
     def _change_optimizer(self, stimulus: st.AdjustOptimizer, now: float) -> list[Effect]:
         call = Call(stimulus.call, f"change of {', '.join(stimulus.params)}", stimulus.timeout)
@@ -218,14 +224,17 @@ class ControlCalls:
             case st.ReadRules(call, timeout):
                 return self._ask_all(Call(call, "reading of the update rule", timeout), m.GetRules, now)
             case st.WriteRules(call, rules, timeout):
-                put = partial(_put_rules, rules)
-                return self._ask_all(Call(call, "loading of the update rule", timeout), put, now)
+                return self._write_rules(Call(call, "loading of the update rule", timeout), rules, now)
             case st.Adopt(call, records):
                 self._directory.adopt(records)
                 return [Complete(call)]
             case _:
                 self._directory.counts.resume(stimulus.clock, stimulus.updates)
                 return [Complete(stimulus.call)]
+
+    def _write_rules(self, call: Call, rules: m.RulesState, now: float) -> list[Effect]:
+        self._standing.check_ready(call)
+        return self._set_rule(call, m.PutRules(**structs.asdict(rules), timeout=answer_time(call.timeout)), now)
 
     def _exchange_state(self, stimulus: st.ReadState | st.WriteState, now: float) -> list[Effect]:
         verb = "saving" if isinstance(stimulus, st.ReadState) else "loading"
@@ -235,7 +244,3 @@ class ControlCalls:
         if isinstance(stimulus, st.ReadState):
             return self._calls.send(call, read_states(self._directory.layout, stimulus, wait), now)
         return self._calls.send(call, write_states(self._directory.layout, stimulus, wait), now)
-
-
-def _put_rules(rules: m.RulesState, wait: float) -> m.Message:
-    return m.PutRules(**structs.asdict(rules), timeout=wait)

@@ -16,9 +16,7 @@ from aiokv.policy import get_policy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from aiokv.core.merging import Merging
     from aiokv.core.worker.parts import Tensors
-    from aiokv.optim import Optimizer
     from aiokv.types import Key, Rank, TensorSpec
 
 
@@ -123,17 +121,10 @@ class KnownKeys:
         self._kind = kind
         return checked
 
-    def check_rule(self, rule: Optimizer, merging: Merging) -> None:
-        """Refuse an update rule that some key which this worker has initialised can't have.
-
-        The key's server would refuse it too, but servers without such a key would have set it by then.
-
-        Raises:
-            OptimizerError: names the key.
-        """
-        for key, known in self.by_key.items():
-            if known.spec is not None and not get_policy(self.policy_of(known.options)).keeps_sum:
-                merging.check_dtype(key, known.spec.dtype, rule)
+    @property
+    def here(self) -> list[Key]:
+        """The keys that this worker has initialised."""
+        return [key for key, known in self.by_key.items() if known.spec is not None]
 
     # --- policies ---
 

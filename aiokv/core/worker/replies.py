@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aiokv.core.effects import CallBuffer, EncodedParts
 from aiokv.core.joiner import answer_time
+from aiokv.core.worker.changing import refusal
 from aiokv.core.worker.whole_reads import PATIENCE, WholeReads
 from aiokv.errors import ProtocolError, RoundTimeoutError, from_code, is_counted
 from aiokv.wire import messages as m
@@ -133,7 +134,8 @@ class Replies:
                 left = max(0.0, call.until - now)
                 return calls.send_on(call, [calls.ahead.ask_again(part, answer_time(left))])
         if type(message) is m.Error:
-            return calls.fail(call, from_code(message.code, message.message, message.details))
+            error = from_code(message.code, message.message, message.details)
+            return calls.fail(call, error if call.change is None else refusal(call.change, self._label(peer), error))
         # The length of a compressed difference is checked where it is decoded.
         fits = not nbytes if part is None else part.fits(nbytes)
         if not fits and not getattr(message, "codec", 0):

@@ -153,13 +153,17 @@ class PullBundle(Message):
 
 
 class SetOptimizer(Message):
-    """The update rule for all keys, as data, and what becomes of contributions. Answered `Done`."""
+    """The update rule for all keys, as data, and what becomes of contributions. Answered `Done`.
+
+    A `trial` only asks whether it can be.
+    """
 
     name: str
     params: dict[str, Any]
     reduction: str
     timeout: float
     staleness_rate: str = "1"
+    trial: bool = False
 
 
 class ChangeOptimizer(Message):
@@ -352,7 +356,8 @@ class SetPolicy(Message):
     """Keys of one policy and one group, which this rank pushes no longer under that, are to follow another policy.
 
     Answered `Done` when all ranks of the group have asked and this server follows it with those of the keys that it
-    has. `clock` is that of the rank's last push of any key: who joins behind it need not ask.
+    has. `clock` is that of the rank's last push of any key: who joins behind it need not ask. A `trial` only asks
+    whether it can be.
     """
 
     policy: str
@@ -361,6 +366,7 @@ class SetPolicy(Message):
     group: tuple[int, ...]
     timeout: float
     clock: int
+    trial: bool = False
 
 
 class Switched(Message):

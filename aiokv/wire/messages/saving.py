@@ -75,7 +75,10 @@ class RulesState(Message):
 
 
 class PutRules(Message):
-    """Go on with a rule, its changes and a clock, as `RulesState` had them. Answered `Done`."""
+    """Go on with a rule, its changes and a clock, as `RulesState` had them. Answered `Done`.
+
+    A `trial` only asks whether it can be.
+    """
 
     name: str
     params: dict[str, Any]
@@ -84,6 +87,7 @@ class PutRules(Message):
     clock: int
     timeout: float
     staleness_rate: str = "1"
+    trial: bool = False
 
 
 # --- checkpoints of the whole cluster, between the scheduler and all others; see `core.server.cluster_checkpoints` ---

@@ -210,6 +210,20 @@ def test_change_of_a_round_that_is_over_is_refused(server: Server) -> None:
         assert "updates of round 2 are made already" in str(error)
 
 
+def test_change_that_float32_cannot_hold_is_refused_by_servers_without_such_a_key_too(server: Server) -> None:
+    """Otherwise some would have it, and others not."""
+    configure(server)
+    error = change(server, 1, clip_gradient=1e-50)
+    assert isinstance(error, OptimizerError)
+    assert "clip_gradient" in str(error)
+    assert "rounded to float32" in str(error)
+
+
+def test_rule_that_is_for_float64_only_can_be_changed(server: Server) -> None:
+    configure(server, clip_gradient=1e-50)
+    assert change(server, 1, learning_rate=0.5) == m.Done()
+
+
 def test_two_changes_of_one_round_are_refused(server: Server) -> None:
     configure(server)
     assert change(server, 5, wd=0.5) == m.Done()

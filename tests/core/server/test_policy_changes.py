@@ -358,8 +358,11 @@ def test_worker_asks_every_server_behind_its_pushes_and_later_calls_wait(worker:
     push = {"operation": st.Operation.PUSH, "tensors": [("w", SPEC)], "timeout": 9.0}
     low = worker.call(st.Transfer, **push, priority=-3)
     call = changed(worker, "ssp:2")
-    (fence,) = call.sends
+    *trials, fence = call.sends
     assert (fence.peer, fence.priority) == (low.sends[0].peer, -3)
+    assert [one.message for one in trials] == [m.SetPolicy("ssp:2", ("w",), "bsp", (), 9.5, 0, trial=True)] * 2
+    for trial in trials:
+        worker.answer(trial, m.Done(), 0)
     later = worker.transfer("push", "w")
     assert not later.sends
     asks = [one for one in worker.answer(fence, m.RulesState("", {}, "sum", (), 0), 0) if isinstance(one, ef.Send)]
@@ -385,7 +388,7 @@ def trained(worker: Worker) -> Worker:
 def test_deciding_server_is_told_that_keys_have_left_its_rounds(make_worker: type[Worker]) -> None:
     worker = make_worker(policy="k_sync:1")
     worker.finish(worker.transfer("init", "w"))
-    call = changed(worker, "bsp")
+    call = worker.agree(changed(worker, "bsp"))
     first, second = call.sends
     worker.answer(first, m.Done(), 0)
     (told,) = [effect for effect in worker.answer(second, m.Done(), 0) if isinstance(effect, ef.Send)]
@@ -400,7 +403,7 @@ def test_nothing_is_asked_where_keys_have_the_policy(trained: Worker) -> None:
 
 
 def test_pushes_after_a_call_in_vain_are_refused_until_it_is_called_again(trained: Worker) -> None:
-    call = changed(trained, "asp", "w")
+    call = trained.agree(changed(trained, "asp", "w"))
     waiting = trained.transfer("push", "w")
     for send in call.sends:
         trained.refuse(send, BarrierTimeoutError("late", ranks=[1]))
@@ -409,7 +412,7 @@ def test_pushes_after_a_call_in_vain_are_refused_until_it_is_called_again(traine
     assert isinstance(trained.transfer("push", "w").error, PolicyError)
     trained.finish(trained.transfer("push", "v"))
     assert trained.transfer("pull", "w").sends
-    again = changed(trained, "bsp", "w")
+    again = trained.agree(changed(trained, "bsp", "w"))
     assert again.messages == [m.SetPolicy("bsp", ("w",), "bsp", (), 9.5, 1)] * 2, "it takes back what was asked"
     trained.finish(again)
     assert trained.transfer("push", "w").sends
@@ -426,7 +429,7 @@ def test_keys_of_a_bundle_go_alone_once_their_policy_is_asked_for(make_worker: t
 
 
 def test_key_that_was_deleted_meanwhile_is_not_remembered(trained: Worker) -> None:
-    call = changed(trained, "asp", "w")
+    call = trained.agree(changed(trained, "asp", "w"))
     trained.call(st.DeleteKeys, keys=["w"], timeout=5.0)
     trained.finish(call)
     assert [record.key for record in trained.machine.records] == ["v"]

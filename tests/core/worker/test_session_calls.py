@@ -9,7 +9,6 @@ import pytest
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
-from aiokv.core.merging import Merging
 from aiokv.errors import (
     AiokvError,
     AlreadyInitializedError,
@@ -377,7 +376,7 @@ def test_barrier_is_asked_of_the_scheduler(worker: Worker) -> None:
 
 
 def test_rule_is_set_on_every_server(worker: Worker) -> None:
-    call = worker.call(st.ConfigureOptimizer, name="sgd", params={"momentum": 0.9}, timeout=10.0)
+    call = worker.agree(worker.call(st.ConfigureOptimizer, name="sgd", params={"momentum": 0.9}, timeout=10.0))
     assert [(s.peer, s.message) for s in call.sends] == [
         (peer, m.SetOptimizer("sgd", {"momentum": 0.9}, "sum", 9.5)) for peer in (0, 1)
     ]
@@ -390,24 +389,6 @@ def test_rule_is_set_on_every_server(worker: Worker) -> None:
 @pytest.mark.parametrize(("name", "params"), [("nope", {}), ("sgd", {"lr": 1.0})])
 def test_rule_that_cannot_be_is_refused(worker: Worker, name: str, params: dict[str, float]) -> None:
     assert_refused_here(worker.call(st.ConfigureOptimizer, name=name, params=params, timeout=1.0), OptimizerError)
-
-
-@pytest.mark.parametrize(
-    ("name", "reduction", "rate"), [("sgd", "sum", "1"), ("assign", "mean", "1"), ("accumulate", "sum", "1/(1+tau)")]
-)
-def test_rule_that_a_key_cannot_have_is_refused_before_a_server_without_that_key_sets_it(
-    worker: Worker, name: str, reduction: str, rate: str
-) -> None:
-    worker.finish(worker.transfer("init", "count", dtype="int64"))
-    call = worker.call(st.ConfigureOptimizer, name=name, params={}, merging=Merging(reduction, rate), timeout=1.0)
-    assert_refused_here(call, OptimizerError)
-
-
-def test_rule_is_set_where_the_keys_that_cannot_have_it_only_sum(make_worker: type[Worker]) -> None:
-    worker = make_worker(policy="sum")
-    worker.finish(worker.transfer("init", "count", dtype="int64"))
-    call = worker.call(st.ConfigureOptimizer, name="sgd", params={}, merging=Merging("mean"), timeout=1.0)
-    assert [send.peer for send in call.sends] == [0, 1]
 
 
 def test_barrier_says_whose_it_is(worker: Worker) -> None:
