@@ -187,6 +187,10 @@ class Rules:
     def for_update(self, clock: int) -> Optimizer:
         """Return the rule for an update that is about to be made."""
         self.newest = max(self.newest, clock)
+        return self.at(clock)
+
+    def at(self, clock: int) -> Optimizer:
+        """Return the rule for an update of this clock."""
         since, newest = self._rules[-1]
         if since <= clock:
             return newest

@@ -140,12 +140,13 @@ class Coordinator:
         self._norms.on_total = copying.totalled
         self._deciding.on_decided = copying.decided
         self._steps.on_drop, self._steps.on_keep = copying.dropped, copying.contributed
+        self._steps.is_kept = copying.has_contributions
         self._whole.copy, self._whole.on_settled = copying.copy, copying.settled
         return copying
 
     def _follow_no_more(self) -> None:
         self._changes.on_change = self._norms.on_total = self._deciding.on_decided = None
-        self._steps.on_drop = self._steps.on_keep = None
+        self._steps.on_drop = self._steps.on_keep = self._steps.is_kept = None
         self._whole.copy = self._whole.on_settled = None
 
     @property
@@ -183,7 +184,11 @@ class Coordinator:
     def _watched(self, twin: Copying | Standby, effects: list[Effect], now: float) -> list[Effect]:
         """Add what concerns the other node that has, or is to have, the same."""
         if isinstance(twin, Copying):
-            return twin.watch(effects + self._views.copied(twin.calls.there, now) if twin.calls.there else effects)
+            if twin.calls.there:
+                effects += self._views.copied(twin.calls.there, now)
+            if twin.contributions.there:
+                effects += self._rounds.advance(twin.contributions.take(), now)
+            return twin.watch(effects)
         effects = twin.watch(effects, now)
         taken = self._replication.take_over(now)
         if not taken:

@@ -141,7 +141,7 @@ def test_a_link_that_ends_while_all_is_sent_again(world: World) -> None:
     world.move()
     copying = world.primary.machine._replication.twin
     assert isinstance(copying, Copying)
-    while not copying._again.filled:
+    while not copying._again.is_sent:
         world.step()
     for peer in [peer for peer in world.primary.links if peer < STANDBY]:
         world.cut(world.primary, peer)

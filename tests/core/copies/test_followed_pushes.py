@@ -268,5 +268,15 @@ def test_push_that_comes_twice_or_too_late_is_freed() -> None:
     assert pushes.came(chunk_pushed(0), Contribution(1, 1, 0, 1, 5, 1)) == []
     assert pushes.came(chunk_pushed(0), Contribution(1, 1, 0, 1, 6, 1)) == [ef.Free(5)]
     assert pushes.came(chunk_pushed(1), Contribution(1, 2, 0, 2, 7, 1)) == [ef.Free(6)]
-    assert [part.slot for part in pushes.take(chunk_pushed(1))] == [7]
+    assert [part.slot for _, part in pushes.take()] == [7]
     assert pushes.made(chunk_pushed(2)) == []
+
+
+def test_earlier_steps_go_on_first_whatever_key_they_are_of() -> None:
+    """A step of which nothing has come counts as left out for a key when a later one has come for another."""
+    pushes, chunk = FollowedPushes(), chunk_pushed(0)
+    other = Chunk("v", 0, 3, TensorSpec((3,), "float32"), get_policy("k_batch_sync:2"), "key 'v'")
+    for sequence in (1, 2):
+        pushes.came(chunk, Contribution(1, sequence, 0, sequence, sequence, 1))
+    pushes.came(other, Contribution(1, 1, 0, 1, 3, 1))
+    assert [(place, part.clock) for place, part in pushes.take()] == [(("w", 0), 1), (("v", 0), 1), (("w", 0), 2)]

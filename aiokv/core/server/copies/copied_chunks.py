@@ -27,10 +27,13 @@ def can_follow(chunk: Chunk, rule: Optimizer) -> bool:
     return "float" in chunk.spec.dtype and not rule.reads_weight
 
 
-def is_changing(chunk: Chunk) -> bool:
-    """Tell whether a chunk can't be copied as it is now."""
-    if chunk.applying and not chunk.policy.waits:
-        # Workers have gone on whose contributions are in a sum already, though the store has not begun with it.
+def is_changing(chunk: Chunk, *, has_parts: bool) -> bool:
+    """Tell whether a chunk can't be copied as it is now.
+
+    `has_parts` says that the standby has the contributions to the update that is being made, as far as workers have
+    gone on: they are in a sum already, though the store may not have begun with it.
+    """
+    if chunk.applying and not (chunk.policy.waits or has_parts):
         return True
     return chunk.is_busy or (chunk.rounds is not None and not chunk.rounds.is_in_order(chunk))
 

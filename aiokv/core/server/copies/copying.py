@@ -1,7 +1,7 @@
 """How a server keeps a copy of what it has on its standby, and answers nobody before that is there.
 
 The server sends the sum of an update before it makes it; the standby does the same with it, so that both have the same
-bits. Whatever else happens to a chunk, all of it is sent again, when no update of it is under way. Messages have
+bits. Whatever else happens to a chunk, all of it is sent again, when the store makes no update of it. Messages have
 numbers, and the standby says up to which one it has them. When the link ends, what the standby does not have is sent
 as a whole over the next one: what it has of that meanwhile is older, but of what is newer nobody has had an answer.
 
@@ -42,10 +42,10 @@ from aiokv.core.server.copies.copied_chunks import (
     open_parts,
     update_of,
 )
-from aiokv.core.server.copies.draining import Draining
+from aiokv.core.server.copies.copied_contributions import CopiedContributions
+from aiokv.core.server.copies.filling import Filling
 from aiokv.core.server.copies.followed_calls import pushes_of, settled
 from aiokv.core.server.copies.followed_rounds import all_decided, decided
-from aiokv.core.server.copies.refilling import Refilling
 from aiokv.core.server.copies.standby_link import ATTACH_REQUEST, StandbyLink
 from aiokv.core.server.copies.subjects import CALLS, DECISIONS, GONE, SETTINGS, TOTALS
 from aiokv.types import SCHEDULER
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from aiokv.core.server.rounds.decisions import Decisions
     from aiokv.core.server.rounds.norms import Norms, Total
     from aiokv.core.server.rounds.open_rounds import Dropped
-    from aiokv.core.server.rounds.updates import Contribution
+    from aiokv.core.server.rounds.updates import Contribution, Update
     from aiokv.core.server.rounds.whole_call import CallName, WholeCall
     from aiokv.core.server.rounds.whole_calls import WholeCalls
     from aiokv.policy import Token
@@ -118,7 +118,8 @@ class Copying:
         self._whole = whole
         self.calls = CopiedCalls()
         """Those that wait until their pushes are there."""
-        self._draining = Draining()
+        self.contributions = CopiedContributions()
+        """Those that are sent one by one."""
         self._news: list[tuple[Subject, News, StoredSlots | None]] = []
         """What the standby has to know before anything that follows."""
         self._new_totals: list[tuple[Key, Total]] = []
@@ -128,17 +129,15 @@ class Copying:
         """Whether answers wait for the standby."""
         self._dirty: dict[Subject, None] = {}
         """What the standby does not have as it is, and gets as a whole."""
-        self._again = Refilling()
-        """The same of what the standby has, and its own one does not."""
+        self._filling = Filling()
+        """How far the standby is."""
+        self._again = Filling()
+        """How far its own one is."""
         self._acks = Acknowledgements()
         self.link = StandbyLink(joiner)
         """The connection to it."""
         self._known = -1
         """How often the settings had changed when they were looked at last."""
-        self._filled = 0
-        """The last message of the filling; 0: it is not all sent yet."""
-        self._told = False
-        """Whether the scheduler knows that the standby is ready."""
 
     # --- the view ---
 
@@ -151,12 +150,12 @@ class Copying:
         if new is None:
             return effects
         if new.state == "ready":
-            self._told = self.waits = True
-        elif self._told:
+            self._filling.told = self.waits = True
+        elif self._filling.told:
             # The scheduler may have been started again before it heard that.
             effects.append(Send(SCHEDULER, 0, m.StandbyReady(self.link.index, new.name)))
         if self._again.told and new.standby is not None and new.standby.name == self._again.name:
-            effects += self._tell_refilled() if new.standby.state != "ready" else []
+            effects += self._say_ready(self._again) if new.standby.state != "ready" else []
         return effects + self.link.look_for(now)
 
     def take_up(self, forwarding: Forwarding, entry: m.ServerEntry) -> list[Effect]:
@@ -174,12 +173,17 @@ class Copying:
         self._acks.begin_anew()
         totals = [(key, TOTALS) for key in self._norms.totalled]
         self._dirty = {SETTINGS: None, DECISIONS: None, CALLS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
-        self._new_totals, self._news, self._again = [], [], Refilling()
-        self._filled, self._told, self.waits = 0, False, not alone
-        if not alone:
-            return effects
+        self._new_totals, self._news, self._alone = [], [], alone
+        name = "" if self.link.entry is None else self.link.entry.name
+        self._filling, self._again = Filling(name), Filling()
+        return effects + self._go_on_alone() if alone else effects
+
+    def _go_on_alone(self) -> list[Effect]:
+        """Let nothing wait for the standby, which is to be filled first."""
+        self.waits = False
         self.calls.give_up()
-        return effects + self._acks.let_all_go()
+        self.contributions.give_up()
+        return self._acks.let_all_go()
 
     # --- what is to be told ---
 
@@ -215,10 +219,15 @@ class Copying:
         if self._is_bound(chunk):
             return
         subject = (chunk.key, chunk.start)
+        self.contributions.add(subject, part)
         if self.link.is_up and subject not in self._dirty:
             self._news.append((subject, *contribution_of(chunk, part)))
         else:
             self._dirty[subject] = None
+
+    def has_contributions(self, chunk: Chunk, update: Update) -> bool:
+        """Tell whether the standby has all that it was to be told of an update, or nothing waits for it."""
+        return not self.waits or self.contributions.has_all(chunk, update)
 
     def copy(self, call: WholeCall) -> bool:
         """Send the pushes of a call that is here; tell whether that has to be waited for."""
@@ -261,10 +270,9 @@ class Copying:
             self._dirty[SETTINGS] = None
         if (self._dirty or self._again.left) and self.link.is_up and not self._resuming.is_busy:
             wanted += self._send_dirty()
-        if not self._told:
-            wanted += self._tell_ready()
-        if not self._again.told and self._is_there(self._again.filled, self._again.draining):
-            wanted += self._tell_refilled()
+        for filling in (self._filling, self._again):
+            if not filling.told and filling.is_over(self._acks, self._bound, unsent=bool(self._dirty)):
+                wanted += self._say_ready(filling)
         if answers and self.waits and self._acks.must_wait(unsent=bool(self._dirty)):
             self._acks.hold(answers, unsent=bool(self._dirty))
             return [Hold(effect) if _is_answer(effect) else effect for effect in wanted]  # type: ignore[arg-type]
@@ -275,9 +283,11 @@ class Copying:
         match effect:
             case Divide(key, start, parts):
                 self._dirty.pop((key, start), None)
+                self.contributions.forget((key, start))
                 self._dirty.update(((part, 0), None) for part, _ in parts)
             case Forget(key, start):
                 self._dirty.pop((key, start), None)
+                self.contributions.forget((key, start))
                 self._dirty.pop((key, TOTALS), None)
                 # Behind it in case that the key is made again.
                 self._dirty.pop((key, GONE), None)
@@ -306,7 +316,8 @@ class Copying:
             if self._acks.copies >= MOST_COPIES:
                 break
             chunk = self._catalog.chunks.get(subject)
-            if chunk is not None and is_changing(chunk):
+            # Where nothing waits for the standby, it may lack some of what is in a sum.
+            if chunk is not None and is_changing(chunk, has_parts=self.waits):
                 continue
             del self._dirty[subject]
             effects += self._send_whole(subject)
@@ -314,9 +325,8 @@ class Copying:
             effects += self._send_again()
         if not self._dirty:
             self._acks.all_sent()
-            if not self._filled:
-                self._filled, self.waits = self._acks.last, True
-                self._draining = Draining(self._whole.asked_about)
+            self.waits = True
+            self._filling.sent(self._acks.last, self._whole.asked_about)
             if not self._again.left:
                 self._again.sent(self._acks.last, self._whole.asked_about)
         return effects
@@ -328,7 +338,7 @@ class Copying:
             if self._acks.copies >= MOST_COPIES:
                 break
             chunk = self._catalog.chunks.get(subject)
-            if chunk is None or not is_changing(chunk):
+            if chunk is None or not is_changing(chunk, has_parts=False):
                 del self._again.left[subject]
                 # What is to be sent anyway goes to both.
                 effects += [] if subject in self._dirty else self._send_whole(subject)
@@ -351,7 +361,9 @@ class Copying:
         copied: list[Effect] = [Send(self.link.peer, number, *copy_of(chunk, self._catalog, number))]
         if self._is_bound(chunk):
             return copied
-        return copied + [self._tell(subject, *contribution_of(chunk, part)) for part in open_parts(chunk)]
+        parts = open_parts(chunk)
+        self.contributions.copied(subject, parts)
+        return copied + [self._tell(subject, *contribution_of(chunk, part)) for part in parts]
 
     def _send_decided(self) -> list[Effect]:
         """Send all that is decided if it is to be sent as a whole: before chunks that may be made of it."""
@@ -373,6 +385,8 @@ class Copying:
         message.number = self._acks.next(subject)
         if isinstance(message, m.CopyPush):
             self.calls.sent(message)
+        elif isinstance(message, m.CopyContribution):
+            self.contributions.sent(subject, message.rank, message.sequence, message.number)
         return Send(self.link.peer, message.number, message, payload)
 
     def _settings(self) -> Effect:
@@ -380,30 +394,10 @@ class Copying:
         head = (number, self._rules.saved(), self._codecs.saved(), catalog.numbered())
         return Send(self.link.peer, number, m.CopySettings(*head, catalog.next_bundle))
 
-    def _is_there(self, filled: int, draining: Draining) -> bool:
-        """Tell whether all of a filling has arrived, and the values in which all is that counts and came before it."""
-        if not 0 < filled <= self._acks.acked:
-            return False
-        if not draining.until:
-            if self._dirty or not draining.is_over(self._bound):
-                return False
-            draining.until = self._acks.last
-        return draining.until <= self._acks.acked
-
-    def _tell_ready(self) -> list[Effect]:
-        """Tell the scheduler when the standby has all that was there when answers began to wait for it."""
-        if self.link.entry is None or not self._is_there(self._filled, self._draining):
-            return []
-        self._told = True
-        return self._say_ready(self.link.entry.name)
-
-    def _tell_refilled(self) -> list[Effect]:
-        """Tell the scheduler that the standby's own one has the same."""
-        self._again.told = True
-        return self._say_ready(self._again.name)
-
-    def _say_ready(self, name: str) -> list[Effect]:
-        index = self.link.index
+    def _say_ready(self, filling: Filling) -> list[Effect]:
+        """Tell the scheduler that a standby has all."""
+        filling.told = True
+        index, name = self.link.index, filling.name
         text = f"{self._joiner.name}: {name} has a copy of all parameters of server {index}"
         return [Log("info", text), Send(SCHEDULER, 0, m.StandbyReady(index, name))]
 
@@ -412,7 +406,6 @@ class Copying:
         view = self._joiner.view
         return chunk.policy.per_step or (view is not None and view.on_worker_loss == "shrink")
 
-    @property
     def _bound(self) -> dict[tuple[Key, int], Chunk]:
         """The chunks to which pushes of lost workers count, which nobody sends again."""
         return {place: chunk for place, chunk in self._catalog.chunks.items() if self._is_bound(chunk)}
@@ -443,7 +436,7 @@ class Copying:
         """Begin to send all that there is once more: the standby hands it on to one of its own."""
         self._dirty.update(dict.fromkeys((SETTINGS, DECISIONS, CALLS)))
         totals = [(key, TOTALS) for key in self._norms.totalled]
-        self._again = Refilling(name, [*totals, *self._catalog.chunks])
+        self._again = Filling(name, [*totals, *self._catalog.chunks])
 
     def _attached(self, number: int) -> list[Effect]:
         """Go on over a new link, behind what the standby has."""
@@ -452,16 +445,18 @@ class Copying:
         lacking = self._acks.take_lacking()
         self._dirty = {subject: None for subject in lacking if subject not in self._dirty} | self._dirty
         self.calls.send_again()
-        if self._filled > number:
-            self._filled = 0
-        self._draining.attached(number)
+        self.contributions.send_again()
         self._again.attached(number)
+        if self._filling.attached(number) and self._alone:
+            # Who has gone on without it may have pushed what it does not have.
+            effects += self._go_on_alone()
         return effects
 
     def _acknowledged(self, number: int) -> list[Effect]:
         """Take note of what the standby has, and let those answers and calls go for which all is there."""
         effects = self._acks.acknowledged(number)
         self.calls.acknowledged(self._acks.acked)
+        self.contributions.acknowledged(self._acks.acked)
         return effects
 
     def due(self, now: float) -> list[Effect]:

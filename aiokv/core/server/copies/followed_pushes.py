@@ -40,6 +40,11 @@ class FollowedPushes:
         gone = [place for place in self._kept if place[0] == key]
         return [effect for place in gone for part in self._kept.pop(place).values() for effect in freed(part.slot)]
 
-    def take(self, chunk: Chunk) -> list[Contribution]:
-        """Return what is to go on in the place of the server, in its order."""
-        return list(self._kept.pop((chunk.key, chunk.start), {}).values())
+    def take(self) -> list[tuple[tuple[Key, int], Contribution]]:
+        """Return what is to go on in the place of the server, with the chunk that it is for; earlier steps first.
+
+        Where a later step has come to some key, an earlier one is thought not to come any more.
+        """
+        kept = [(place, part) for place, parts in self._kept.items() for part in parts.values()]
+        self._kept.clear()
+        return sorted(kept, key=lambda each: each[1].clock)

@@ -216,9 +216,8 @@ class Replication:
         text = f"{self._joiner.name} serves the part of server {entry.index} from now on"
         log = Log("warning", text, "failover", {"server": entry.index, "node": self._joiner.name})
         effects = [log, *passed, *self._take_up(standby.forwarding, entry), *self._look_for_standby(entry, now)]
-        for chunk in self._catalog.chunks.values():
-            for part in standby.pushes.take(chunk):
-                effects += self._rounds.take_in(chunk, part, now)
+        for place, part in standby.pushes.take():
+            effects += self._rounds.take_in(self._catalog.chunks[place], part, now)
         return effects + standby.calls.take_over(self._whole, now)
 
     def _take_up(self, forwarding: Forwarding, entry: m.ServerEntry) -> list[Effect]:

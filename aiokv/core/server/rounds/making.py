@@ -64,6 +64,10 @@ class Making:
         """Return what contributions are multiplied by, of their staleness; what is in step is not stale."""
         return None if chunk.policy.keeps_sum or chunk.policy.in_step else self._rules.merging.rate
 
+    def needs_others(self, chunk: Chunk, update: Update) -> bool:
+        """Tell whether an update can't be made before other servers have said something."""
+        return not (chunk.is_whole or chunk.policy.keeps_sum) and bool(self._rules.at(update.clock).norm_counts)
+
     def begin(self, chunk: Chunk, update: Update, roster: Roster) -> list[Effect]:
         """Apply an update, or first let the norms be computed that its rule needs."""
         chunk.applying = True

@@ -43,6 +43,9 @@ class Steps:
         """Is told of what is in no round, before its worker is; then workers hear of their pushes in their order."""
         self.on_keep: Callable[[Chunk, Contribution], None] | None = None
         """Is told of what is in no value yet where workers go on all the same, before they do."""
+        self.is_kept: Callable[[Chunk, Update], bool] | None = None
+        """Tells whether all that it was told of an update is where it is to be; if not, the chunk is to be advanced
+        when it is."""
 
     def check(self, chunk: Chunk, rank: Rank, clock: int) -> None:
         """Refuse a push that is no new step.
@@ -212,6 +215,8 @@ class Steps:
                 rounds.decisions.blocked.setdefault(blocker, {})[chunk] = None
                 effects += self._refuse_lost(chunk, rounds)
                 break
+            if not self._may_begin(chunk, rounds):
+                break
             update = rounds.begin(chunk.version)
             if update is None:
                 continue
@@ -220,6 +225,13 @@ class Steps:
             effects += self._making.sum_up(chunk, update, None)
             effects += self._making.begin(chunk, update, roster)
         return effects
+
+    def _may_begin(self, chunk: Chunk, rounds: OpenRounds) -> bool:
+        """Tell whether nobody has to be told of the first round before it is summed up, and waits for others."""
+        update = rounds.updates.get(rounds.first)
+        if update is None or self.is_kept is None or chunk.policy.waits:
+            return True
+        return not self._making.needs_others(chunk, update) or self.is_kept(chunk, update)
 
     def _answer_dropped(self, chunk: Chunk, rounds: OpenRounds, now: float) -> list[Effect]:
         """Let those go on whose contributions were dropped, if the rounds are made that were closed by then."""
