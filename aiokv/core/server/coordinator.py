@@ -344,7 +344,7 @@ class Coordinator:
             self._joiner.heard(now)
             return self._from_scheduler(received.request, received.message, now)
         if peer < STANDBY:
-            return self._replication.received(peer, received.request, received.message, now)
+            return self._replication.told(peer, received.request, received.message, now)
         return self._consulting.answered(peer, received.request, received.message, now)
 
     def _enter(self, received: Received, rank: int, now: float) -> list[Effect]:

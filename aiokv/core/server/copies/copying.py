@@ -418,7 +418,7 @@ class Copying:
 
     # --- the link ---
 
-    def received(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+    def told(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
         """Take in what the standby says."""
         if peer != self.link.peer:
             return []
@@ -458,6 +458,10 @@ class Copying:
         self.calls.acknowledged(self._acks.acked)
         self.contributions.acknowledged(self._acks.acked)
         return effects
+
+    def link_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        """Make another link to the standby."""
+        return self.link.lost(peer, reason, now)
 
     def due(self, now: float) -> list[Effect]:
         """Tell the scheduler of a standby that can't be reached, until it says that it counts no more."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from aiokv.core.server.catalog import Catalog
     from aiokv.core.server.cluster_checkpoints import Checkpoints
     from aiokv.core.server.copies.forwarding import Forwarding
-    from aiokv.core.server.copies.standby_link import StandbyLink
     from aiokv.core.server.resuming import Resuming
     from aiokv.core.server.rounds.deciding import Deciding
     from aiokv.core.server.rounds.rounds import Rounds
@@ -75,7 +74,7 @@ class Replication:
         self._make_standby = standby
         self._stop = stop
         self.twin: Copying | Standby | None = None
-        """What deals with this server's standby; or, of a standby, with what it is to have."""
+        """What deals with this server's standby; or, of a standby, with what it is to have, and its own standby."""
         self.serves = False
         """Whether the newest view says so, and all is here."""
         self.is_replaced = False
@@ -160,41 +159,27 @@ class Replication:
 
     def linked(self, stimulus: Connected | ConnectFailed) -> list[Effect]:
         """Take in what has become of the link to the standby."""
-        link = self._link
-        if link is None:
+        if self.twin is None:
             return [Disconnect(stimulus.peer, "there is no standby")]
         if isinstance(stimulus, Connected):
-            return link.connected(stimulus.peer)
-        return link.connect_failed(stimulus.peer, stimulus.reason)
+            return self.twin.link.connected(stimulus.peer)
+        return self.twin.link.connect_failed(stimulus.peer, stimulus.reason)
 
-    @property
-    def _link(self) -> StandbyLink | None:
-        if isinstance(self.twin, Copying):
-            return self.twin.link
-        return None if self.twin is None else self.twin.forwarding.link
-
-    def received(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
+    def told(self, peer: Peer, request: int, message: m.Message, now: float) -> list[Effect]:
         """Take in what the standby says."""
-        if isinstance(self.twin, Copying):
-            return self.twin.received(peer, request, message, now)
         return [] if self.twin is None else self.twin.told(peer, request, message, now)
 
     def lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """Take note that the link to the standby has ended."""
-        if isinstance(self.twin, Copying):
-            return self.twin.link.lost(peer, reason, now)
-        return [] if self.twin is None else self.twin.tail_lost(peer, reason, now)
+        return [] if self.twin is None else self.twin.link_lost(peer, reason, now)
 
     def deadline(self) -> float | None:
         """Return the time at which `due` wants to be called."""
-        link = self._link
-        return None if link is None else link.deadline()
+        return None if self.twin is None else self.twin.link.deadline()
 
     def due(self, now: float) -> list[Effect]:
         """Give up a standby that can't be reached."""
-        if isinstance(self.twin, Copying):
-            return self.twin.due(now)
-        return [] if self.twin is None else self.twin.forwarding.due(now)
+        return [] if self.twin is None else self.twin.due(now)
 
     # --- a copy ---
 

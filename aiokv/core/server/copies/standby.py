@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from aiokv.core.rules import Rules
     from aiokv.core.server.answers import Answers
     from aiokv.core.server.catalog import Catalog
+    from aiokv.core.server.copies.standby_link import StandbyLink
     from aiokv.core.server.exchanges import Exchanges
     from aiokv.core.server.rounds.norms import Norms
     from aiokv.core.server.rounds.tallies import Tallies
@@ -160,6 +161,15 @@ class Standby:
 
     # --- its own standby ---
 
+    @property
+    def link(self) -> StandbyLink:
+        """The connection to it."""
+        return self.forwarding.link
+
+    def due(self, now: float) -> list[Effect]:
+        """Give it up if it can't be reached."""
+        return self.forwarding.due(now)
+
     def viewed(self, index: int, entry: m.StandbyEntry, now: float) -> list[Effect]:
         """Take over what a newer view says of this node."""
         self._fills = entry.state != "ready"
@@ -174,7 +184,7 @@ class Standby:
             effects += self._acknowledge(self.forwarding.acks.acked)
         return effects + self._changed(was_up)
 
-    def tail_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+    def link_lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """Take note that the link to its own standby has ended."""
         was_up = self.forwarding.is_up
         return self.forwarding.lost(peer, reason, now) + self._changed(was_up)
