@@ -101,6 +101,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "death_timeout. 0: it is lost at once."
         ),
     ] = 1.0
+    settle_time: Annotated[
+        Limit,
+        says(
+            "Where processes may join later, a scheduler waits for so many seconds from its start on before a cluster "
+            "begins or goes on: members of an earlier one look for it every second. 0: it is the first one there."
+        ),
+    ] = 1.5
     call_timeout: Annotated[Seconds, says("How long a call waits that is told nothing else.")] = 60.0
     join_timeout: Annotated[Seconds, says("The cluster must be complete after this time.")] = 120.0
     on_worker_loss: Annotated[

@@ -157,7 +157,7 @@ class _Cluster:
         self._tallies: list[tuple[str, Tallies]] = []
         self._restarts = 0
         self._changed = self._env.event()
-        self._add_node(SCHEDULER, Membership(self._plan()), listens=True)
+        self._start_scheduler()
         for name in scenario.servers:
             self._start_server(name)
         for name in scenario.workers:
@@ -258,9 +258,13 @@ class _Cluster:
 
     # --- nodes ---
 
+    def _start_scheduler(self) -> None:
+        self._starts += 1
+        machine = Membership(self._plan(), incarnation=self._starts, started=self._env.now)
+        self._add_node(SCHEDULER, machine, listens=True)
+
     def _plan(self) -> ClusterPlan:
         cluster = self._scenario.cluster
-        self._starts += 1
         checkpoints = CheckpointPlan("disk", self._starts, cluster.checkpoint_every, cluster.checkpoint_seconds)
         return ClusterPlan(
             num_workers=cluster.workers,
@@ -276,6 +280,7 @@ class _Cluster:
             reconnect_grace=cluster.reconnect_grace,
             replication=cluster.replication,
             num_places=cluster.places,
+            settle_time=cluster.settle_time if self._starts > 1 else 0.0,
             checkpoints=checkpoints,
         )
 
@@ -398,7 +403,7 @@ class _Cluster:
         if name in self._workers:
             self._start_worker(name)
         elif name == SCHEDULER:
-            self._add_node(name, Membership(self._plan()), listens=True)
+            self._start_scheduler()
         else:
             self._start_server(name)
         if not self._restarts and not self._changed.triggered:

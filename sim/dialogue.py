@@ -112,8 +112,8 @@ class Dialogue:
         self._lost: dict[str, list[str]] = {}
         """Who is lost as far as a node knows."""
         self._published = Published()
-        self._informed: dict[str, None] = {}
-        """Nodes that have a view."""
+        self._back: dict[str, None] = {}
+        """Nodes of the cluster that are connected to a scheduler that was started again."""
         self.on_another: Callable[[], None] = lambda: None
         """Is told when another cluster begins, of which the views so far say nothing."""
         self._heard: dict[str, float] = {}
@@ -253,8 +253,10 @@ class Dialogue:
         before = published.view
         if view is before or view == before:
             return
-        if published.alone and view.epoch <= before.epoch and not self._informed:
+        if before.epoch and view.founder != before.founder:
             published.view, published.alone = view, False
+            if self._back:
+                self._report([f"another cluster begins although {', '.join(self._back)} came back to go on"])
             self.on_another()
             return
         if view.epoch == before.epoch:
@@ -296,6 +298,8 @@ class Dialogue:
         """A message has come to a node from another, which it knows as `peer`."""
         if node == SCHEDULER:
             self._heard[source] = now
+            if type(message) is m.Register and message.epoch:
+                self._back[source] = None
         kind = type(message)
         if kind in _ASKED:
             lost = bool(self._lost) and kind in PUSHES and self._is_lost(node, source)
@@ -311,13 +315,11 @@ class Dialogue:
             self.readings.arrived(node, source, request, message)
         elif type(message) is m.CopySettings:
             self.readings.bundles.update(((node, number), keys) for number, keys in message.bundles)
-        elif type(message) is m.View and node != SCHEDULER:
-            self._informed[node] = None
-            if node in self._servers:
-                # Not those of the workers: of thousands, looking at all of their views would take longer than the run.
-                self._lost.pop(node, None)
-                if gone := _lost(message):
-                    self._lost[node] = gone
+        elif type(message) is m.View and node in self._servers:
+            # Not those of the workers: of thousands, looking at all of their views would take longer than the run.
+            self._lost.pop(node, None)
+            if gone := _lost(message):
+                self._lost[node] = gone
 
     def _due(self, node: str, kind: type[m.Message], message: m.Message, now: float) -> float:
         """Return when a question is to be answered at the latest."""
@@ -337,6 +339,7 @@ class Dialogue:
     def closed(self, node: str, peer: Peer, source: str, now: float, *, by_itself: bool = False) -> None:
         """A connection of a node is over: nothing that came over it is to be answered any longer."""
         if node == SCHEDULER:
+            self._back.pop(source, None)
             self._published.listeners.pop(peer, None)
             self._published.alone |= not self._published.listeners
             if not by_itself:
@@ -346,8 +349,9 @@ class Dialogue:
     def ended(self, node: str, now: float) -> None:
         """A node is no more."""
         self._released.pop(node, None)
-        self._informed.pop(node, None)
+        self._back.pop(node, None)
         if node == SCHEDULER:
+            self._back.clear()
             # One that is started again has heard nobody yet.
             self._closed.update(self._heard)
             self._published.listeners.clear()

@@ -45,6 +45,8 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     max_workers: Annotated[int, Meta(ge=0)] = 0
     """Workers may join while others train until there are so many; 0: none."""
     reconnect_grace: Seconds = 0.0
+    settle_time: Seconds = 1.5
+    """So long a scheduler that is started again waits for members; the first one knows that it is the first."""
     replication: Literal[1, 2] = 1
     """On how many servers every parameter is."""
     checkpoint_every: Annotated[int, Meta(ge=0)] = 0

@@ -140,7 +140,8 @@ class Joiner:
         if self.view is None:
             left = answer_time(max(0.0, self._join_by - now))
             return [Send(SCHEDULER, REGISTER_REQUEST, Register(*head, left, standby=self.standby))]
-        again = Register(*head, self.view.death_timeout, self.number, self.view.epoch, self.standby)
+        known = (self.number, self.view.epoch, self.standby, self.view.founder)
+        again = Register(*head, self.view.death_timeout, *known)
         text = f"{self.name} is connected to the scheduler at {self.address} again"
         found = Log("warning", text, "scheduler_found", {"address": self.address})
         return [Send(SCHEDULER, REGISTER_REQUEST, again), found]

@@ -161,6 +161,9 @@ class Job:
         if self.hosts:
             # What was said of this machine does not hold for the others.
             environ["AIOKV_ADVERTISE_HOST"] = self.advertise_host if role is Role.SCHEDULER else ""
+        if role is Role.SCHEDULER and scheduler is None:
+            # There was none before it whose cluster it could go on with.
+            environ.setdefault("AIOKV_SETTLE_TIME", "0")
         if scheduler is not None:
             host, port = scheduler
             environ |= {

@@ -12,6 +12,7 @@ from aiokv.core import stimuli as st
 from aiokv.core.scheduler.cluster_plan import ClusterPlan
 from aiokv.core.scheduler.membership import Membership
 from aiokv.errors import AiokvError, ProtocolError
+from aiokv.net.driver import make_incarnation
 from aiokv.net.node import Node
 from aiokv.types import Role
 
@@ -62,9 +63,10 @@ class Scheduler(Node):
             replication=config.replication,
             elastic_servers=config.elastic_servers,
             num_places=config.num_places,
+            settle_time=config.settle_time,
             checkpoints=checkpoints,
         )
-        self._start(Membership(plan))
+        self._start(Membership(plan, incarnation=make_incarnation(), started=self._loop.time()))
 
     def land(self, link: AnyLink, head: Head) -> Landing:
         """Refuse: nothing that a scheduler is told has a payload."""

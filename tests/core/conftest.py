@@ -624,7 +624,9 @@ class Scheduler:
     """A membership whose nodes are played by hand."""
 
     def __init__(self, workers: int = 2, servers: int = 1, **settings: Any) -> None:
-        self.machine = Membership(ClusterPlan(workers, servers, 0.5, 2.0, 2**19, 2**16, **settings))
+        incarnation = settings.pop("incarnation", 1)
+        plan = ClusterPlan(workers, servers, 0.5, 2.0, 2**19, 2**16, **settings)
+        self.machine = Membership(plan, incarnation=incarnation, started=0.0)
         self.now = 0.0
         self.peers: dict[str, Peer] = {}
         self.asked: dict[tuple[Peer, int], Asked] = {}
@@ -677,6 +679,7 @@ class Scheduler:
         epoch: int = 0,
         number: int = 0,
         standby: int = -1,
+        founder: int = 1,
     ) -> Asked:
         """Let a node ask for its place; its role is the beginning of its name unless given.
 
@@ -685,8 +688,8 @@ class Scheduler:
         role = role or Role(name.partition("-")[0])
         if again:
             del self.peers[name]
-        address = ("127.0.0.1", 9000)
-        return self.ask(name, m.Register(role, name, incarnation, *address, timeout, number, epoch, standby))
+        address, known = ("127.0.0.1", 9000), (number, epoch, standby, founder if epoch else 0)
+        return self.ask(name, m.Register(role, name, incarnation, *address, timeout, *known))
 
     def form(self, *names: str) -> None:
         """Let nodes register, in this order."""

@@ -58,6 +58,14 @@ def test_scheduler_listens_at_the_port_of_the_job_and_a_server_at_any() -> None:
     assert (scheduler.bind_port, server.bind_port) == (4000, 0)
 
 
+def test_only_a_scheduler_that_is_started_again_waits_for_members_of_an_earlier_cluster() -> None:
+    job = Job(command=["true"], port=4000)
+    first = load_config(environ=job.environment("scheduler", Role.SCHEDULER, {}))
+    second = load_config(environ=job.environment("scheduler", Role.SCHEDULER, {}, ADDRESS))
+    asked = load_config(environ=job.environment("scheduler", Role.SCHEDULER, {"AIOKV_SETTLE_TIME": "3"}))
+    assert (first.settle_time, second.settle_time, asked.settle_time) == (0.0, 1.5, 3.0)
+
+
 def test_old_place_of_the_launcher_does_not_reach_the_nodes() -> None:
     inherited = {
         "AIOKV_SCHEDULER_PORT": "1",

@@ -35,7 +35,7 @@ def test_a_job_that_joins_has_workers_only_with_names_of_their_own() -> None:
 
 
 async def test_workers_join_a_running_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: dict[str, Any] = {"token": "secret", "cluster": "joined", "backend": "reference"}
+    settings: dict[str, Any] = {"token": "secret", "cluster": "joined", "backend": "reference", "settle_time": 0.0}
     sums: list[float] = []
     async with (
         aiokv.Scheduler(num_workers=1, num_servers=1, max_workers=3, bind_port=0, **settings) as scheduler,

@@ -25,6 +25,7 @@ SETTINGS: dict[str, Any] = {
     "heartbeat": 0.5,
     "death_timeout": 10.0,
     "reconnect_grace": 0.1,
+    "settle_time": 0.0,
     "call_timeout": 20.0,
     "join_timeout": 20.0,
 }

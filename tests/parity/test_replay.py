@@ -17,7 +17,7 @@ from aiokv.core.worker.session import Session
 from aiokv.errors import AiokvError
 from aiokv.net.driver import Log
 from aiokv.types import Role
-from aiokv.wire.messages import Register
+from aiokv.wire.messages import Register, View
 
 
 def comparable(effects: list[Any]) -> list[str]:
@@ -29,6 +29,12 @@ def registered(log: Log) -> Register:
     """Return how the node of a log introduced itself."""
     messages = [getattr(effect, "message", None) for event in log.events for effect in event.effects]
     return next(message for message in messages if isinstance(message, Register))
+
+
+def founder_of(log: Log) -> int:
+    """Return the incarnation that a scheduler has named."""
+    messages = [getattr(effect, "message", None) for event in log.events for effect in event.effects]
+    return next(message.founder for message in messages if isinstance(message, View))
 
 
 def joiner(log: Log, role: Role, scheduler: aiokv.Scheduler) -> Joiner:
@@ -80,7 +86,7 @@ async def test_a_live_run_replayed_into_fresh_machines_gives_the_same_effects(po
         config.split_bytes,
     )
     replays: list[tuple[Log, Any]] = [
-        (scheduler_log, Membership(plan)),
+        (scheduler_log, Membership(plan, incarnation=founder_of(scheduler_log), started=0.0)),
         *((log, Coordinator(joiner(log, Role.SERVER, scheduler))) for log in server_logs),
         *((log, Session(joiner(log, Role.WORKER, scheduler), policy=policy)) for log in worker_logs),
     ]

@@ -280,8 +280,8 @@ def forget_who_has_finished(original: Any) -> Any:
 
 
 def be_hasty(original: Any) -> Any:
-    def init(self: Membership, plan: Any) -> Any:
-        original(self, replace(plan, death_timeout=plan.death_timeout / 4))
+    def init(self: Membership, plan: Any, **life: Any) -> Any:
+        original(self, replace(plan, death_timeout=plan.death_timeout / 4), **life)
 
     return init
 

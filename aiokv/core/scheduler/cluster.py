@@ -19,7 +19,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from aiokv.core.scheduler.cluster_plan import ClusterPlan
     from aiokv.core.scheduler.members import Member
-    from aiokv.types import Peer
+    from aiokv.types import Incarnation, Peer
 
 
 class Cluster:
@@ -27,9 +27,11 @@ class Cluster:
 
     Args:
         plan: how large it is, and its settings.
+        incarnation: number of the scheduler's life; none before or after it has the same.
+        started: when it began to listen.
     """
 
-    def __init__(self, plan: ClusterPlan) -> None:
+    def __init__(self, plan: ClusterPlan, incarnation: Incarnation, started: float) -> None:
         self.plan = plan
         self.barriers = Barriers()
         self.members = MemberTable(self.barriers.forget_peer)
@@ -37,6 +39,10 @@ class Cluster:
         self.keeper = Keeper(plan.checkpoints, plan.num_workers, plan.places)
         self.standbys = Standbys(plan.replication, plan.takes_servers, plan.death_timeout, self.members)
         self.first_places = FirstPlaces(plan, self.members, self.standbys.chains)
+        self.founder = incarnation
+        """The incarnation of the scheduler that has formed it, or is to."""
+        self.settled = started + plan.settling
+        """From when on it may be decided which cluster it is."""
         self.epoch = 0
         """That of the view; 0: the cluster has never been complete."""
         self.view: m.View | None = None
@@ -106,6 +112,7 @@ class Cluster:
             plan.replication,
             plan.num_workers if len(workers) > plan.num_workers else 0,
             self.barriers.opened,
+            self.founder,
         )
 
     def tell_keepers(self, now: float) -> list[Effect]:

@@ -22,6 +22,9 @@ class ClusterPlan:
 
     Keys are cut for `num_places`, of which each server has some at the beginning; 0: it has one. Where there are more
     than servers, these may come too.
+
+    Where processes may come later, no cluster begins, and none goes on, before a scheduler has been there for
+    `settle_time` seconds: members of an earlier cluster, whatever they alone have heard of it, have found it by then.
     """
 
     num_workers: int
@@ -39,6 +42,7 @@ class ClusterPlan:
     elastic_servers: bool = False
     max_workers: int = 0
     num_places: int = 0
+    settle_time: float = 0.0
 
     @property
     def places(self) -> int:
@@ -49,6 +53,13 @@ class ClusterPlan:
     def takes_servers(self) -> bool:
         """Whether servers may come when all are there, also without copies."""
         return self.elastic_servers or self.places > self.num_servers
+
+    @property
+    def settling(self) -> float:
+        """Seconds that pass from a scheduler's start until it may decide which cluster it is."""
+        # Where nobody may come later there are no processes that could be taken for a cluster instead of its members.
+        takes_others = self.max_workers > 0 or self.takes_servers or self.replication > 1
+        return self.settle_time if takes_others else 0.0
 
     @property
     def time_to_come_back(self) -> float:

@@ -113,6 +113,12 @@ class FirstPlaces:
         self._wanted.clear()
         return effects
 
+    def forget(self) -> None:
+        """Wait for no node any longer that was asked for: there is a cluster that has other ones."""
+        for name in self._wanted:
+            self._chains.processes.pop(name, None)
+        self._wanted.clear()
+
     def pass_over(self, name: str) -> None:
         """Do without a node that another scheduler had asked for: it is not known to what it belongs."""
         self._given_up[name] = None

@@ -21,7 +21,7 @@ from aiokv.wire import messages as m
 if TYPE_CHECKING:
     from aiokv.core.scheduler.cluster_plan import ClusterPlan
     from aiokv.core.scheduler.members import Member
-    from aiokv.types import Peer
+    from aiokv.types import Incarnation, Peer
 
 Said = (
     m.Opened
@@ -37,11 +37,17 @@ Said = (
 
 
 class Membership:
-    """The state machine of the scheduler. `handle` is the only door that changes it."""
+    """The state machine of the scheduler. `handle` is the only door that changes it.
 
-    def __init__(self, plan: ClusterPlan) -> None:
+    Args:
+        plan: how large the cluster is, and its settings.
+        incarnation: number of this scheduler's life; none before or after it has the same.
+        started: when it began to listen.
+    """
+
+    def __init__(self, plan: ClusterPlan, *, incarnation: Incarnation, started: float) -> None:
         self._plan = plan
-        self._cluster = cluster = Cluster(plan)
+        self._cluster = cluster = Cluster(plan, incarnation, started)
         self._members = cluster.members
         self._barriers, self._admissions = cluster.barriers, cluster.admissions
         self._keeper, self._standbys = cluster.keeper, cluster.standbys
@@ -74,9 +80,10 @@ class Membership:
 
     def deadline(self) -> float | None:
         """Return the time at which a `Tick` is wanted."""
-        members = (self._members.deadline(), self._standbys.deadline(), self._rebuild.deadline())
+        members = (self._members.deadline(), self._standbys.deadline())
+        begins = (self._registrations.deadline(), self._rebuild.deadline())
         waits = (self._barriers.deadline(), self._admissions.deadline(), self._keeper.deadline())
-        return earliest(*members, *waits, self._cluster.end_by)
+        return earliest(*members, *begins, *waits, self._cluster.end_by)
 
     @property
     def missing(self) -> str:
@@ -186,7 +193,8 @@ class Membership:
         calls = self._barriers.waiting(roster, now) + self._admissions.waiting(roster, now)
         for peer, _ in self._members.joining.times():
             member = self._members.by_peer[peer]
-            calls.append(m.WaitingCall(member.name, "join", f"missing {missing}", seconds=max(0.0, now - member.heard)))
+            reason = f"missing {missing}" if missing else self._registrations.unsettled
+            calls.append(m.WaitingCall(member.name, "join", reason, seconds=max(0.0, now - member.heard)))
         members = tuple(
             m.MemberState(
                 *(w.role, w.number, w.name, self._standbys.state_of(w), w.reason, w.host, w.port),
@@ -204,7 +212,7 @@ class Membership:
 
     def _tick(self, now: float) -> list[Effect]:
         cluster = self._cluster
-        effects = self._registrations.give_up(now) + self._losses.give_up_silent(now)
+        effects = self._registrations.tick(now) + self._losses.give_up_silent(now)
         effects += self._rebuild.tick(now) + self._losses.give_up_parted(now)
         ended, changed = self._standbys.tick(now)
         effects += ended + cluster.publish(now) if changed and not cluster.is_over else ended

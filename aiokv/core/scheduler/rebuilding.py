@@ -16,7 +16,7 @@ from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
     from aiokv.core.scheduler.cluster import Cluster
-    from aiokv.types import Peer
+    from aiokv.types import Incarnation, Peer
 
 UNSEEN = 1000
 """So many epochs are left out, and as many for every second before: schedulers before may have sent newer views than
@@ -38,18 +38,28 @@ class Registration(Record, eq=False):
 class Rebuilding(Record, eq=False):
     """What is known of a cluster whose nodes come back, until it goes on.
 
-    `until` is when those who are not back are given up, `beat_at` when the others hear from the scheduler. `back` are
-    nodes of the cluster, by name, `later` others that want to join; `asked` is the newest epoch of whose view somebody
-    was asked, and `view` the newest that has come. `said` is what nodes have told meanwhile besides.
+    `until` is when those who are not back are given up, `beat_at` when the others hear from the scheduler, and
+    `settles_at` from when on it may go on because all are back. `back` are nodes of the cluster that `founder` has
+    formed, by name; when all who were back are gone, `deserted` is until when they may come again. `later` are others
+    that want to join. `asked` is the newest epoch of whose view somebody was asked, and `view` the newest that has
+    come. `said` is what nodes have told meanwhile besides.
     """
 
     until: float
     beat_at: float
+    settles_at: float | None = None
+    founder: Incarnation = 0
+    deserted: float | None = None
     back: dict[str, Registration] = field(default_factory=dict)
     later: list[Registration] = field(default_factory=list)
     asked: int = 0
     view: m.View | None = None
     said: list[tuple[Peer, m.Message]] = field(default_factory=list)
+
+    @property
+    def ends_at(self) -> float:
+        """When it is over, whoever is back then."""
+        return self.until if self.deserted is None else self.deserted
 
     def forget(self, peer: Peer) -> None:
         """Take out a node whose connection has ended."""
@@ -105,18 +115,31 @@ class Rebuild:
 
     def deadline(self) -> float | None:
         """Return the time at which `tick` wants to be called."""
-        return None if self._rebuilding is None else earliest(self._rebuilding.until, self._rebuilding.beat_at)
+        one = self._rebuilding
+        return None if one is None else earliest(one.ends_at, one.beat_at, one.settles_at)
 
     # --- who comes back ---
 
-    def come_back(self, one: Registration, now: float) -> list[Effect]:
-        """Take note of a node that registers while the cluster is rebuilt, or begin with that."""
-        effects = self._begin(now) if self._rebuilding is None else []
-        rebuilding = self._rebuilding
-        assert rebuilding is not None, "it has begun"
+    def come_back(self, one: Registration, early: list[Registration], now: float) -> list[Effect]:
+        """Take note of a node that registers while the cluster is rebuilt, or begin with that.
+
+        Args:
+            one: what it has said.
+            early: others that want to join, and have come before.
+            now: the time.
+
+        Raises:
+            StaleEpochError: it is one of an earlier cluster than others that are back.
+        """
+        rebuilding = self._rebuilding or self._begin(now)
+        rebuilding.later += early
         if not one.message.epoch:
             rebuilding.later.append(one)
-            return effects + self._go_on_if_whole(rebuilding, now)
+            return self._go_on_if_whole(rebuilding, now)
+        if one.message.founder < rebuilding.founder:
+            raise StaleEpochError(f"{one.message.name} belongs to an earlier cluster than others that are back")
+        effects = self._begin_with(rebuilding, one) if one.message.founder > rebuilding.founder else []
+        rebuilding.deserted = None
         rebuilding.back[one.message.name] = one
         text, facts = f"{one.message.name} comes back from epoch {one.message.epoch}", {"node": one.message.name}
         effects.append(Log("warning", text, f"{one.message.role}_back", facts))
@@ -125,18 +148,31 @@ class Rebuild:
             effects.append(Send(one.peer, 0, m.GetView()))
         return effects + self._go_on_if_whole(rebuilding, now)
 
-    def _begin(self, now: float) -> list[Effect]:
-        until, beat_at = now + self._plan.time_to_come_back, now + self._plan.heartbeat
-        rebuilding = self._rebuilding = Rebuilding(until=until, beat_at=beat_at)
-        effects = self._cluster.first_places.give_up()
+    def _begin(self, now: float) -> Rebuilding:
+        settled = self._cluster.settled
+        until, beat_at = max(settled, now + self._plan.time_to_come_back), now + self._plan.heartbeat
+        rebuilding = self._rebuilding = Rebuilding(until, beat_at, settled if settled > now else None)
+        places = self._cluster.first_places
         for member in list(self._members.by_name.values()):
-            # They want to join a cluster that is there already.
+            # They want to join a cluster that is there already. What was asked for may have been there before, too.
             head = (member.role, member.name, member.incarnation, member.host, member.port)
-            message = m.Register(*head, self._plan.death_timeout)
+            index = places.index_of(member.name)
+            message = m.Register(*head, self._plan.death_timeout, standby=-1 if index is None else index)
             rebuilding.later.append(Registration(member.peer, member.request, message, member.heard))
             self._members.drop(member, "left", "")
             self._members.remove(member)
-        return effects
+        places.forget()
+        return rebuilding
+
+    def _begin_with(self, rebuilding: Rebuilding, one: Registration) -> list[Effect]:
+        """Go on with a later cluster than the one of which nodes are back."""
+        text = f"an earlier cluster than that of {one.message.name}, which is back, too"
+        earlier, rebuilding.back = rebuilding.back, {}
+        rebuilding.founder, rebuilding.asked, rebuilding.view = one.message.founder, 0, None
+        return [
+            Refuse(each.peer, each.request, StaleEpochError(f"{name} belongs to {text}"))
+            for name, each in earlier.items()
+        ]
 
     def told(self, peer: Peer, view: m.View, now: float) -> list[Effect]:
         """Take in what a node that has come back says of the cluster; nobody else is believed.
@@ -166,7 +202,11 @@ class Rebuild:
             return []
         known = bool(rebuilding.back)
         rebuilding.forget(peer)
-        return self._go_on(rebuilding, now) if known and not rebuilding.back else []
+        if not known or rebuilding.back:
+            return []
+        # It may only have lost its connection.
+        rebuilding.deserted = now + self._plan.settling
+        return self.tick(now)
 
     def tick(self, now: float) -> list[Effect]:
         """Let those hear from the scheduler that are back, and go on when the time of the others is over."""
@@ -177,13 +217,16 @@ class Rebuild:
             # Those who are back would take silence for a loss.
             rebuilding.beat_at = now + self._plan.heartbeat
             effects += [Send(one.peer, 0, m.Heartbeat()) for one in rebuilding.back.values()]
-        return effects + self._go_on(rebuilding, now) if now >= rebuilding.until else effects
+        if rebuilding.settles_at is not None and now >= rebuilding.settles_at:
+            rebuilding.settles_at = None
+            effects += self._go_on_if_whole(rebuilding, now)
+        return effects + self._go_on(rebuilding, now) if self.is_under_way and now >= rebuilding.ends_at else effects
 
     # --- the cluster as it was ---
 
     def _go_on_if_whole(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
         rebuilding.recognise()
-        return self._go_on(rebuilding, now) if rebuilding.is_whole else []
+        return self._go_on(rebuilding, now) if rebuilding.is_whole and rebuilding.settles_at is None else []
 
     def _go_on(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
         """Go on with the cluster as it was: who is not back is lost."""
@@ -255,6 +298,7 @@ class Rebuild:
                 if standby.state != "expected":
                     head = (-1, 0, Role.SERVER, standby.name, standby.incarnation, standby.host, standby.port, now)
                     self._restore_member(rebuilding, Member(*head), now)
+        self._cluster.founder = view.founder
         self._cluster.epoch = max(view.epoch + UNSEEN, int(UNSEEN * now))
         self._cluster.barriers.opened = view.barriers
         self._cluster.keeper.restarted()

@@ -45,6 +45,17 @@ class Registrations:
         self._receive = receive
         self._early: dict[Peer, Registration] = {}
         """Workers that want to join, and have come before the cluster is complete."""
+        self._is_unsettled = False
+        """Whether all were there before it may be decided which cluster it is."""
+
+    def deadline(self) -> float | None:
+        """Return the time at which `tick` wants to be called."""
+        return self._cluster.settled if self._is_unsettled else None
+
+    @property
+    def unsettled(self) -> str:
+        """For what a cluster waits of which all are there, in words."""
+        return f"no member of an earlier cluster comes back within {self._plan.settling:g} s"
 
     def register(self, peer: Peer, request: int, message: m.Register, now: float) -> list[Effect]:
         """Let a node in.
@@ -62,7 +73,12 @@ class Registrations:
         if index is not None:
             return self._begin_place(peer, request, message, index, now)
         if not self._cluster.epoch and (message.epoch or message.standby >= 0 or self._rebuild.is_under_way):
-            return self._rebuild.come_back(Registration(peer, request, message, now), now)
+            early, self._early, self._is_unsettled = self._early, {}, False
+            return self._rebuild.come_back(Registration(peer, request, message, now), list(early.values()), now)
+        if message.epoch and message.founder != self._cluster.founder:
+            raise StaleEpochError(
+                f"{message.name} belongs to an earlier cluster: it was not back when this one began without it"
+            )
         effects = self._make_room(message, now)
         known = self._members.by_name.get(message.name)
         if known is not None and not self._cluster.epoch and _is_of(known, message):
@@ -101,9 +117,11 @@ class Registrations:
         self._members.bind(member, now + timeout + self._plan.death_timeout)
         asked = self._cluster.first_places.host() or self._cluster.first_places.remind(member)
         missing = self._cluster.missing
-        if not missing:
+        if not missing and now >= self._cluster.settled:
             return self._form(now)
-        return [Log("info", f"{member.role} {member.name} is here; waiting for {missing}"), *asked]
+        self._is_unsettled = not missing
+        waits = f"waiting for {missing}" if missing else f"waiting until {self.unsettled}"
+        return [Log("info", f"{member.role} {member.name} is here; {waits}"), *asked]
 
     def _form(self, now: float) -> list[Effect]:
         """Give out the numbers, by name, and tell everybody: the cluster is complete."""
@@ -136,7 +154,8 @@ class Registrations:
         Raises:
             StaleEpochError: it is needed no longer.
         """
-        if self._cluster.epoch:
+        if self._cluster.epoch or message.epoch or self._rebuild.is_under_way:
+            # What an earlier scheduler has asked for may have the same name.
             return None
         if self._cluster.first_places.is_given_up(message.name):
             raise StaleEpochError(f"{message.name} is no longer wanted as server {message.standby}")
@@ -214,8 +233,16 @@ class Registrations:
         """Take out a node whose connection has ended."""
         self._early.pop(peer, None)
 
-    def give_up(self, now: float) -> list[Effect]:
-        """Refuse those that have waited too long for the cluster to be complete."""
+    def tick(self, now: float) -> list[Effect]:
+        """Let the cluster begin when all were there before it might, and refuse those that have waited too long."""
+        effects: list[Effect] = []
+        if self._is_unsettled and now >= self._cluster.settled:
+            self._is_unsettled = False
+            # Somebody may have gone, or come that knows of another cluster.
+            effects += [] if self._cluster.missing else self._form(now)
+        return effects + self._give_up(now)
+
+    def _give_up(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         # What is missing is the same for all that give up now, so it is read before the first is taken out.
         missing = self._cluster.missing
@@ -224,7 +251,8 @@ class Registrations:
                 # It was for a place, and its process has given up.
                 continue
             member = self._members.by_peer[peer]
-            text = f"the cluster is not complete after {now - member.heard:.3g} s: missing {missing}"
+            awaited = f"missing {missing}" if missing else f"it waits until {self.unsettled}"
+            text = f"the cluster is not complete after {now - member.heard:.3g} s: {awaited}"
             self._members.drop(member, "left", text)
             self._members.remove(member)
             said = Log("error", f"{member.name}: {text}", "join_timeout", member.facts | {"missing": missing})

@@ -53,13 +53,15 @@ class Turnover:
             raise ClusterFullError(
                 f"the name {known.name!r} is taken by a member that is {known.state}", got=known.name
             )
-        if message.epoch or (known is not None and message.incarnation < known.incarnation):
+        number = len(self._members.workers) if known is None else known.number
+        # One that had joined, and alone has heard so when the scheduler ended, gets what it was told.
+        is_another = message.epoch > 0 and message.number != number
+        if is_another or (known is not None and message.incarnation < known.incarnation):
             raise StaleEpochError(f"the cluster has gone on without this process of {message.name}")
         if place is Place.FULL:
             text = f"{most} workers are there, as many as may be; {message.name!r} is one too many"
             raise ClusterFullError(text, expected=most)
         effects: list[Effect] = []
-        number = len(self._members.workers) if known is None else known.number
         if known is not None:
             if known.connected:
                 effects.append(Disconnect(known.peer, "another process has connected under its name"))

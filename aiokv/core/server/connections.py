@@ -84,7 +84,7 @@ class Connections:
         if self._resuming.error is not None:
             return [Refuse(peer, request, self._resuming.error)]
         if not self._can_answer(message):
-            # The other side has a view that has not reached this server yet, or the values are not here.
+            # The other side is in a view that has not reached this server yet, or the values are not here.
             if any(other == peer for other, _ in self._attaching):
                 raise MembershipError("who it is was said on this connection already, and is not known yet")
             self._attaching[peer, request] = message
@@ -94,7 +94,11 @@ class Connections:
 
     def _can_answer(self, message: AnyAttach) -> bool:
         is_filling = self._replication.is_filling and not isinstance(message, m.AttachStandby)
-        return message.epoch <= self._answers.roster.epoch and not is_filling
+        is_new = message.epoch > self._answers.roster.epoch or self._is_unknown(message)
+        return not (is_filling or is_new)
+
+    def _is_unknown(self, message: AnyAttach) -> bool:
+        return isinstance(message, m.Attach) and self._workers.is_unknown(message, self._answers.roster)
 
     def let_in(self, now: float) -> list[Effect]:
         """Answer those who have said who they are before that could be known, or before their values were there."""
@@ -156,7 +160,10 @@ class Connections:
             return Wait(what, "it does not serve its part of the keys yet", attach.timeout)
         if self._resuming.is_busy:
             return Wait(what, "the checkpoint is not loaded yet", attach.timeout)
-        return Wait(what, f"the view of epoch {attach.epoch} is not here yet", attach.timeout)
+        missing = f"the view of epoch {attach.epoch} is not here yet"
+        if attach.epoch <= self._answers.roster.epoch:
+            missing = "it is no member of the newest view"
+        return Wait(what, missing, attach.timeout)
 
     def expire(self, name: RequestName) -> list[Effect]:
         """Refuse somebody who has waited too long, if it still waits."""
@@ -168,6 +175,9 @@ class Connections:
             text = f"{self._joiner.name} has not loaded its part of the checkpoint in {attach.timeout:g} s"
         elif attach.epoch > self._answers.roster.epoch:
             text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
+        elif isinstance(attach, m.Attach):
+            error = self._workers.refusal(attach, self._answers.roster)
+            return [Refuse(*name, error or CallTimeoutError(text))]
         return [Refuse(*name, CallTimeoutError(text))]
 
     # --- ends ---

@@ -81,6 +81,15 @@ class WorkerLinks:
 
     # --- who they may be ---
 
+    def is_unknown(self, message: m.Attach, roster: Roster) -> bool:
+        """Tell whether a worker may be the one of a later view.
+
+        It was in one that a scheduler has sent to it alone before it ended, and joins again at the next scheduler.
+        """
+        entry = roster.entry(message.rank)
+        is_later = entry is None or (entry.name == message.name and entry.incarnation < message.incarnation)
+        return is_later and message.epoch < roster.epoch
+
     def refusal(self, message: m.Attach, roster: Roster) -> AiokvError | None:
         """Return why a worker is not the one that the view knows, if it is not."""
         entry = roster.entry(message.rank)

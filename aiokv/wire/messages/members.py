@@ -13,8 +13,8 @@ from aiokv.wire.messages.base import Message
 class Register(Message):
     """A node asks for its place. Answered by a `View` when the cluster is complete, or by an `Error`.
 
-    One that has its place already names its `number`, rank or index, and the `epoch` of the newest view that it knows:
-    its connection has ended, or the scheduler was started again.
+    One that has its place already names its `number`, rank or index, and `epoch` and `founder` of the newest view that
+    it knows: its connection has ended, or the scheduler was started again.
 
     Unless `standby` is -1 the node is to hold a copy of the server with that index, as `HostStandby` said.
     """
@@ -28,6 +28,7 @@ class Register(Message):
     number: int = -1
     epoch: int = 0
     standby: int = -1
+    founder: int = 0
 
 
 class WorkerEntry(Message):
@@ -99,6 +100,9 @@ class View(Message):
     `declared` is how many workers the cluster has begun with; 0: as many as there are in `workers`.
 
     `barriers` is how many have been opened.
+
+    `founder` is the incarnation of the scheduler that has formed the cluster. Others that were started again since go
+    on with it; two clusters differ in it, also when one has come after the other at the same address.
     """
 
     epoch: int
@@ -116,6 +120,7 @@ class View(Message):
     replication: int = 1
     declared: int = 0
     barriers: int = 0
+    founder: int = 0
 
 
 class GetView(Message):

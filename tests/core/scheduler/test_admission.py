@@ -301,7 +301,7 @@ def restarted(make_scheduler: type[Scheduler]) -> Scheduler:
     servers = tuple(m.ServerEntry(index, f"server-{index}", 1, "127.0.0.1", 9000) for index in range(2))
     for name in [*(server.name for server in servers), *(worker.name for worker in workers)]:
         scheduler.register(name, epoch=7)
-    known = m.View(7, workers, servers, 0.5, 2**19, 2**16, 2.0)
+    known = m.View(7, workers, servers, 0.5, 2**19, 2**16, 2.0, founder=1)
     known.declared = 2
     say(scheduler, "server-0", known)
     return scheduler
@@ -454,7 +454,7 @@ def test_after_a_restart_of_the_scheduler_those_who_have_joined_are_known(make_s
         m.WorkerEntry(3, "worker-3", 1, "joining", "", 9),
     )
     servers = (m.ServerEntry(0, "server-0", 1, "127.0.0.1", 9000),)
-    view = m.View(7, workers, servers, 0.5, 2**19, 2**16, 2.0, declared=2)
+    view = m.View(7, workers, servers, 0.5, 2**19, 2**16, 2.0, declared=2, founder=1)
     for worker in (*EVERYBODY, "worker-2", "worker-3"):
         scheduler.register(worker, epoch=7)
     say(scheduler, "worker-0", view)

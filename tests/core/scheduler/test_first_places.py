@@ -171,8 +171,17 @@ def test_nodes_that_another_scheduler_had_asked_for_end_when_nobody_knows_of_a_c
 
 def test_nodes_of_a_cluster_that_was_there_before_come_first(scheduler: Scheduler) -> None:
     """The others take part in that; what they were asked for is not needed any longer."""
-    begin(scheduler, FIRST[0])
-    effects = scheduler.handle(
-        st.Received(90, 1, m.Register(Role.WORKER, "worker-0", 3, "127.0.0.1", 9000, 5.0, 0, 4, -1))
-    )
-    assert ef.Send(scheduler.peers[FIRST[0]], 0, m.Stop("a server has gone before the cluster was complete")) in effects
+    begin(scheduler, *FIRST)
+    old = view(scheduler)
+    again = type(scheduler)(workers=1, servers=2, num_places=5, elastic_servers=True)
+    again.form("server-8", "server-9")
+    ours = register(again, "server-8/2.0", 2)
+    assert ours.answer is None
+    again.register("worker-0", epoch=old.epoch)
+    for entry in old.servers:
+        again.register(entry.name, Role.SERVER, incarnation=entry.incarnation, epoch=old.epoch, number=entry.index)
+    again.handle(st.Received(again.peers["worker-0"], 0, old))
+    assert [entry.name for entry in view(again).servers] == [entry.name for entry in old.servers]
+    assert isinstance(ours.error, StaleEpochError)
+    spares = [name for name in ("server-8", "server-9") if view(again, name) == view(again)]
+    assert spares == ["server-8", "server-9"]

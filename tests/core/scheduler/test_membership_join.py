@@ -46,6 +46,7 @@ def test_view_says_who_is_in_and_what_all_share(scheduler: Scheduler) -> None:
             2**19,
             2**16,
             2.0,
+            founder=1,
         )
     ]
 

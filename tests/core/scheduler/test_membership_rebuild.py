@@ -24,7 +24,7 @@ def view(epoch: int = 7, *, last: str = "alive") -> m.View:
         m.WorkerEntry(2, "worker-2", 1, last),
     )
     servers = tuple(m.ServerEntry(index, f"server-{index}", 1, "127.0.0.1", 9000) for index in range(2))
-    return m.View(epoch, workers, servers, 0.5, 2**19, 2**16, 2.0)
+    return m.View(epoch, workers, servers, 0.5, 2**19, 2**16, 2.0, founder=1)
 
 
 @pytest.fixture

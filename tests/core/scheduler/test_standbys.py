@@ -462,7 +462,7 @@ def old_view(state: str) -> m.View:
         )
         for index, name, other in nodes
     )
-    return m.View(7, (m.WorkerEntry(0, "worker-0", 1),), entries, 0.5, 2**19, 2**16, 2.0, replication=2)
+    return m.View(7, (m.WorkerEntry(0, "worker-0", 1),), entries, 0.5, 2**19, 2**16, 2.0, replication=2, founder=1)
 
 
 def come_back(scheduler: Scheduler, known: m.View, *names: str) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
@@ -155,6 +156,35 @@ def test_worker_with_a_newer_view_waits_for_it(server: Server) -> None:
     assert early.pending
     server.publish()
     assert early.answer == m.Done()
+
+
+@pytest.mark.parametrize(("rank", "incarnation"), [(3, 1), (0, 2)], ids=["it has joined", "it has joined again"])
+def test_worker_of_an_older_view_that_the_newest_does_not_know_yet_waits_for_a_later_one(
+    server: Server, rank: int, incarnation: int
+) -> None:
+    """It alone had heard so when the scheduler ended, and joins once more at the next one."""
+    server.publish(epoch=1000)
+    waiting = server.attach(rank, peer=50, epoch=2, incarnation=incarnation)
+    shown = server.ask(rank, m.GetWaiting(), peer=60).answer
+    assert isinstance(shown, m.Waiting)
+    assert [call.reason for call in shown.calls] == ["it is no member of the newest view"]
+    known = server.machine._joiner.view
+    assert known is not None
+    entries = {entry.rank: entry for entry in known.workers}
+    entries[rank] = m.WorkerEntry(rank, f"worker-{rank}", incarnation, "joining")
+    view = structs.replace(known, epoch=1001, workers=tuple(entries.values()))
+    server.handle(st.Received(SCHEDULER, 0, view))
+    assert waiting.answer == m.Done()
+
+
+def test_worker_that_no_later_view_knows_is_refused_when_its_time_is_over(server: Server) -> None:
+    server.publish(epoch=1000)
+    waiting = server.attach(3, peer=50, epoch=2, timeout=3.0)
+    server.tick(2.9)
+    assert waiting.pending
+    server.tick(3.0)
+    assert isinstance(waiting.error, MembershipError)
+    assert str(waiting.error) == "worker-3 (rank 3) is no member of epoch 1000"
 
 
 def test_who_waits_for_a_view_can_not_fill_the_memory_with_asking_again(server: Server) -> None:

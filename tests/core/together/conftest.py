@@ -55,7 +55,7 @@ class Node:
     stops: list[ef.Stop] = field(default_factory=list)
 
 
-NOWHERE = Node("nowhere", Membership(ClusterPlan(1, 1, 0.5, 2.0, 16, 64)), alive=False)
+NOWHERE = Node("nowhere", Membership(ClusterPlan(1, 1, 0.5, 2.0, 16, 64), incarnation=1, started=0.0), alive=False)
 
 USED = np.zeros(0, np.float32)
 """In the place of an array that its user has back."""
@@ -162,7 +162,8 @@ class Cluster:
         self.lives: dict[str, int] = {}
         self.nodes: dict[str, Node] = {}
         self._calls = itertools.count()
-        self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, **plan)))
+        machine = Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, **plan), incarnation=1, started=0.0)
+        self.add("scheduler", machine)
         for index in range(servers):
             joiner = self.joiner(Role.SERVER, index)
             self.add(joiner.name, Coordinator(joiner))

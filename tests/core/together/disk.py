@@ -55,8 +55,9 @@ def with_disk(make_cluster: Make, disk: Disk, *, resume: int = 0, every: int = 2
         def __init__(self) -> None:
             workers, servers = options["workers"], options["servers"]
             super().__init__(**options)
-            plan = CheckpointPlan("/ck", 1, every, 0.0, 9, resume="/ck/old" if resume else "", clock=resume)
-            self.add("scheduler", Membership(ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, checkpoints=plan)))
+            checkpoints = CheckpointPlan("/ck", 1, every, 0.0, 9, resume="/ck/old" if resume else "", clock=resume)
+            plan = ClusterPlan(workers, servers, 0.5, 2.0, 16, 64, checkpoints=checkpoints)
+            self.add("scheduler", Membership(plan, incarnation=1, started=0.0))
             self.writing: list[tuple[int, Any, st.Stimulus]] = []
             """What is being written: until which round, and what comes of it where."""
 

@@ -58,7 +58,7 @@ class Killer:
         """Workers that have joined and do not leave yet."""
         self.read: dict[int, dict[Key, Array]] = {}
         plan = ClusterPlan(2, 2, 0.5, 2.0, 16, 64, on_worker_loss="respawn", respawn_timeout=30.0)
-        cluster.nodes["scheduler"].machine = Membership(plan)
+        cluster.nodes["scheduler"].machine = Membership(plan, incarnation=1, started=0.0)
         self._step = cluster.step
         cluster.step = self.step  # type: ignore[method-assign]
 

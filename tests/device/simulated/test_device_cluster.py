@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "backend": "reference",
     "cluster": "test",
     "heartbeat": 0.5,
+    "settle_time": 0.0,
     "death_timeout": 20.0,
     "call_timeout": 60.0,
     "join_timeout": 60.0,
