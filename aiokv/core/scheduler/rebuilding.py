@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aiokv.core.deadlines import earliest
@@ -41,8 +41,8 @@ class Rebuilding(Record, eq=False):
     `until` is when those who are not back are given up, `beat_at` when the others hear from the scheduler, and
     `settles_at` from when on it may go on because all are back. `back` are nodes of the cluster that `founder` has
     formed, by name; when all who were back are gone, `deserted` is until when they may come again. `later` are others
-    that want to join. `asked` is the newest epoch of whose view somebody was asked, and `view` the newest that has
-    come. `said` is what nodes have told meanwhile besides.
+    that want to join. `asked` is the newest epoch of whose view somebody was asked, over the connection `teller`, and
+    `view` the newest that has come. `said` is what nodes have told meanwhile besides.
     """
 
     until: float
@@ -53,6 +53,7 @@ class Rebuilding(Record, eq=False):
     back: dict[str, Registration] = field(default_factory=dict)
     later: list[Registration] = field(default_factory=list)
     asked: int = 0
+    teller: Peer = -1
     view: m.View | None = None
     said: list[tuple[Peer, m.Message]] = field(default_factory=list)
 
@@ -65,6 +66,22 @@ class Rebuilding(Record, eq=False):
         """Take out a node whose connection has ended."""
         self.back = {name: one for name, one in self.back.items() if one.peer != peer}
         self.later = [one for one in self.later if one.peer != peer]
+
+    def ask(self, candidates: Iterable[Registration]) -> list[Effect]:
+        """Ask for the newest view that any of some nodes knows, unless that was done."""
+        newest = max(candidates, key=lambda one: one.message.epoch, default=None)
+        if newest is None or newest.message.epoch <= self.asked:
+            return []
+        self.asked, self.teller = newest.message.epoch, newest.peer
+        return [Send(newest.peer, 0, m.GetView())]
+
+    def ask_others(self, peer: Peer) -> list[Effect]:
+        """Ask others if a connection has ended over which no answer has come."""
+        known = 0 if self.view is None else self.view.epoch
+        if peer != self.teller or known >= self.asked:
+            return []
+        self.asked = known
+        return self.ask(self.back.values())
 
     def recognise(self) -> None:
         """Count those as back that are in the view, although it had not come to them when the scheduler ended."""
@@ -143,9 +160,7 @@ class Rebuild:
         rebuilding.back[one.message.name] = one
         text, facts = f"{one.message.name} comes back from epoch {one.message.epoch}", {"node": one.message.name}
         effects.append(Log("warning", text, f"{one.message.role}_back", facts))
-        if one.message.epoch > rebuilding.asked:
-            rebuilding.asked = one.message.epoch
-            effects.append(Send(one.peer, 0, m.GetView()))
+        effects += rebuilding.ask([one])
         return effects + self._go_on_if_whole(rebuilding, now)
 
     def _begin(self, now: float) -> Rebuilding:
@@ -203,7 +218,7 @@ class Rebuild:
         known = bool(rebuilding.back)
         rebuilding.forget(peer)
         if not known or rebuilding.back:
-            return []
+            return rebuilding.ask_others(peer)
         # It may only have lost its connection.
         rebuilding.deserted = now + self._plan.settling
         return self.tick(now)

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from aiokv.core import effects as ef
+from aiokv.core import stimuli as st
 from aiokv.errors import ClusterFullError, MembershipError
 from aiokv.types import Role
 from aiokv.wire import messages as m
@@ -48,7 +49,7 @@ def asked(scheduler: Scheduler) -> list[str]:
     """Return the nodes that were asked for their view."""
     names = {peer: name for name, peer in scheduler.peers.items()}
     sends = [one for one in scheduler.effects if isinstance(one, ef.Send)]
-    return [names[send.peer] for send in sends if send.message == m.GetView()]
+    return [names.get(send.peer, "gone") for send in sends if send.message == m.GetView()]
 
 
 def states(scheduler: Scheduler, name: str = "worker-0") -> dict[str, str]:
@@ -80,6 +81,23 @@ def test_who_knows_a_newer_epoch_is_asked(scheduler: Scheduler) -> None:
     tell(scheduler, "server-1", view(6))
     assert scheduler.views["worker-0"][-1].epoch == 1008
     assert states(scheduler) == {"worker-1": "left", "worker-2": "finished"}
+
+
+def test_others_are_asked_when_the_one_that_was_is_gone_before_it_has_answered(scheduler: Scheduler) -> None:
+    """The first has connected again, and says once more what it alone knows; then it is gone for good."""
+    come_back(scheduler, "server-1", "server-0", "worker-0")
+    come_back(scheduler, "worker-2", epoch=8)
+    lost = scheduler.peers["worker-2"]
+    come_back(scheduler, "worker-2", epoch=8)
+    scheduler.handle(st.PeerLost(lost, "reset"))
+    assert asked(scheduler) == ["server-1", "gone", "worker-2"]
+    scheduler.drop("worker-2")
+    assert asked(scheduler)[3:] == ["server-1"]
+    tell(scheduler, "server-1", view())
+    scheduler.drop("server-0")
+    assert len(asked(scheduler)) == 4, "it has answered"
+    come_back(scheduler, "server-0", "worker-2")
+    assert scheduler.views["worker-0"][-1].epoch == 1008
 
 
 def test_who_does_not_come_back_is_lost(scheduler: Scheduler) -> None:
