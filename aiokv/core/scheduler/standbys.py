@@ -130,9 +130,12 @@ class Standbys:
 
     def _hosts(self) -> list[Member]:
         """Return the nodes in whose processes standbys can be started."""
+        return [one for one in self._processes() if one.is_here and one.connected]
+
+    def _processes(self) -> list[Member]:
+        """Return the nodes that stand for a process of servers, but for those that leave."""
         nodes = [one for one in self._members.values() if one.role is Role.SERVER]
-        own = [one for one in nodes if one.name not in self.chains.processes]
-        return [one for one in own if one.is_here and one.connected and one.name not in self._leaving]
+        return [one for one in nodes if one.name not in self.chains.processes and one.name not in self._leaving]
 
     def can_do_without(self, node: Member) -> bool:
         """Tell whether nothing is lost with a process that has a node of servers for itself."""
@@ -234,7 +237,8 @@ class Standbys:
         if node.name in self.chains.processes:
             process = self.chains.processes[node.name]
             raise MembershipError(f"{node.name} can't leave alone; {process} stands for its process")
-        if not any(one is not node for one in self._hosts()):
+        # Who has lost its connection only may be back at once.
+        if not any(one.is_here and one is not node for one in self._processes()):
             raise MembershipError(f"{node.name} can't leave: there is no other process of servers", got=node.name)
         self._leaving[node.name] = request
         self._moves = {index: to for index, to in self._moves.items() if to != node.name}

@@ -217,7 +217,7 @@ class Coordinator:
             case Join(call, timeout):
                 return self._joiner.join(call, timeout, now)
             case Depart(_, timeout):
-                return self._lifetime.leaving.begin(timeout, now)
+                return self._lifetime.leaving.begin(timeout, now, is_of_use=self._lifetime.is_of_use)
             case _:
                 return self._link_event(stimulus, now)
 
@@ -270,7 +270,7 @@ class Coordinator:
             first = earliest(first, self._neighbours.deadline(), decides)
         twin, lifetime = self._replication.twin, self._lifetime
         if twin is not None or lifetime.alone_since is not None or lifetime.leaving.until is not None:
-            first = earliest(first, lifetime.alone_until, lifetime.leaving.until, self._replication.deadline())
+            first = earliest(first, lifetime.alone_until, lifetime.leaving.deadline(), self._replication.deadline())
         return first
 
     def _tick(self, now: float) -> list[Effect]:
@@ -387,7 +387,7 @@ class Coordinator:
                 error = from_code(code, text, details)
                 return self._joiner.fail(error) if self._joiner.joining else self._give_up(error.message)
             case m.Done() | m.Error() if request == LEAVE_REQUEST:
-                return self._lifetime.leaving.answered(message)
+                return self._lifetime.leaving.answered(message, now)
             case m.HostStandby(index, name):
                 return self._lifetime.host(index, name)
             case m.Boundary():
@@ -399,12 +399,14 @@ class Coordinator:
                 return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason, now)]
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
+        was_registered = self._joiner.is_registered
         is_news = self._joiner.on_view(view, now)
         self._lifetime.look_around(now)
+        effects = [] if was_registered else self._lifetime.leaving.registered()
         if not is_news:
             # The scheduler is there again; had the boundary come about, there would be a newer one.
-            return self._views.unbound(now)
-        effects = self._consulting.viewed(view, now) + self._connections.cut_strangers(now)
+            return effects + self._views.unbound(now)
+        effects += self._consulting.viewed(view, now) + self._connections.cut_strangers(now)
         return effects + self._views.viewed(view, now)
 
     def _scheduler_gone(self, reason: str, now: float) -> list[Effect]:
@@ -412,7 +414,7 @@ class Coordinator:
             return []
         reconnects = self._joiner.on_lost(reason)
         self._lifetime.look_around(now)
-        if given_up := self._lifetime.leaving.scheduler_gone():
+        if given_up := self._lifetime.leaving.scheduler_gone(is_of_use=self._lifetime.is_of_use):
             return given_up
         does = "has not joined yet" if self._joiner.joining else "serves its workers until they leave"
         text = f"the scheduler at {self._joiner.address} is gone: {reason}; {self._joiner.name} {does}, looks for it"

@@ -50,14 +50,18 @@ class Lifetime:
         del self._hosted[name]
         self.look_around(now)
 
-    def look_around(self, now: float) -> None:
-        """Take note since when nobody is there for whom this node, or another one of its process, could be of use."""
+    @property
+    def is_of_use(self) -> bool:
+        """Whether somebody is there for whom this node, or another one of its process, is of use."""
         view = self._joiner.view
         # A standby is of use as long as its primary is.
         serves = view is not None and any(entry.name in self._hosted for entry in view.servers)
-        of_use = bool(self._workers) or serves or self._replication.has_primary
+        return bool(self._workers) or serves or self._replication.has_primary
+
+    def look_around(self, now: float) -> None:
+        """Take note since when nobody is there for whom it could be of use."""
         # A scheduler that takes nobody back, such as one of another cluster, is nobody either.
-        is_alone = self._joiner.joined and not self._joiner.is_registered and not of_use
+        is_alone = self._joiner.joined and not self._joiner.is_registered and not self.is_of_use
         self.alone_since = (self.alone_since if self.alone_since is not None else now) if is_alone else None
 
     @property
@@ -66,6 +70,8 @@ class Lifetime:
         view = self._joiner.view
         if self.alone_since is None or view is None or self.is_over or self._joiner.connected:
             return None
+        if self.leaving.until is not None:
+            return self.alone_since
         # What a standby has may be the only copy by now, until the scheduler is there again and says so. Where others
         # may take the places of lost workers, they can't do so before that either.
         may_be_wanted = self._replication.holds_copy or view.on_worker_loss != "fail"

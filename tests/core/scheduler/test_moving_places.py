@@ -78,6 +78,15 @@ def test_one_has_to_stay(scheduler: Scheduler) -> None:
     assert servers(scheduler) == [("server-2", "alive")] * 3
 
 
+def test_who_has_lost_its_connection_only_may_go_on_with_what_another_one_had(make_scheduler: type[Scheduler]) -> None:
+    scheduler = make_scheduler(workers=1, servers=2, elastic_servers=True, reconnect_grace=1.0)
+    scheduler.form("worker-0", "server-0", "server-1")
+    scheduler.drop("server-1")
+    assert leave(scheduler, "server-0").pending
+    scheduler.register("server-1", again=True, epoch=1, number=1)
+    assert hosted(scheduler) == [("server-1", 0)]
+
+
 def test_only_processes_of_servers_leave_so(scheduler: Scheduler) -> None:
     leave(scheduler, "server-1")
     fill(scheduler, 1)

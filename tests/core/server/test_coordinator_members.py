@@ -549,15 +549,69 @@ def test_server_that_is_to_end_stays_until_others_have_what_it_had(server: Serve
     assert server.handle(st.Received(SCHEDULER, 2, m.Done())) == [ef.Stop("others serve what it had")]
 
 
-@pytest.mark.parametrize("why", ["refused", "time", "scheduler"])
+@pytest.mark.parametrize("why", ["refused", "time"])
 def test_server_that_is_to_end_does_so_when_nobody_takes_over(server: Server, why: str) -> None:
     server.handle(st.Depart(1, 20.0))
     if why == "refused":
         server.handle(st.Received(SCHEDULER, 2, m.Error(MembershipError.code, "it is the only one", {})))
-    elif why == "time":
+    else:
         server.now = 15.0
         server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
         server.tick(20.0)
+    (stop,) = server.seen(ef.Stop)
+    assert stop.failed
+
+
+def _asked_to_leave(server: Server) -> int:
+    return sum(isinstance(send.message, m.LeaveServer) for send in server.seen(ef.Send))
+
+
+@pytest.mark.parametrize("gone", ["before", "then"])
+def test_server_that_is_to_end_waits_for_a_scheduler_that_is_away(server: Server, gone: str) -> None:
+    """It alone can say who is to go on with what the workers need."""
+    happens: list[st.Stimulus] = [st.PeerLost(SCHEDULER, "reset"), st.Depart(1, 20.0)]
+    for stimulus in happens if gone == "before" else reversed(happens):
+        server.handle(stimulus)
+    server.tick(19.0)
+    server.handle(st.Connected(SCHEDULER))
+    assert _asked_to_leave(server) == (gone == "then")
+    server.publish(server.epoch)
+    assert _asked_to_leave(server) == 1 + (gone == "then")
+    server.publish()
+    assert server.handle(st.Received(SCHEDULER, 2, m.Done())) == [ef.Stop("others serve what it had")]
+    assert _asked_to_leave(server) == 1 + (gone == "then"), "it was asked already"
+
+
+def test_scheduler_that_was_away_may_not_know_the_others_yet(server: Server) -> None:
+    server.handle(st.PeerLost(SCHEDULER, "reset"))
+    server.handle(st.Depart(1, 20.0))
+    server.handle(st.Connected(SCHEDULER))
+    server.publish(server.epoch)
+    refusal = m.Error(MembershipError.code, "there is no other process of servers", {})
+    for second in (1.0, 2.0):
+        server.handle(st.Received(SCHEDULER, 2, refusal))
+        assert server.machine.deadline() == second
+        server.tick(second)
+    assert _asked_to_leave(server) == 3
+    server.handle(st.Received(SCHEDULER, 2, refusal))
+    server.handle(st.PeerLost(SCHEDULER, "reset"))
+    assert server.machine.deadline() == 20.0, "it is asked when it is there again"
+    server.tick(20.0)
+    (stop,) = server.seen(ef.Stop)
+    assert stop.failed
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_server_that_is_to_end_waits_for_no_scheduler_when_nobody_needs_it(server: Server, needed: bool) -> None:
+    if needed:
+        server.handle(st.PeerLost(SCHEDULER, "reset"))
+    server.handle(st.Depart(1, 20.0))
+    for rank in range(3):
+        assert not server.seen(ef.Stop)
+        server.lose_peer(rank)
+    if needed:
+        assert server.machine.deadline() == 0.0
+        server.tick(0.0)
     else:
         server.handle(st.PeerLost(SCHEDULER, "reset"))
     (stop,) = server.seen(ef.Stop)
