@@ -17,6 +17,7 @@
     │   ├── WorkerLostError         a worker that the call needs is gone
     │   ├── ServerLostError         a server that the call needs is gone
     │   ├── SchedulerLostError      the scheduler is gone
+    │   │   └── OtherSettingsError  one is there that was started with other settings than the cluster has
     │   └── StaleEpochError         the cluster has gone on without this process (STALE_EPOCH)
     ├── CallTimeoutError            a deadline passed (also TimeoutError)
     │   ├── JoinTimeoutError        the cluster did not become complete in time
@@ -170,6 +171,15 @@ class SchedulerLostError(MembershipError):
     """The scheduler is gone; `details`: address."""
 
     code = 24
+
+
+class OtherSettingsError(SchedulerLostError):
+    """The scheduler was started again with other settings than the cluster has; `details`: expected, got, address.
+
+    The cluster goes on without it, and waits for one that has its settings.
+    """
+
+    code = 26
 
 
 class StaleEpochError(MembershipError):

@@ -30,6 +30,7 @@ CODES = {
     "ServerLostError": 23,
     "SchedulerLostError": 24,
     "StaleEpochError": 25,
+    "OtherSettingsError": 26,
     "CallTimeoutError": 30,
     "JoinTimeoutError": 31,
     "RoundTimeoutError": 32,

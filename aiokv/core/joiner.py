@@ -73,6 +73,8 @@ class Joiner:
         self._heartbeat_at: float | None = None
         self._heard = 0.0
         self._is_over = False
+        self.is_refused = False
+        """Whether the scheduler that is connected can't go on with the cluster, but another one could."""
         self.due: float | None = None
         """When `tick` wants to be called. It is asked for after every stimulus, and hardly ever another one."""
 
@@ -192,13 +194,19 @@ class Joiner:
         """Tell a scheduler that was started again what the cluster was."""
         return [] if self.view is None else [Send(SCHEDULER, 0, self.view)]
 
+    def cannot_return(self, error: AiokvError, does: str) -> list[Effect]:
+        """Stay connected to a scheduler that was started with other settings, until it is ended, and say so."""
+        self.is_refused = True
+        text = f"the scheduler at {self.address} can't go on with the cluster: {error.message}; {self.name} {does}"
+        return [Log("error", text, "scheduler_differs", error.details | {"address": self.address})]
+
     def refused(self, error: AiokvError | None) -> list[Effect]:
         """End a join when the connection has ended because the two sides do not fit: they would not do so later."""
         return self.fail(error) if isinstance(error, HandshakeError) else []
 
     def on_lost(self, reason: str) -> list[Effect]:
         """The connection to the scheduler is gone: nothing to send heartbeats to. Make another one."""
-        self.connected = False
+        self.connected = self.is_refused = False
         self._heartbeat_at = None
         self._reason = f"the connection has ended: {reason}"
         self._find_due()

@@ -661,6 +661,11 @@ class Scheduler:
         self.handle(st.Received(peer, asked.request, message))
         return asked
 
+    def plan_of(self, view: m.View) -> m.View:
+        """Return a view of a cluster whose settings are those of this scheduler."""
+        plan = self.machine._plan
+        return structs.replace(view, on_worker_loss=plan.on_worker_loss, replication=plan.replication)
+
     def ask_again(self, name: str, before: Asked, message: m.Message) -> Asked:
         """Send a message of a node again over its new connection, under the number that it had."""
         asked = Asked(self.peers[name], before.request)

@@ -17,6 +17,7 @@ import pytest
 
 import aiokv
 from aiokv.addresses import format_address
+from aiokv.config import load_config
 from aiokv.core.placement import home_of
 from aiokv.errors import (
     BarrierTimeoutError,
@@ -25,10 +26,13 @@ from aiokv.errors import (
     ClusterFullError,
     HandshakeError,
     JoinTimeoutError,
+    OtherSettingsError,
     RoundTimeoutError,
     ServerLostError,
     WorkerLostError,
 )
+from aiokv.net.inquiry import ask_waiting
+from aiokv.why import as_facts
 
 if TYPE_CHECKING:
     from tests.net.conftest import MakeCluster
@@ -231,6 +235,36 @@ async def test_a_scheduler_that_is_started_again_takes_the_cluster_over(cluster:
             await first.close()
             stop = await scheduler.wait_stopped()
             assert stop.reason == "no worker is left; lost: worker-1"
+
+
+async def test_a_scheduler_that_is_started_again_with_other_settings_says_so_once_and_another_goes_on(
+    cluster: MakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    differs = "other settings than the cluster that comes back: num_workers = 3, where the cluster has 2; start it"
+    async with cluster(workers=2, servers=1, heartbeat=0.05, death_timeout=0.5) as running:
+        first, second = running.workers
+        await running.each(lambda kv: kv.init("w", full(0)))
+        plan: dict[str, Any] = {**running.settings, "num_servers": 1, "bind_port": running.scheduler.port}
+        await running.scheduler.close()
+        async with aiokv.Scheduler(num_workers=3, **plan) as other:
+            await asyncio.gather(*(logged(caplog, f"{name} goes on without") for name in ("worker-0", "worker-1")))
+            await logged(caplog, "server-0 serves its workers until they leave")
+            with pytest.raises(OtherSettingsError, match=differs):
+                await first.barrier("a", timeout=1.0)
+            values = await running.each(lambda kv: kv.pushpull("w", full(1)))
+            np.testing.assert_array_equal(values, [full(2), full(2)])
+            config = load_config(environ={}, scheduler=other.address, **running.settings)
+            shown = as_facts(await ask_waiting(config, timeout=5.0))
+            assert [differs in call["reason"] for call in shown["waiting"]] == [True]
+            assert other.counters["not_rebuilt"] == 1
+            with pytest.raises(OtherSettingsError, match=differs):
+                await running.client("worker-9", call_timeout=0.6, join_timeout=0.7).start()
+        said = [record for record in caplog.records if differs in record.message]
+        assert [vars(record)["event"] for record in said].count("scheduler_differs") == 3
+        waiting = asyncio.create_task(first.barrier("b"))
+        async with aiokv.Scheduler(num_workers=2, **plan) as running.scheduler:
+            await asyncio.gather(waiting, second.barrier("b"))
+            await running.each(lambda kv: kv.close())
 
 
 async def logged(caplog: pytest.LogCaptureFixture, words: str) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aiokv.core.joiner import LAST_DELAY
 from aiokv.core.scheduler.checkpoint_keeper import CheckpointPlan
+
+if TYPE_CHECKING:
+    from aiokv.wire.messages import View
 
 COME_BACK = 2.0 * LAST_DELAY
 """Seconds that nodes have to come back to a scheduler that was started again, at least: they try now and then."""
@@ -65,3 +69,15 @@ class ClusterPlan:
     def time_to_come_back(self) -> float:
         """Seconds that nodes have to connect again to a scheduler that was not there."""
         return max(self.death_timeout / 2, COME_BACK)
+
+    def differences(self, view: View) -> list[tuple[str, int | str, int | str]]:
+        """Return the settings that a cluster keeps and that are others here: their names, the values there and here."""
+        settings: list[tuple[str, int | str, int | str]] = [
+            ("num_workers", view.declared or len(view.workers), self.num_workers),
+            ("num_servers or num_places", len(view.servers), self.places),
+            ("chunk_bytes", view.chunk_bytes, self.chunk_bytes),
+            ("split_bytes", view.split_bytes, self.split_bytes),
+            ("on_worker_loss", view.on_worker_loss, self.on_worker_loss),
+            ("replication", view.replication, self.replication),
+        ]
+        return [(name, there, here) for name, there, here in settings if there != here]

@@ -191,6 +191,7 @@ class Membership:
         """Return for what every call that is not answered waits, and who is in the cluster."""
         roster, missing = self._cluster.roster, self._cluster.missing
         calls = self._barriers.waiting(roster, now) + self._admissions.waiting(roster, now)
+        calls += self._rebuild.waiting(now)
         for peer, _ in self._members.joining.times():
             member = self._members.by_peer[peer]
             reason = f"missing {missing}" if missing else self._registrations.unsettled

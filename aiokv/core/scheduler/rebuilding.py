@@ -10,7 +10,7 @@ from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send
 from aiokv.core.records import Record, field
 from aiokv.core.roster import EXPECTED, standbys_of
 from aiokv.core.scheduler.members import Member
-from aiokv.errors import MembershipError, StaleEpochError
+from aiokv.errors import MembershipError, OtherSettingsError, StaleEpochError
 from aiokv.types import Role
 from aiokv.wire import messages as m
 
@@ -34,6 +34,11 @@ class Registration(Record, eq=False):
     message: m.Register
     heard: float
 
+    @property
+    def until(self) -> float:
+        """Until when it waits for an answer, if it wants to join."""
+        return self.heard + self.message.timeout
+
 
 class Rebuilding(Record, eq=False):
     """What is known of a cluster whose nodes come back, until it goes on.
@@ -42,7 +47,8 @@ class Rebuilding(Record, eq=False):
     `settles_at` from when on it may go on because all are back. `back` are nodes of the cluster that `founder` has
     formed, by name; when all who were back are gone, `deserted` is until when they may come again. `later` are others
     that want to join. `asked` is the newest epoch of whose view somebody was asked, over the connection `teller`, and
-    `view` the newest that has come. `said` is what nodes have told meanwhile besides.
+    `view` the newest that has come. `said` is what nodes have told meanwhile besides. `refusal` is why this scheduler
+    can't go on with what they have told, since `refused_at`: then it waits until it is ended, or they are gone.
     """
 
     until: float
@@ -56,11 +62,30 @@ class Rebuilding(Record, eq=False):
     teller: Peer = -1
     view: m.View | None = None
     said: list[tuple[Peer, m.Message]] = field(default_factory=list)
+    refusal: OtherSettingsError | None = None
+    refused_at: float = 0.0
 
     @property
-    def ends_at(self) -> float:
+    def ends_at(self) -> float | None:
         """When it is over, whoever is back then."""
+        if self.deserted is None and self.refusal is not None:
+            return None
         return self.until if self.deserted is None else self.deserted
+
+    def is_over(self, now: float) -> bool:
+        """Tell whether it is time to go on."""
+        return self.ends_at is not None and now >= self.ends_at
+
+    @property
+    def patience(self) -> float | None:
+        """When the first of those who want to join has waited for long enough, if it is in vain."""
+        return None if self.refusal is None else min((one.until for one in self.later), default=None)
+
+    def give_up(self, now: float) -> list[Registration]:
+        """Take out those who have waited so long."""
+        late = [one for one in self.later if self.refusal is not None and now >= one.until]
+        self.later = [one for one in self.later if one not in late]
+        return late
 
     def forget(self, peer: Peer) -> None:
         """Take out a node whose connection has ended."""
@@ -133,7 +158,7 @@ class Rebuild:
     def deadline(self) -> float | None:
         """Return the time at which `tick` wants to be called."""
         one = self._rebuilding
-        return None if one is None else earliest(one.ends_at, one.beat_at, one.settles_at)
+        return None if one is None else earliest(one.ends_at, one.beat_at, one.settles_at, one.patience)
 
     # --- who comes back ---
 
@@ -152,7 +177,7 @@ class Rebuild:
         rebuilding.later += early
         if not one.message.epoch:
             rebuilding.later.append(one)
-            return self._go_on_if_whole(rebuilding, now)
+            return self._go_on_or_refuse(rebuilding, [], now)
         if one.message.founder < rebuilding.founder:
             raise StaleEpochError(f"{one.message.name} belongs to an earlier cluster than others that are back")
         effects = self._begin_with(rebuilding, one) if one.message.founder > rebuilding.founder else []
@@ -161,7 +186,7 @@ class Rebuild:
         text, facts = f"{one.message.name} comes back from epoch {one.message.epoch}", {"node": one.message.name}
         effects.append(Log("warning", text, f"{one.message.role}_back", facts))
         effects += rebuilding.ask([one])
-        return effects + self._go_on_if_whole(rebuilding, now)
+        return effects + self._go_on_or_refuse(rebuilding, [one], now)
 
     def _begin(self, now: float) -> Rebuilding:
         settled = self._cluster.settled
@@ -172,7 +197,8 @@ class Rebuild:
             # They want to join a cluster that is there already. What was asked for may have been there before, too.
             head = (member.role, member.name, member.incarnation, member.host, member.port)
             index = places.index_of(member.name)
-            message = m.Register(*head, self._plan.death_timeout, standby=-1 if index is None else index)
+            left = self._members.joining[member.peer] - member.heard
+            message = m.Register(*head, left, standby=-1 if index is None else index)
             rebuilding.later.append(Registration(member.peer, member.request, message, member.heard))
             self._members.drop(member, "left", "")
             self._members.remove(member)
@@ -184,6 +210,7 @@ class Rebuild:
         text = f"an earlier cluster than that of {one.message.name}, which is back, too"
         earlier, rebuilding.back = rebuilding.back, {}
         rebuilding.founder, rebuilding.asked, rebuilding.view = one.message.founder, 0, None
+        rebuilding.refusal = None
         return [
             Refuse(each.peer, each.request, StaleEpochError(f"{name} belongs to {text}"))
             for name, each in earlier.items()
@@ -203,12 +230,13 @@ class Rebuild:
             raise MembershipError("only a node that has come back can say what the cluster was")
         if rebuilding.view is None or view.epoch > rebuilding.view.epoch:
             rebuilding.view = view
-        return self._go_on_if_whole(rebuilding, now)
+        return self._go_on_or_refuse(rebuilding, [], now)
 
     def keep(self, peer: Peer, message: m.Message) -> None:
         """Keep what a node says meanwhile, until it is known which cluster it is."""
         assert self._rebuilding is not None, "it is under way"
-        self._rebuilding.said.append((peer, message))
+        if self._rebuilding.refusal is None:
+            self._rebuilding.said.append((peer, message))
 
     def forget(self, peer: Peer, now: float) -> list[Effect]:
         """Take out a node whose connection has ended; wait for the others as long as somebody knows of them."""
@@ -234,25 +262,40 @@ class Rebuild:
             effects += [Send(one.peer, 0, m.Heartbeat()) for one in rebuilding.back.values()]
         if rebuilding.settles_at is not None and now >= rebuilding.settles_at:
             rebuilding.settles_at = None
-            effects += self._go_on_if_whole(rebuilding, now)
-        return effects + self._go_on(rebuilding, now) if self.is_under_way and now >= rebuilding.ends_at else effects
+            effects += self._go_on_or_refuse(rebuilding, [], now)
+        effects += self._go_on_or_refuse(rebuilding, rebuilding.give_up(now), now) if rebuilding.refusal else []
+        return effects + self._go_on(rebuilding, now) if self.is_under_way and rebuilding.is_over(now) else effects
+
+    def waiting(self, now: float) -> list[m.WaitingCall]:
+        """Return what is said of a cluster that can't go on."""
+        one = self._rebuilding
+        if one is None or one.refusal is None:
+            return []
+        what = f"going on with the cluster of epoch {one.asked}"
+        return [m.WaitingCall("the scheduler", what, one.refusal.message, seconds=max(0.0, now - one.refused_at))]
 
     # --- the cluster as it was ---
 
-    def _go_on_if_whole(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
+    def _go_on_or_refuse(self, rebuilding: Rebuilding, asking: list[Registration], now: float) -> list[Effect]:
+        """Go on if all are back, or tell those of the cluster who ask why that can't be."""
         rebuilding.recognise()
+        if rebuilding.refusal is not None:
+            return [Refuse(one.peer, one.request, rebuilding.refusal) for one in asking]
         return self._go_on(rebuilding, now) if rebuilding.is_whole and rebuilding.settles_at is None else []
 
     def _go_on(self, rebuilding: Rebuilding, now: float) -> list[Effect]:
         """Go on with the cluster as it was: who is not back is lost."""
+        view = rebuilding.view
+        refusal = self._refusal(view) if rebuilding.back and view is not None else None
+        if refusal is not None:
+            return self._refuse(rebuilding, refusal, now)
         self._rebuilding = None
         if not rebuilding.back:
             return self._make_another(rebuilding.later, now)
-        view, registrations = rebuilding.view, [*rebuilding.back.values(), *rebuilding.later]
-        reason = self._strange(view)
-        if view is None or reason:
+        if view is None:
+            reason = "nobody has told what the cluster was"
             said = Log("error", reason, "not_rebuilt", {"reason": reason})
-            return [said, *(Disconnect(one.peer, reason) for one in registrations)]
+            return [said, *(Disconnect(one.peer, reason) for one in (*rebuilding.back.values(), *rebuilding.later))]
         self._restore(rebuilding, view, now)
         text = f"the scheduler was started again, goes on from epoch {view.epoch}; back: {', '.join(rebuilding.back)}"
         others = [one for name, one in rebuilding.back.items() if name not in self._members.by_name]
@@ -265,18 +308,24 @@ class Rebuild:
         # The last worker may have left just before the scheduler ended.
         return effects + self._cluster.end_if_over(now)
 
-    def _strange(self, view: m.View | None) -> str:
-        """Return why this scheduler can't go on with what it was told of; empty: it can."""
-        if view is None:
-            return "nobody has told what the cluster was"
-        got, expected = (
-            (view.declared or len(view.workers), len(view.servers)),
-            (self._plan.num_workers, self._plan.places),
+    def _refuse(self, rebuilding: Rebuilding, refusal: OtherSettingsError, now: float) -> list[Effect]:
+        """Tell who is back that only another scheduler can go on with the cluster, and wait until this one is ended."""
+        rebuilding.refusal, rebuilding.refused_at = refusal, now
+        said = Log("error", refusal.message, "not_rebuilt", {"reason": refusal.message, **refusal.details})
+        return [said, *self._go_on_or_refuse(rebuilding, list(rebuilding.back.values()), now)]
+
+    def _refusal(self, view: m.View) -> OtherSettingsError | None:
+        """Return why this scheduler can't go on with the cluster of a view, if that is so."""
+        differences = self._plan.differences(view)
+        if not differences:
+            return None
+        named = "; ".join(f"{name} = {here}, where the cluster has {there}" for name, there, here in differences)
+        text = (
+            f"this scheduler was started with other settings than the cluster that comes back: {named}; start it again "
+            "with those of the cluster"
         )
-        if got == expected:
-            return ""
-        was, wanted = ("{} workers and {} places".format(*counts) for counts in (got, expected))
-        return f"the cluster has {was}, and this scheduler is for {wanted}: start it with the settings that it had"
+        expected, got = [there for _, there, _ in differences], [here for _, _, here in differences]
+        return OtherSettingsError(text, expected=expected, got=got)
 
     def _make_another(self, waiting: list[Registration], now: float) -> list[Effect]:
         """Let a cluster begin: all who knew of one have gone away again, or there was none that was complete."""

@@ -60,7 +60,7 @@ from aiokv.core.stimuli import (
     Stimulus,
     Tick,
 )
-from aiokv.errors import from_code
+from aiokv.errors import AiokvError, OtherSettingsError, from_code
 from aiokv.types import SCHEDULER, STANDBY, Peer, Role
 from aiokv.wire import messages as m
 
@@ -384,8 +384,7 @@ class Coordinator:
             case m.Stop(reason):
                 return self._lifetime.stop(reason, failed=False)
             case m.Error(code, text, details) if request == REGISTER_REQUEST:
-                error = from_code(code, text, details)
-                return self._joiner.fail(error) if self._joiner.joining else self._give_up(error.message)
+                return self._refused(from_code(code, text, details))
             case m.Done() | m.Error() if request == LEAVE_REQUEST:
                 return self._lifetime.leaving.answered(message, now)
             case m.HostStandby(index, name):
@@ -397,6 +396,13 @@ class Coordinator:
             case _:
                 reason = f"unexpected {type(message).__name__} from the scheduler"
                 return [Disconnect(SCHEDULER, reason), *self._scheduler_gone(reason, now)]
+
+    def _refused(self, error: AiokvError) -> list[Effect]:
+        if self._joiner.joining:
+            return self._joiner.fail(error)
+        if isinstance(error, OtherSettingsError):
+            return self._joiner.cannot_return(error, "serves its workers until they leave")
+        return self._give_up(error.message)
 
     def _viewed(self, view: m.View, now: float) -> list[Effect]:
         was_registered = self._joiner.is_registered

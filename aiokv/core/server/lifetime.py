@@ -68,7 +68,8 @@ class Lifetime:
     def alone_until(self) -> float | None:
         """When it stops if nobody comes until then."""
         view = self._joiner.view
-        if self.alone_since is None or view is None or self.is_over or self._joiner.connected:
+        may_return = self._joiner.connected and not self._joiner.is_refused
+        if self.alone_since is None or view is None or self.is_over or may_return:
             return None
         if self.leaving.until is not None:
             return self.alone_since

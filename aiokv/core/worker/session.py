@@ -31,7 +31,7 @@ from aiokv.core.worker.participation import Participation, PlaceCall
 from aiokv.core.worker.passing import Passing
 from aiokv.core.worker.standing import Standing
 from aiokv.core.worker.step_calls import StepCall, StepCalls
-from aiokv.errors import AiokvError, ClosedError, ConfigError, ProtocolError, from_code
+from aiokv.errors import AiokvError, ClosedError, ConfigError, OtherSettingsError, ProtocolError, from_code
 from aiokv.policy import get_policy
 from aiokv.types import SCHEDULER, Key, Peer, Rank, Role, TensorSpec
 from aiokv.wire import messages as m
@@ -404,8 +404,7 @@ class Session:
             case m.Boundary():
                 return self._participation.bounded(message)
             case m.Error(code, text, details):
-                error = from_code(code, text, details)
-                return self._joiner.fail(error) if self._joiner.joining else self._dismissed(error)
+                return self._refused(from_code(code, text, details))
             case _:
                 return self._cut(SCHEDULER, f"unexpected {type(message).__name__}")
 
@@ -442,6 +441,17 @@ class Session:
         text = f"{self._standing.scheduler_error(reason)}; {self._joiner.name} {does}, and looks for it"
         log = Log("warning", text, "scheduler_gone", {"reason": reason})
         return [*effects, log, *reconnects] if reconnects else effects
+
+    def _refused(self, error: AiokvError) -> list[Effect]:
+        if self._joiner.joining:
+            return self._joiner.fail(error)
+        if not isinstance(error, OtherSettingsError):
+            return self._dismissed(error)
+        address = {"address": self._joiner.address}
+        text = f"{self._standing.label(SCHEDULER)} can't go on with the cluster: {error.message}"
+        self._calls.outage = lambda what: OtherSettingsError(f"{what}: {text}", **error.details | address)
+        said = self._joiner.cannot_return(error, "goes on without barriers")
+        return [*self._farewell.scheduler_gone(), *said]
 
     def _dismissed(self, error: AiokvError) -> list[Effect]:
         """The scheduler does not take this worker for a member any longer."""

@@ -40,7 +40,7 @@ def come_back(scheduler: Scheduler, known: m.View, *names: str) -> None:
     for name in names:
         again = name in scheduler.peers
         assert scheduler.register(name, epoch=known.epoch, founder=known.founder, again=again).answer is None
-    scheduler.ask(names[0], known)
+    scheduler.ask(names[0], scheduler.plan_of(known))
 
 
 def joins(scheduler: Scheduler, epoch: int, *, rank: int = 1, name: str = "worker-1", incarnation: int = 1) -> Asked:

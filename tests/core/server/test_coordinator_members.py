@@ -19,6 +19,7 @@ from aiokv.errors import (
     HandshakeError,
     JoinTimeoutError,
     MembershipError,
+    OtherSettingsError,
     ProtocolError,
     StaleEpochError,
     WorkerLostError,
@@ -662,6 +663,38 @@ def test_server_that_the_scheduler_does_not_take_back_stops(server: Server, like
     assert server.handle(st.PeerLost(SCHEDULER, "closed")) == []
     assert server.handle(st.Connected(SCHEDULER)) == [like(ef.Disconnect, peer=SCHEDULER)]
     assert server.handle(st.ConnectFailed(SCHEDULER, "connection refused")) == []
+
+
+def differs(server: Server) -> list[ef.Effect]:
+    """Let a scheduler be there that was started with other settings."""
+    server.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    server.handle(st.Connected(SCHEDULER))
+    error = OtherSettingsError("num_workers = 3, where the cluster has 2")
+    return server.handle(st.Received(SCHEDULER, 1, m.Error(error.code, error.message, {})))
+
+
+def test_server_stays_at_a_scheduler_that_cannot_go_on_with_the_cluster(server: Server, like: type[Like]) -> None:
+    text = (
+        "the scheduler at 127.0.0.1:9091 can't go on with the cluster: num_workers = 3, where the cluster has 2; "
+        "server-0 serves its workers until they leave"
+    )
+    assert differs(server) == [like(ef.Log, level="error", text=text, event="scheduler_differs")]
+    for beat in range(1, 60):
+        server.now = float(beat)
+        server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+        assert server.tick(float(beat)) == []
+
+
+def test_server_that_has_no_worker_ends_although_such_a_scheduler_is_there(server: Server) -> None:
+    differs(server)
+    for rank in range(3):
+        server.lose_peer(rank)
+    server.now = 9.0
+    server.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    server.tick(9.9)
+    assert not server.seen(ef.Stop)
+    server.tick(10.0)
+    assert server.seen(ef.Stop)
 
 
 def test_server_without_scheduler_sends_no_heartbeats(server: Server) -> None:

@@ -17,6 +17,7 @@ from aiokv.errors import (
     HandshakeError,
     JoinTimeoutError,
     MembershipError,
+    OtherSettingsError,
     OverloadedError,
     SchedulerLostError,
     ServerLostError,
@@ -432,6 +433,42 @@ def test_a_worker_that_is_not_taken_back_ends_all_its_calls(worker: Worker, like
         assert call.error.details == {"ranks": [0]}
     assert worker.call(st.Depart, timeout=5.0).outcome == "done"
     assert worker.handle(st.Connected(SCHEDULER)) == [like(ef.Disconnect, peer=SCHEDULER)]
+
+
+def test_a_worker_stays_at_a_scheduler_that_cannot_go_on_with_the_cluster_and_says_so_once(
+    worker: Worker, like: type[Like]
+) -> None:
+    waiting = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    worker.handle(st.Connected(SCHEDULER))
+    error = OtherSettingsError("num_workers = 3, where the cluster has 2", expected=[2], got=[3])
+    effects = worker.handle(st.Received(SCHEDULER, 1, m.Error(error.code, error.message, error.details)))
+    text = "the scheduler at 127.0.0.1:9091 can't go on with the cluster: num_workers = 3, where the cluster has 2"
+    assert effects == [
+        like(ef.Log, level="error", text=f"{text}; worker-0 goes on without barriers", event="scheduler_differs")
+    ]
+    worker.finish(worker.transfer("push"))
+    for beat in range(1, 20):
+        worker.now = float(beat)
+        worker.handle(st.Received(SCHEDULER, 0, m.Heartbeat()))
+    effects = worker.tick(19.5)
+    assert not any(isinstance(effect, ef.Disconnect) for effect in effects)
+    assert type(waiting.error) is OtherSettingsError
+    assert waiting.error.message == f"barrier 'b' has waited 10 s for it: {text}"
+    assert waiting.error.details == {"expected": [2], "got": [3], "address": "127.0.0.1:9091"}
+
+
+def test_a_worker_is_taken_back_by_the_scheduler_that_comes_next(worker: Worker) -> None:
+    worker.handle(st.PeerLost(SCHEDULER, "connection reset"))
+    worker.handle(st.Connected(SCHEDULER))
+    error = OtherSettingsError("num_workers = 3, where the cluster has 2")
+    worker.handle(st.Received(SCHEDULER, 1, m.Error(error.code, error.message, {})))
+    waiting = worker.call(st.EnterBarrier, name="b", timeout=10.0)
+    assert not waiting.sends
+    worker.handle(st.PeerLost(SCHEDULER, "closed"))
+    worker.handle(st.Connected(SCHEDULER))
+    again = [effect for effect in worker.publish() if isinstance(effect, ef.Send)]
+    assert [send.message for send in again] == [m.Barrier("b", 9.5)]
 
 
 # --- nonsense ---
