@@ -142,9 +142,9 @@ class Arguments:
         return self.outs[0] if self.single else self.outs
 
 
-def landing_for(spec: TensorSpec) -> Arguments:
-    """Return memory for one tensor that is received before its user's call is made."""
-    return Arguments([], [], [np.empty(spec.shape, spec.dtype)], [], single=False)
+def landing_for(spec: TensorSpec, memory: Array) -> Arguments:
+    """Return what receives one tensor before its user's call is made, in a memory of as many bytes."""
+    return Arguments([], [], [memory.view(spec.dtype).reshape(spec.shape)], [], single=False)
 
 
 def spec_of(array: Array) -> TensorSpec:

@@ -19,6 +19,7 @@ from aiokv.errors import AiokvError, ClosedError, ProtocolError
 from aiokv.net.driver import Driver, Log
 from aiokv.net.memory import TURN_BYTES
 from aiokv.net.tether import Tether
+from aiokv.store.pool import Pool
 from aiokv.wire.messages import Value
 from aiokv.wire.receiver import Frame, Head, Landing
 
@@ -63,6 +64,8 @@ class CallDriver(Driver):
         """Tasks whose threads write what is left of gradients, or begin copies to devices."""
         self._copying: dict[Staged, bool] = {}
         """What calls receive for arrays on devices; True while a thread is about to begin copies of what has come."""
+        self._pool = Pool()
+        """Memory for values that come before they are asked for."""
         self._journal: ResidualJournal | None = None
         self._checkpoint_folder = config.checkpoint_folder
 
@@ -167,6 +170,11 @@ class CallDriver(Driver):
             await asyncio.to_thread(self._journal.write, job, self._session.rank)
         self.feed(self._compressor.finish(job))
 
+    def _reuse(self, arrays: list[Array]) -> None:
+        """Keep memory for values that come ahead of their calls: fresh memory costs page faults."""
+        for array in arrays:
+            self._pool.give(array.reshape(-1).view(np.uint8))
+
     def _fail(self, call: int, error: AiokvError) -> None:
         future = self._futures.get(call)
         if future is not None and not future.done():
@@ -262,12 +270,12 @@ class CallDriver(Driver):
                 self._keeping.pop(call, None)
                 self._kept.pop(call, None)
             case ef.Allocate(call, spec):
-                self._arguments[call] = landing_for(spec)
+                self._arguments[call] = landing_for(spec, self._pool.take(spec.nbytes))
             case ef.Deliver(call, ahead, tensors):
                 [array] = self._arguments.pop(ahead).targets
                 self._arguments[call].ahead.append((array, tensors))
             case ef.Deallocate(call):
-                del self._arguments[call]
+                self._reuse(self._arguments.pop(call).targets)
             case ef.Release(call, receiving, keeps):
                 if keeps:
                     self._keeping[call] = keeps

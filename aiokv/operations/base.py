@@ -12,7 +12,7 @@ from aiokv.groups import Group
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from aiokv.arrays import Arguments
+    from aiokv.arrays import Arguments, Array
     from aiokv.core import stimuli as st
     from aiokv.core.worker.session import Session
     from aiokv.list_sums import Merger
@@ -63,6 +63,10 @@ class BaseOperations(ABC):
     async def _prepare(self, function: Callable[[], T], nbytes: int) -> T:
         """Compute what a call sends: as `_use`, but of two calls the one that began first goes first."""
         return await self._use(function, nbytes)
+
+    def _reuse(self, arrays: list[Array]) -> None:
+        """Take note that the memory is free in which values had come ahead of a call."""
+        del arrays
 
     # --- who we are ---
 

@@ -316,7 +316,9 @@ class ValueOperations(MemberOperations):
         transfer = operation, arguments.tensors, seconds, priority
         result = await self._call(lambda call: st.Transfer(call, *transfer, rows=arguments.rows), arguments)
         if arguments.ahead:
+            ahead = arguments.ahead
             await self._use(arguments.receive_ahead, arguments.ahead_nbytes)
+            self._reuse([array for array, _ in ahead])
         return result
 
     async def _fetch(self, operation: st.Operation, arguments: Arguments, timeout: float | None, priority: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from aiokv.core import effects as ef
 from aiokv.core import stimuli as st
 from aiokv.net.driver import Log
+from aiokv.store.pool import Pool
 
 if TYPE_CHECKING:
     from tests.net.conftest import MakeCluster
@@ -57,3 +58,27 @@ async def test_pull_is_served_from_what_came_with_the_same_values(cluster: MakeC
     # The small key is one message, the other one twelve.
     assert asked[1] == [[13] * (1 + STEPS)] * 2
     assert sent[1] == [[13, *[0] * STEPS]] * 2
+
+
+async def test_memory_for_what_comes_ahead_is_used_again(cluster: MakeCluster) -> None:
+    """Whether a pull has got the value, or another push has made it outdated before there was one."""
+    async with cluster(workers=1, policy="essp:2") as running:
+        (kv,) = running.workers
+        made: list[int] = []
+
+        def make(nbytes: int) -> Any:
+            made.append(nbytes)
+            return np.full(nbytes, 255, np.uint8)
+
+        kv._pool = Pool(make=make)
+        await kv.set_optimizer("accumulate")
+        await kv.init(zeros())
+        for step in range(3 * STEPS):
+            await kv.pull(list(zeros()))
+            await kv.push({key: value + 1 for key, value in zeros().items()})
+            if step % 3 == 2:
+                await kv.push({key: value + 1 for key, value in zeros().items()})
+        small, cut = await kv.pull(list(zeros()))
+        assert set(np.unique(small)) | set(np.unique(cut)) == {4.0 * STEPS}
+        assert kv.reads_ahead > 0
+        assert sorted(made) == [12, 192 * 4096 * 4]
