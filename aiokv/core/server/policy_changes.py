@@ -142,8 +142,10 @@ class PolicyChanges:
         if not divided:
             return effects
         chunks: dict[Key, list[Chunk]] = {key: [] for key in here}
+        policy = get_policy(message.policy)
         for (key, _), chunk in self._catalog.chunks.items():
-            if key in chunks:
+            # If a standby has taken a place in the middle of it, only some chunks of a key may have gone over.
+            if key in chunks and (chunk.policy != policy or message.policy == message.old):
                 chunks[key].append(chunk)
         named = (received.peer, received.request)
         group = (message.old, message.group)

@@ -200,6 +200,39 @@ def test_key_goes_on_under_the_policy_that_it_has_got(make_world: Callable[..., 
     assert world.value("w").tolist() == [-3, -3, -3]
 
 
+def test_key_of_which_only_one_chunk_has_gone_over_goes_over_when_its_workers_ask_again(
+    make_world: Callable[..., World],
+) -> None:
+    """The server ended in the middle of what it told its standby; it has answered nobody."""
+    world = make_world(0)
+    places = ({"start": 0, "stop": 3}, {"start": 3, "stop": 6})
+
+    def init_half(half: dict[str, int]) -> Callable[[Worker], Asked]:
+        return lambda worker: worker.init("w", np.zeros(3, np.float32), shape=(6,), **half)
+
+    def change(worker: Worker) -> Asked:
+        return worker.ask(m.SetPolicy("asp", ("w",), "bsp", (), 60.0, 0))
+
+    world.run(once(*map(init_half, places), rule("sgd", learning_rate=1.0)))
+    world.settle()
+    assert world.state == "ready"
+    world.begin(once(change))
+    chunks = there(world.standby).machine._catalog.chunks
+    while str(chunks["w", 0].policy) == "bsp":
+        world.step()
+    assert str(chunks["w", 3].policy) == "bsp"
+    assert all(worker.waiting[0].answer is None for worker in world.workers)
+    for peer, (_, number) in world.primary.links.items():
+        if peer < STANDBY:
+            world.ready[there(world.standby).name, number].clear()
+    world.crash(world.primary)
+    world.go_on()
+    assert [str(chunk.policy) for chunk in world.primary.machine._catalog.chunks.values()] == ["asp", "asp"]
+    pushes = [lambda worker, half=half: worker.push("w", ONES, shape=(6,), sequence=1, **half) for half in places]
+    world.run(once(*pushes), once())
+    assert [world.value("w", start).tolist() for start in (0, 3)] == [[-1, -1, -1]] * 2, "rank 1 is waited for"
+
+
 def test_compressed_pushes_go_on(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1)
     codec = {"threshold": 0.5}

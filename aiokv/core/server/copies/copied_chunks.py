@@ -79,7 +79,7 @@ def copy_of(chunk: Chunk, catalog: Catalog, number: int) -> tuple[m.Copy, Stored
     digests = tuple(entry.digest for entry in entries)
     shapes = tuple(spec.shape for spec in specs)
     counts = tuple(_count_of(chunk, rank, count) for rank, count in sorted(chunk.reflected.items()))
-    head = (number, keys, shapes, digests, chunk.spec.dtype, chunk.start, chunk.stop, entries[0].policy)
+    head = (number, keys, shapes, digests, chunk.spec.dtype, chunk.start, chunk.stop, str(chunk.policy))
     message = m.Copy(*head, chunk.group, chunk.version, chunk.since, counts)
     if chunk.rounds is not None:
         # It may be about to make the round before that, and is copied as it is before.

@@ -359,11 +359,9 @@ class Standby:
             effects.append(install)
         elif chunk.is_dense and NONE < chunk.previous < chunk.version:
             effects.append(Retire(*address, [chunk.previous]))
-        for key in message.keys:
-            entry = self._catalog.entry(key)
-            assert entry is not None, "it is entered"
-            entry.policy = message.policy
         self._follow(chunk, message, now)
+        for key in message.keys:
+            self._go_over(key, chunk)
         effects += self._made(chunk, list(chunk.reflected))
         self._restoring = True
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
@@ -373,6 +371,15 @@ class Standby:
             Skip(*address, chunk.version, None),
             Restore(STANDBY, message.number, *address, chunk.start, rule, received.slot),
         ]
+
+    def _go_over(self, key: Key, chunk: Chunk) -> None:
+        """Let a key have the policy of one of its chunks when all have it: till then its workers ask for it again."""
+        entry, others = self._catalog.entry(key), self._catalog.chunks
+        assert entry is not None, "it is entered"
+        if get_policy(entry.policy) == chunk.policy:
+            return
+        if all(one.policy == chunk.policy for (name, _), one in others.items() if name == key):
+            entry.policy = str(chunk.policy)
 
     def _divide(self, key: Key) -> list[Effect]:
         """Make chunks of their own of the keys of a bundle, if one is to be replaced that is in it."""
