@@ -205,9 +205,9 @@ def test_key_of_which_only_one_chunk_has_gone_over_goes_over_when_its_workers_as
 ) -> None:
     """The server ended in the middle of what it told its standby; it has answered nobody."""
     world = make_world(0)
-    places = ({"start": 0, "stop": 3}, {"start": 3, "stop": 6})
+    places: tuple[dict[str, Any], ...] = ({"start": 0, "stop": 3}, {"start": 3, "stop": 6})
 
-    def init_half(half: dict[str, int]) -> Callable[[Worker], Asked]:
+    def init_half(half: dict[str, Any]) -> Callable[[Worker], Asked]:
         return lambda worker: worker.init("w", np.zeros(3, np.float32), shape=(6,), **half)
 
     def change(worker: Worker) -> Asked:
