@@ -76,7 +76,16 @@ MOST_COPIES = 8
 LOOKED_AT = 64
 """How many chunks that are to be sent are looked at each time; some may be in the middle of an update."""
 
-News = m.CopyDecisions | m.CopyDropped | m.CopyContribution | m.CopySettled | m.CopyPush
+News = (
+    m.CopySettings
+    | m.ForgetKey
+    | m.CopyTotals
+    | m.CopyDecisions
+    | m.CopyDropped
+    | m.CopyContribution
+    | m.CopySettled
+    | m.CopyPush
+)
 
 
 class Copying:
@@ -122,8 +131,6 @@ class Copying:
         """Those that are sent one by one."""
         self._news: list[tuple[Subject, News, StoredSlots | None]] = []
         """What the standby has to know before anything that follows."""
-        self._new_totals: list[tuple[Key, Total]] = []
-        """As above."""
         self._alone = alone
         self.waits = not alone
         """Whether answers wait for the standby."""
@@ -173,7 +180,7 @@ class Copying:
         self._acks.begin_anew()
         totals = [(key, TOTALS) for key in self._norms.totalled]
         self._dirty = {SETTINGS: None, DECISIONS: None, CALLS: None} | dict.fromkeys([*totals, *self._catalog.chunks])
-        self._new_totals, self._news, self._alone = [], [], alone
+        self._news, self._alone = [], alone
         name = "" if self.link.entry is None else self.link.entry.name
         self._filling, self._again = Filling(name), Filling()
         return effects + self._go_on_alone() if alone else effects
@@ -193,26 +200,17 @@ class Copying:
 
     def totalled(self, key: Key, total: Total) -> None:
         """Take note that there are new totals of a key."""
-        if self.link.is_up and (key, TOTALS) not in self._dirty:
-            self._new_totals.append((key, total))
-        else:
-            self._dirty[key, TOTALS] = None
+        self._add((key, TOTALS), m.CopyTotals(0, key, (total,)))
 
     def decided(self, decisions: Decisions, tokens: list[Token]) -> None:
         """Take note that steps are decided."""
-        if self.link.is_up and DECISIONS not in self._dirty:
-            self._news.append((DECISIONS, decided(decisions, tokens), None))
-        else:
-            self._dirty[DECISIONS] = None
+        self._add(DECISIONS, decided(decisions, tokens))
 
     def dropped(self, chunk: Chunk, dropped: Dropped) -> None:
         """Take note that a push is in no round of a chunk."""
         subject, part = (chunk.key, chunk.start), dropped.contribution
-        if self.link.is_up and subject not in self._dirty:
-            head = (0, *subject, part.rank, part.sequence, part.clock)
-            self._news.append((subject, m.CopyDropped(*head, dropped.waiter.dropped), None))
-        else:
-            self._dirty[subject] = None
+        head = (0, *subject, part.rank, part.sequence, part.clock)
+        self._add(subject, m.CopyDropped(*head, dropped.waiter.dropped))
 
     def contributed(self, chunk: Chunk, part: Contribution) -> None:
         """Take note of a contribution on which its worker goes on although it is in no value."""
@@ -220,10 +218,7 @@ class Copying:
             return
         subject = (chunk.key, chunk.start)
         self.contributions.add(subject, part)
-        if self.link.is_up and subject not in self._dirty:
-            self._news.append((subject, *contribution_of(chunk, part)))
-        else:
-            self._dirty[subject] = None
+        self._add(subject, *contribution_of(chunk, part))
 
     def has_contributions(self, chunk: Chunk, update: Update) -> bool:
         """Tell whether the standby has all that it was to be told of an update, or nothing waits for it."""
@@ -234,26 +229,26 @@ class Copying:
         if not self.waits:
             return False
         self.calls.add(call)
-        if self.link.is_up and CALLS not in self._dirty:
-            self._news += [(CALLS, message, payload) for message, payload in pushes_of(call)]
-        else:
-            self._dirty[CALLS] = None
+        for message, payload in pushes_of(call):
+            self._add(CALLS, message, payload)
         return True
 
     def settled(self, name: CallName, verdict: str) -> None:
         """Take note that it was decided whether a call counts."""
-        if self.link.is_up and CALLS not in self._dirty:
-            self._news.append((CALLS, m.CopySettled(0, ((*name, verdict),)), None))
+        self._add(CALLS, m.CopySettled(0, ((*name, verdict),)))
+
+    def _add(self, subject: Subject, message: News, payload: StoredSlots | None = None) -> None:
+        """Let something be told, unless all of what it is about is to be sent."""
+        if self.link.is_up and subject not in self._dirty:
+            self._news.append((subject, message, payload))
         else:
-            self._dirty[CALLS] = None
+            self._dirty[subject] = None
 
     def watch(self, effects: list[Effect]) -> list[Effect]:
         """Add what the standby is to be told of effects, and hold back the answers that have to wait for that."""
         # Before the updates that are made with them.
-        wanted: list[Effect] = [self._totals(key, [total]) for key, total in self._new_totals]
-        self._new_totals = []
         news, self._news = self._news, []
-        wanted += [self._tell(*each) for each in news]
+        wanted = [self._tell(*each) for each in news]
         answers = 0
         for effect in effects:
             kind = type(effect)
@@ -349,12 +344,11 @@ class Copying:
         key, start = subject
         chunk = self._catalog.chunks.get(subject)
         if subject == SETTINGS:
-            return [self._settings()]
+            return [self._tell(subject, self._settings())]
         if start == GONE:
-            number = self._acks.next(subject)
-            return [Send(self.link.peer, number, m.ForgetKey(number, key))]
+            return [self._tell(subject, m.ForgetKey(0, key))]
         if start == TOTALS:
-            return [self._totals(key, self._norms.remembered(key))]
+            return [self._tell(subject, m.CopyTotals(0, key, tuple(self._norms.remembered(key))))]
         if chunk is None:
             return []
         number = self._acks.next(subject, whole=True)
@@ -377,10 +371,6 @@ class Copying:
             effects += [self._tell(CALLS, *each) for each in self.calls.pushes()]
         return effects
 
-    def _totals(self, key: Key, totals: list[Total]) -> Effect:
-        number = self._acks.next((key, TOTALS))
-        return Send(self.link.peer, number, m.CopyTotals(number, key, tuple(totals)))
-
     def _tell(self, subject: Subject, message: News, payload: StoredSlots | None = None) -> Effect:
         message.number = self._acks.next(subject)
         if isinstance(message, m.CopyPush):
@@ -389,10 +379,9 @@ class Copying:
             self.contributions.sent(subject, message.rank, message.sequence, message.number)
         return Send(self.link.peer, message.number, message, payload)
 
-    def _settings(self) -> Effect:
-        number, catalog = self._acks.next(SETTINGS), self._catalog
-        head = (number, self._rules.saved(), self._codecs.saved(), catalog.numbered())
-        return Send(self.link.peer, number, m.CopySettings(*head, catalog.next_bundle))
+    def _settings(self) -> m.CopySettings:
+        head = (0, self._rules.saved(), self._codecs.saved(), self._catalog.numbered())
+        return m.CopySettings(*head, self._catalog.next_bundle)
 
     def _say_ready(self, filling: Filling) -> list[Effect]:
         """Tell the scheduler that a standby has all."""
