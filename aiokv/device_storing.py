@@ -99,10 +99,8 @@ def read(store: DeviceStore, payload: ef.Payload, then: Then, failed: Failed) ->
         case ef.StoredState(key, start, version) if payload.arrays and store.is_on_device(key, start):
             state_of = functools.partial(storing.state_of, payload=payload)
             store.request(key, start, version, lambda reading: _pack(state_of, reading, then, failed), state=True)
-        case ef.StoredCopy(key, start, version) if store.is_on_device(key, start):
-            store.request(
-                key, start, version, lambda reading: _pack(storing.copy_of, reading, then, failed), state=True
-            )
+        case ef.StoredCopy(key, start) if store.is_on_device(key, start):
+            _read_copy(store, payload, then, failed)
         case ef.StoredSum(slot) if store.is_away([slot]):
             store.borrow([slot], lambda lent: _lend(lent, then, failed))
         case ef.StoredSlots(slots) if store.is_away(slots):
@@ -163,6 +161,33 @@ def _difference(store: DeviceStore, payload: ef.StoredDifference, reading: Readi
         then(difference, _nothing)
     else:
         failed(error)
+
+
+def _read_copy(store: DeviceStore, payload: ef.StoredCopy, then: Then, failed: Failed) -> None:
+    """Give all that is kept of a chunk, with the value of a version before if that is wanted."""
+    key, start = payload.key, payload.start
+    found: list[Reading] = []
+
+    def there(reading: Reading) -> None:
+        found.append(reading)
+        if len(found) == 1 + (payload.previous >= 0):
+            _pack_copy(found, payload, then, failed)
+
+    store.request(key, start, payload.version, there, state=True)
+    if payload.previous >= 0:
+        store.request(key, start, payload.previous, there)
+
+
+def _pack_copy(found: list[Reading], payload: ef.StoredCopy, then: Then, failed: Failed) -> None:
+    errors = [reading.error for reading in found if reading.error is not None]
+    by_version = {reading.stored.value.version: reading.stored for reading in found}
+    packed = b"" if errors else storing.copy_of(by_version[payload.version], by_version.get(payload.previous))
+    for reading in found:
+        reading.release()
+    if errors:
+        failed(errors[0])
+    else:
+        then(memoryview(packed), _nothing)
 
 
 def _pack(pack: Callable[[Stored], bytes], reading: Reading, then: Then, failed: Failed) -> None:

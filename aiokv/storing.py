@@ -13,7 +13,7 @@ from aiokv.checkpoint.tensorfile import pack, unpack
 from aiokv.core import effects as ef
 from aiokv.core.stimuli import Applied, Decoded, Normed, Restored
 from aiokv.errors import AiokvError, DataError, ProtocolError, UpdateRefusedError
-from aiokv.store.states import VALUE, only, piece_of
+from aiokv.store.states import BEFORE, BEFORE_IDS, VALUE, only, piece_of
 from aiokv.store.table import span_of
 from aiokv.types import ROW_ID_BYTES
 from aiokv.wire import messages as m
@@ -198,21 +198,27 @@ def state_bytes(store: ParameterStore, payload: ef.StoredState) -> bytes:
 def copy_bytes(store: ParameterStore, payload: ef.StoredCopy) -> bytes:
     """Return all that is kept of a chunk, as it goes to a standby."""
     key, start = payload.key, payload.start
-    return pack(store.whole(key, start, payload.version), {STEPS: str(store.steps(key, start))})
+    arrays = store.whole(key, start, payload.version) | store.before(key, start, payload.previous)
+    return pack(arrays, {STEPS: str(store.steps(key, start))})
 
 
-def copy_of(stored: Stored) -> bytes:
+def copy_of(stored: Stored, before: Stored | None) -> bytes:
     """Return all that is kept of a chunk that is given, as it goes to a standby. See `copy_bytes`."""
-    value = {VALUE: stored.value.buffer.view(stored.dtype)}
-    return pack(value | (stored.state or {}), {STEPS: str(stored.steps)})
+    arrays = {VALUE: stored.value.buffer.view(stored.dtype)} | (stored.state or {})
+    if before is not None:
+        arrays[BEFORE] = before.value.buffer.view(stored.dtype)
+    return pack(arrays, {STEPS: str(stored.steps)})
 
 
 def _restore(store: ParameterStore, effect: ef.Restore) -> Restored:
     error: AiokvError | None = None
     try:
         arrays, facts = unpack(store.content(effect.slot), f"key {effect.key!r}")
-        steps = int(facts[STEPS])
+        steps, previous = int(facts[STEPS]), effect.previous
+        before = {name: arrays.pop(name) for name in (BEFORE, BEFORE_IDS) if previous >= 0 and name in arrays}
         store.restore(effect.key, effect.start, effect.first, arrays, steps, effect.rule)
+        if previous >= 0:
+            store.restore_before(effect.key, effect.start, previous, before)
     except AiokvError as refused:
         error = refused
     except (KeyError, ValueError) as failed:

@@ -17,7 +17,7 @@ from aiokv.optim import Assign
 from aiokv.store.pieces import cut_state, new_state, steps_for, sums_of_squares, update
 from aiokv.store.replicas import Replicas
 from aiokv.store.slots import LOW, Landed, Slots, Value, widened
-from aiokv.store.states import IDS, VALUE, checked_state, only, parts_of, piece_of, rows_of
+from aiokv.store.states import BEFORE, IDS, VALUE, check_like, checked_state, only, parts_of, piece_of, rows_of
 from aiokv.store.table import Table
 from aiokv.types import Piece
 
@@ -438,6 +438,30 @@ class ParameterStore(Slots):
         stored = self._chunks[key, start]
         assert stored.value.version == version, "a chunk is copied in the same breath in which it was decided"
         return {VALUE: stored.value.buffer.view(stored.dtype)} | (stored.state or {})
+
+    def before(self, key: Key, start: int, version: Version) -> dict[str, Array]:
+        """Return the value of a version that is kept, or the rows that had another one in it; with -1 nothing."""
+        if version < 0:
+            return {}
+        if (key, start) in self._tables:
+            return self._tables[key, start].before(version)
+        stored = self._chunks[key, start]
+        return {BEFORE: stored.earlier[version].buffer.view(stored.dtype)}
+
+    def restore_before(self, key: Key, start: int, version: Version, saved: dict[str, Array]) -> None:
+        """Keep the value of an earlier version, as of `before`.
+
+        Raises:
+            DataError: it can't be this chunk's; nothing has changed.
+        """
+        if (key, start) in self._tables:
+            self._tables[key, start].restore_before(version, saved)
+            return
+        stored = self._chunks[key, start]
+        check_like(key, saved, {BEFORE: stored.value.buffer.view(stored.dtype)})
+        buffer = self._pool.take(stored.value.buffer.nbytes)
+        buffer.view(stored.dtype)[:] = saved[BEFORE]
+        stored.earlier[version] = Value(buffer, version)
 
     def keep(self, key: Key, start: int, version: Version) -> None:
         """Let the current value be `version` too, because an update could not be made."""

@@ -27,6 +27,9 @@ MOST_BYTES = 16 * 1024 * 1024
 
 VALUE = "value"
 IDS = "ids"
+BEFORE = "before/value"
+BEFORE_IDS = "before/ids"
+"""Names of the value before the current one, and of the rows of a table that have another one there."""
 
 
 def piece_of(stored: Stored, key: Key) -> State:

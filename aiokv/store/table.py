@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aiokv.errors import DataError
 from aiokv.optim import PRECISIONS
 from aiokv.store.first_rows import FirstRows
-from aiokv.store.states import VALUE, check_like
+from aiokv.store.states import BEFORE, BEFORE_IDS, VALUE, check_like
 from aiokv.store.table_copy import TableCopy
 from aiokv.types import ROW_ID_BYTES
 
@@ -206,6 +206,24 @@ class Table:
             found = changed[at] == ids
             values[found] = earlier[at[found]]
         return values
+
+    def before(self, version: Version) -> dict[str, Array]:
+        """Return the rows that the last update has changed, with the values that they had; not copies."""
+        assert self._before is not None, "it was asked to keep them"
+        before, changed, earlier = self._before
+        assert before == version, "no other one is kept"
+        return {BEFORE_IDS: changed, BEFORE: earlier}
+
+    def restore_before(self, version: Version, saved: dict[str, Array]) -> None:
+        """Keep what rows had before the last update, as of `before`.
+
+        Raises:
+            DataError: these can't be rows of this table; nothing has changed.
+        """
+        ids = saved.get(BEFORE_IDS, np.empty(0, np.int32))
+        values = np.empty((ids.size, self.row_size), self.dtype)
+        check_like(self._key, saved, {BEFORE_IDS: np.empty(ids.size, np.int64), BEFORE: values})
+        self._before = (version, ids.copy(), saved[BEFORE].copy())
 
     def saved(self) -> tuple[Ids, dict[str, Array]]:
         """Return the rows that are used, in any order, with their values and state by name; not copies."""

@@ -106,11 +106,25 @@ def test_all_of_a_chunk_makes_a_copy_on_the_host_that_goes_on_with_the_same_bits
     assert host.finish() == [Restored(-1, 0, None)]
     slot = summed(device, "bfloat16")
     total = np.frombuffer(device.read(ef.StoredSum(slot, 2 * SIZE)), np.uint8)
-    device.do(ef.Apply("w", 0, 2, slot, [0], [0], 2, rule, 1))
+    device.do(ef.Apply("w", 0, 2, slot, [0], [0], 2, rule, 1, keep=True))
     received = host.land(total)
-    host.do(ef.Widen(received, "bfloat16"), ef.Apply("w", 0, 2, received, [0], [0], 2, rule, 1))
+    host.do(ef.Widen(received, "bfloat16"), ef.Apply("w", 0, 2, received, [0], [0], 2, rule, 1, keep=True))
     assert device.finish() == host.finish() == [Applied("w", 0, 2, None)]
-    assert device.read(ef.StoredCopy("w", 0, 2, 24)) == host.read(ef.StoredCopy("w", 0, 2, 24))
+    for copied in (ef.StoredCopy("w", 0, 2, 24), ef.StoredCopy("w", 0, 2, 24, 1)):
+        assert device.read(copied) == host.read(copied)
+
+
+def test_a_copy_has_the_value_before_where_that_is_kept(device: Side, host: Side) -> None:
+    install(device, "float32")
+    first = device.read(ef.StoredChunk("w", 0, 0, SIZE * 4))
+    device.do(ef.Apply("w", 0, 1, summed(device, "float32"), [0], [0], 1, SGD(), 1, keep=True))
+    device.finish()
+    copy = np.frombuffer(device.read(ef.StoredCopy("w", 0, 1, 4 * SIZE, 0)), np.uint8)
+    host.do(ef.Install("w", 0, "float32", SIZE, None, PIECES), ef.Skip("w", 0, 1, None))
+    host.do(ef.Restore(-1, 0, "w", 0, 0, SGD(), host.land(copy), 0))
+    assert host.finish() == [Restored(-1, 0, None)]
+    assert host.read(ef.StoredChunk("w", 0, 0, SIZE * 4)) == first
+    assert host.read(ef.StoredChunk("w", 0, 1, SIZE * 4)) == device.read(ef.StoredChunk("w", 0, 1, SIZE * 4)) != first
 
 
 def test_a_sum_for_which_a_device_has_no_room_is_an_error_and_nothing_is_sent() -> None:

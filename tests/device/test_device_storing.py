@@ -587,10 +587,10 @@ def test_what_is_held_for_nobody_is_released_when_it_comes() -> None:
 
 ON_HOST = {
     # There are others for what takes time.
-    *("acquire", "apply", "difference", "joined", "lend", "norms", "release", "saved", "whole"),
+    *("acquire", "apply", "before", "difference", "joined", "lend", "norms", "release", "saved", "whole"),
     *("apply_rows", "count_updated", "get_rows", "install_rows", "is_table", "join_rows", "make_room", "table"),
     *("backend", "content", "count_staleness", "land", "nbytes", "prepare", "row_ids", "skip", "use"),
-    "widen",  # of what a standby has received, which keeps it on the host
+    *("restore_before", "widen"),  # of what a standby has received, which keeps it on the host
 }
 """What a memory has that does not have to know where chunks are."""
 

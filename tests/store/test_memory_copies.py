@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiokv.errors import SumOverflowError
+from aiokv.checkpoint.saving import STEPS
+from aiokv.checkpoint.tensorfile import pack, unpack
+from aiokv.core import effects as ef
+from aiokv.core.stimuli import Restored
+from aiokv.errors import DataError, SumOverflowError
+from aiokv.initializers import Zeros
 from aiokv.kernels import get_backend
 from aiokv.optim import SGD, Assign
 from aiokv.store.memory import ParameterStore
 from aiokv.store.pool import Pool
+from aiokv.storing import copy_bytes, perform
+from aiokv.types import STANDBY, TensorSpec
 
 VALUES = [1.0, 2.0, 3.0]
 
@@ -115,3 +122,61 @@ def test_sum_that_does_not_fit_is_refused_after_it_was_sent(store: ParameterStor
     with pytest.raises(SumOverflowError):
         store.apply("n", 0, 1, slot, Assign(), 1, 1)
     sent()
+
+
+# --- whole chunks with the value before ---
+
+
+def make_table(store: ParameterStore) -> None:
+    store.install_rows("t", 0, TensorSpec((4, 2), "float32"), Zeros(), None, lazy=True)
+
+
+def restored(store: ParameterStore, key: str, arrays: dict[str, Any]) -> Any:
+    """Restore a chunk with the value of version 1 in the place of a current version 2."""
+    content = np.frombuffer(pack(arrays, {STEPS: "2"}), np.uint8)
+    store.keep(key, 0, 2)
+    done = perform(store, ef.Restore(STANDBY, 0, key, 0, 0, Assign(), land(store, content, np.uint8), 1))
+    assert isinstance(done, Restored)
+    return done.error
+
+
+def test_the_value_before_is_kept(store: ParameterStore) -> None:
+    values, before = np.array(VALUES, "f4"), np.array([7, 8, 9], "f4")
+    assert restored(store, "w", {"value": values, "before/value": before}) is None
+    assert (read(store, 1), read(store, 2)) == ([7, 8, 9], VALUES)
+    copied = unpack(copy_bytes(store, ef.StoredCopy("w", 0, 2, 12, 1)), "w")[0]
+    assert copied["before/value"].tolist() == [7, 8, 9]
+    store.retire("w", 0, [1])
+    assert "before/value" not in unpack(copy_bytes(store, ef.StoredCopy("w", 0, 2, 12)), "w")[0]
+
+
+def test_rows_of_the_value_before_are_kept(store: ParameterStore) -> None:
+    make_table(store)
+    ids, some = np.array([1, 2]), np.array([1])
+    rows, before = np.ones((2, 2), "f4"), np.full((1, 2), 5, "f4")
+    arrays = {"ids": ids, "value": rows, "before/ids": some, "before/value": before}
+    assert restored(store, "t", arrays) is None
+    assert store.get_rows("t", 0, 1, ids.tobytes()).tolist() == [[5, 5], [1, 1]]
+    assert store.get_rows("t", 0, 2, ids.tobytes()).tolist() == [[1, 1], [1, 1]]
+    copied = unpack(copy_bytes(store, ef.StoredCopy("t", 0, 2, 0, 1)), "t")[0]
+    assert {name: array.tolist() for name, array in copied.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "before", [{}, {"before/value": np.zeros(2, "f4")}, {"before/value": np.zeros(3, "f8")}], ids=str
+)
+def test_a_value_before_that_can_not_be_the_chunk_s_is_refused(store: ParameterStore, before: dict[str, Any]) -> None:
+    assert isinstance(restored(store, "w", {"value": np.array(VALUES, "f4"), **before}), DataError)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [{}, {"before/ids": np.array([1]), "before/value": np.zeros((2, 2), "f4")}],
+    ids=["none", "another number"],
+)
+def test_rows_before_that_can_not_be_the_table_s_are_refused(store: ParameterStore, before: dict[str, Any]) -> None:
+    make_table(store)
+    arrays = {"ids": np.array([1]), "value": np.ones((1, 2), "f4"), **before}
+    assert isinstance(restored(store, "t", arrays), DataError)

@@ -137,7 +137,8 @@ class Restore(Record):
     """Put what the slot has, as of a `StoredState`, in the place of the chunk's value and state; free the slot.
 
     `rule` says what state there can be. A row-sparse chunk forgets the rows that it has if `first`, from which on the
-    slot has some, is the chunk's first one; otherwise it keeps them. Ends in `Restored`, for the peer and its request.
+    slot has some, is the chunk's first one; otherwise it keeps them. Unless `previous` is -1 the slot also has, as of a
+    `StoredCopy`, the value of that version, which is kept. Ends in `Restored`, for the peer and its request.
     """
 
     peer: Peer
@@ -147,3 +148,4 @@ class Restore(Record):
     first: int
     rule: Optimizer
     slot: Slot
+    previous: Version = -1

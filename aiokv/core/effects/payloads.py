@@ -124,12 +124,16 @@ class StoredSlots(Record):
 
 
 class StoredCopy(Record):
-    """All that the store has of a chunk at `version`, whose value is `nbytes` long: that, and state of the rule."""
+    """All that the store has of a chunk at `version`, whose value is `nbytes` long: that, and state of the rule.
+
+    Unless `previous` is -1 with the value of that version, which is kept; of a table with the rows that have changed.
+    """
 
     key: Key
     start: int
     version: Version
     nbytes: int
+    previous: Version = -1
 
 
 class CallBuffer(Record):

@@ -47,6 +47,9 @@ class Copy(Message):
 
     Where one server decides the rounds, `first` is the first that is not made of it, and `before` the last one in each
     of the versions before, as far as that is known; `former` is such a policy that it had before.
+
+    `previous` is the version before that a process may need which takes the place of a lost worker; -1: none is kept.
+    Unless it is `version` itself the payload has the value of it too; of a table the rows that are others in it.
     """
 
     number: int
@@ -67,6 +70,7 @@ class Copy(Message):
     first: int = 0
     before: tuple[int, ...] = ()
     former: str = ""
+    previous: int = -1
 
 
 class Replicate(Message):

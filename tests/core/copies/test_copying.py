@@ -366,19 +366,54 @@ def test_process_that_takes_the_place_of_a_worker_reads_what_its_step_begins_wit
     assert world.value("w").tolist() == [-6, -6, -6]
 
 
-def test_value_before_a_step_is_not_kept_when_the_chunk_is_sent_again(make_world: Callable[..., World]) -> None:
+def test_value_before_a_step_is_there_too_when_the_chunk_was_sent_as_a_whole(make_world: Callable[..., World]) -> None:
+    """As when its place moves to another node while a lost worker's next process begins."""
     world = make_world(0, on_worker_loss="respawn")
     world.run(once(init, rule("sgd", learning_rate=1.0), push, push))
     world.settle()
-    machine = world.primary.machine
-    assert isinstance(machine._replication.twin, Copying)
-    machine._replication.twin.renew(machine._catalog.chunks["w", 0])
-    world.feed(world.primary, st.Tick(), b"")
+    for _ in range(2):
+        # The second time there is one already.
+        machine = world.primary.machine
+        assert isinstance(machine._replication.twin, Copying)
+        machine._replication.twin.renew(machine._catalog.chunks["w", 0])
+        world.feed(world.primary, st.Tick(), b"")
+        world.settle()
+    fail_over(world)
+    earlier: list[Asked] = []
+
+    def read(worker: Worker) -> Asked:
+        earlier.append(worker.ask(m.Pull("w", (3,), "float32", 0, 3, 0, 60.0, before=2)))
+        return earlier[-1]
+
+    world.run(once(read, push))
+    assert [np.frombuffer(asked.value, np.float32).tolist() for asked in earlier] == [[-2, -2, -2]] * 2
     world.settle()
-    assert not there(world.standby).store._chunks["w", 0].earlier
-    world.run(once(push))
-    world.settle()
+    assert list(there(world.standby).store._chunks["w", 0].earlier) == [2]
     assert world.value("w", node=world.standby).tolist() == [-6, -6, -6]
+
+
+def test_rows_before_a_step_are_there_too_when_the_table_was_sent_as_a_whole(make_world: Callable[..., World]) -> None:
+    world, shape = make_world(0, workers=1, on_worker_loss="respawn"), (4, 2)
+    earlier: list[Asked] = []
+
+    def made(worker: Worker) -> Asked:
+        return worker.init_rows("t", shape, {0: 5.0, 1: 6.0})
+
+    def pushed(worker: Worker) -> Asked:
+        return worker.push_rows("t", shape, {1: 1.0, 2: 1.0})
+
+    def read(worker: Worker) -> Asked:
+        head = ("t", shape, "float32", 0, 4, np.arange(3).tobytes(), 0, 60.0, 0)
+        earlier.append(worker.ask(m.PullRows(*head, before=1)))
+        return earlier[-1]
+
+    world.run(once(made, rule("sgd", learning_rate=1.0), pushed))
+    world.settle()
+    world.crash(there(world.standby))
+    world.settle()
+    fail_over(world)
+    world.run(once(read))
+    assert np.frombuffer(earlier[0].value, np.float32).tolist() == [5, 5, 6, 6, 0, 0]
 
 
 def test_scheduler_that_does_not_know_hears_again_that_the_standby_is_ready(make_world: Callable[..., World]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from aiokv.core.effects import Apply, ApplyRows, StoredCopy, StoredSlots, StoredSum
 from aiokv.core.keys import BUNDLE_START
+from aiokv.core.server.rounds.chunk import NONE
 from aiokv.wire import messages as m
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ def copy_of(chunk: Chunk, catalog: Catalog, number: int) -> tuple[m.Copy, Stored
     if rows is not None:
         message.sparse, message.lazy = True, rows.lazy
         message.initializer = msgspec.to_builtins(rows.initializer)
-    return message, StoredCopy(chunk.key, chunk.start, chunk.version, chunk.nbytes)
+    message.previous = chunk.previous
+    kept = chunk.previous if chunk.previous < chunk.version else NONE
+    return message, StoredCopy(chunk.key, chunk.start, chunk.version, chunk.nbytes, kept)
 
 
 def _count_of(chunk: Chunk, rank: Rank, count: int) -> m.RankCount:

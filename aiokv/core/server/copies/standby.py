@@ -366,10 +366,11 @@ class Standby:
         self._restoring = True
         rule = Assign() if chunk.policy.keeps_sum else self._rules.current
         assert received.slot is not None, "a copy has a payload"
+        kept = message.previous if message.previous < message.version else NONE
         return [
             *effects,
             Skip(*address, chunk.version, None),
-            Restore(STANDBY, message.number, *address, chunk.start, rule, received.slot),
+            Restore(STANDBY, message.number, *address, chunk.start, rule, received.slot, kept),
         ]
 
     def _go_over(self, key: Key, chunk: Chunk) -> None:
@@ -416,7 +417,7 @@ class Standby:
         chunk.policy = get_policy(message.policy)
         chunk.gate = chunk.policy.gate()
         chunk.version = chunk.newest = message.version
-        chunk.since, chunk.previous = message.since, NONE
+        chunk.since, chunk.previous = message.since, message.previous
         chunk.reflected = {each.rank: each.count for each in message.counts}
         chunk.pushed = dict(chunk.reflected)
         chunk.before = {each.rank: each.before for each in message.counts}
