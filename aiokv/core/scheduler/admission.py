@@ -279,7 +279,8 @@ class Admissions:
         if entrant is None or not entrant.fixed or clock != entrant.clock:
             return []
         entrant.passed[rank] = None
-        return self._look(entrant)
+        # Who has to be past it is not known before the servers have said whether workers meet.
+        return [] if entrant.inherited else self._look(entrant)
 
     def _is_late(self, entrant: Entrant, party: Party) -> bool:
         return entrant.meets and party.rank is not None and party.rank not in entrant.passed

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from aiokv.core.deadlines import earliest
 from aiokv.core.effects import Disconnect, Effect, Log, Refuse, Send
 from aiokv.core.records import Record, field
@@ -27,7 +29,7 @@ Receive = Callable[["Peer", int, m.Message, float], list[Effect]]
 
 
 class Registration(Record, eq=False):
-    """What a node has said when it registered."""
+    """What a node has said when it registered, and when that was."""
 
     peer: Peer
     request: int
@@ -38,6 +40,10 @@ class Registration(Record, eq=False):
     def until(self) -> float:
         """Until when it waits for an answer, if it wants to join."""
         return self.heard + self.message.timeout
+
+    def left(self, now: float) -> m.Register:
+        """Return the same with the time that is left of what it waits for its place."""
+        return structs.replace(self.message, timeout=self.until - now)
 
 
 class Rebuilding(Record, eq=False):
@@ -342,7 +348,7 @@ class Rebuild:
         """Look at those who have waited until it was known which cluster it is."""
         effects: list[Effect] = []
         for one in waiting:
-            effects += self._receive(one.peer, one.request, one.message, now)
+            effects += self._receive(one.peer, one.request, one.left(now), now)
         return effects
 
     def _restore(self, rebuilding: Rebuilding, view: m.View, now: float) -> None:

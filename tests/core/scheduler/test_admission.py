@@ -326,6 +326,19 @@ def test_what_another_scheduler_has_said_of_who_counts_holds(restarted: Schedule
     assert (entry(restarted).state, entry(restarted).since) == ("alive", 5)
 
 
+def test_who_is_past_it_before_the_servers_have_answered_does_not_let_it_in_alone(restarted: Scheduler) -> None:
+    """Whether the others have to be past it, too, only the servers know."""
+    asked = restarted.ask("worker-2", m.Enter(5.0))
+    say(restarted, "worker-0", m.Passed(5))
+    assert entry(restarted) == NEWCOMER
+    for index in range(2):
+        say(restarted, f"server-{index}", m.BoundaryClock(5, 6, waits=True))
+    assert [boundaries(restarted, f"worker-{rank}") for rank in range(2)] == [[], [m.Boundary(5, 2)]]
+    assert asked.pending
+    say(restarted, "worker-1", m.Passed(5))
+    assert asked.answer == m.Entered(5)
+
+
 def test_where_no_key_goes_in_rounds_it_counts_at_once_and_is_told_when_it_asks(restarted: Scheduler) -> None:
     for index in range(2):
         assert entry(restarted).state == "joining"

@@ -123,6 +123,26 @@ def test_it_is_said_why_a_complete_cluster_does_not_begin(make_scheduler: type[S
     assert str(asked.error) == f"the cluster is not complete after 1 s: it waits until {reason}"
 
 
+def test_who_waits_has_its_time_and_no_more_when_it_turns_out_that_there_is_no_cluster(
+    make_scheduler: type[Scheduler],
+) -> None:
+    """A place that an earlier scheduler has asked for comes before one member is there; nobody knows of a cluster."""
+    scheduler = make_scheduler(workers=1, servers=2, incarnation=2, num_places=3)
+    first = scheduler.register("server-0", timeout=9.0)
+    scheduler.now = 1.0
+    assert scheduler.register("server-8/2.0", Role.SERVER, standby=2).answer is None
+    second = scheduler.register("server-1", timeout=9.0)
+    scheduler.tick(3.0)
+    scheduler.beat("server-0", "server-1")
+    scheduler.tick(8.9)
+    assert first.pending
+    scheduler.tick(9.0)
+    assert isinstance(first.error, JoinTimeoutError)
+    assert second.pending
+    scheduler.tick(10.0)
+    assert isinstance(second.error, JoinTimeoutError)
+
+
 # --- a cluster goes on ---
 
 
