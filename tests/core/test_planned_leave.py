@@ -172,6 +172,27 @@ def test_a_worker_that_is_gone_before_all_agree_has_planned_nothing(scheduler: S
     assert plan(scheduler, "worker-0").pending == (gone != "drop")
 
 
+@pytest.mark.parametrize("gone", [m.Leave(told=6), m.Finish(told=6)])
+def test_what_one_was_told_that_is_gone_stays_as_it_was(scheduler: Scheduler, gone: m.Message) -> None:
+    """It has made its part of step 5, dealt out to all three; the others are at their first."""
+    scheduler.ask("worker-0", gone)
+    assert scheduler.views["server-0"][-1].told == 6
+    scheduler.ask("worker-2", m.Finish(told=2))
+    plan(scheduler)
+    assert boundaries(scheduler, "worker-1") == [m.Boundary(7, 1)]
+
+
+def test_what_one_was_told_that_is_gone_outlives_the_scheduler(make_scheduler: type[Scheduler]) -> None:
+    before = make(make_scheduler)
+    before.ask("worker-0", m.Finish(told=6))
+    scheduler = make_scheduler(workers=3, servers=1)
+    for name in (*WORKERS, "server-0"):
+        scheduler.register(name, epoch=2)
+    scheduler.ask("worker-0", before.views["server-0"][-1])
+    plan(scheduler)
+    assert boundaries(scheduler, "worker-2") == [m.Boundary(7, 1)]
+
+
 def test_what_was_planned_outlives_the_scheduler(make_scheduler: type[Scheduler]) -> None:
     scheduler = make_scheduler(workers=1, servers=1)
     known = m.View(

@@ -100,6 +100,8 @@ class Admissions:
         self._newest = 0
         self._made = 0
         """The newest clock of an update."""
+        self.told = 0
+        """The newest clock of which a worker that contributes no more was told who counts in it."""
         self._asked = 0
         self._ahead = 1
         self.verdicts: deque[Verdict] = deque()
@@ -213,7 +215,7 @@ class Admissions:
         if self._is_stuck(entrant):
             entrant.clock = max(1, self._made)
         else:
-            self._asked = entrant.clock = max(self._newest, self._asked) + self._ahead
+            self._asked = entrant.clock = max(self._newest, self.told, self._asked) + self._ahead
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
         entrant.silent = {party.name: None for party in parties}
         return [Send(peer, 0, m.Boundary(entrant.clock, entrant.rank)) for peer in peers]

@@ -113,6 +113,7 @@ class Cluster:
             plan.num_workers if len(workers) > plan.num_workers else 0,
             self.barriers.opened,
             self.founder,
+            self.admissions.told,
         )
 
     def tell_keepers(self, now: float) -> list[Effect]:

@@ -118,12 +118,12 @@ class Membership:
         match message:
             case m.Barrier():
                 return self._arrive(peer, request, message, now)
-            case m.Finish():
-                return self._turnover.finish(peer, request, now)
+            case m.Finish(told):
+                return self._turnover.finish(peer, request, told, now)
             case m.PlanLeave(clock):
                 return self._turnover.plan_leave(peer, request, clock)
-            case m.Leave(early):
-                return self._turnover.leave(peer, request, now, early=early)
+            case m.Leave(early, told):
+                return self._turnover.leave(peer, request, told, now, early=early)
             case m.LeaveServer():
                 return self._leave_server(peer, request, now)
             case m.Enter(timeout):

@@ -371,6 +371,7 @@ class Rebuild:
         self._cluster.founder = view.founder
         self._cluster.epoch = max(view.epoch + UNSEEN, int(UNSEEN * now))
         self._cluster.barriers.opened = view.barriers
+        self._cluster.admissions.told = view.told
         self._cluster.keeper.restarted()
 
     def _restore_member(self, rebuilding: Rebuilding, member: Member, now: float) -> None:

@@ -139,9 +139,10 @@ class Turnover:
             return effects
         return effects + self._members.remember([Send(peer, request, m.Done())])
 
-    def leave(self, peer: Peer, request: int, now: float, *, early: bool) -> list[Effect]:
-        """Let a worker go; `early`: its work is not done."""
+    def leave(self, peer: Peer, request: int, told: int, now: float, *, early: bool) -> list[Effect]:
+        """Let a worker go that was told who counts up to a clock; `early`: its work is not done."""
         member = self._cluster.worker(peer)
+        self._admissions.told = max(self._admissions.told, told)
         others, least = len(self._members.others(member)), self._plan.min_workers
         early = early and self._plan.max_workers > 0
         state = state_of_leaver(member.state, early=early, others=others, least=least)
@@ -157,8 +158,9 @@ class Turnover:
             effects.append(Log("warning", text, "worker_away", member.facts | {"reason": reason}))
         return effects + self._admissions.forget(member.name) + self._cluster.go_on(now)
 
-    def finish(self, peer: Peer, request: int, now: float) -> list[Effect]:
-        """Take note that a worker contributes no more."""
+    def finish(self, peer: Peer, request: int, told: int, now: float) -> list[Effect]:
+        """Take note that a worker contributes no more, which was told who counts up to a clock."""
         self._cluster.worker(peer).state = "finished"
+        self._admissions.told = max(self._admissions.told, told)
         done = self._members.remember([Send(peer, request, m.Done())])
         return [*done, *self._cluster.publish(now), *self._cluster.release()]

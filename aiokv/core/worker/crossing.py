@@ -33,7 +33,7 @@ class Crossing:
 
     def __init__(self, open_pushes: Callable[[int], list[int]]) -> None:
         self._open_pushes = open_pushes
-        self._told = 0
+        self.told = 0
         """The newest clock of which it was said who counts in it."""
         self._agreed: m.Boundary | None = None
         """The boundary behind which nothing is known, until there is a view."""
@@ -52,7 +52,7 @@ class Crossing:
 
     def bounded(self, boundary: m.Boundary, clock: int, roster: Roster) -> list[Effect]:
         """Agree to a boundary, unless something is beyond it already."""
-        newest = max(clock, self._told)
+        newest = max(clock, self.told)
         # Once it is in a view, it is only to be passed.
         is_known = not boundary.clock or roster.newcomers.get(boundary.rank) == boundary.clock
         self.watched = boundary.clock
@@ -117,6 +117,6 @@ class Crossing:
             clock = asking.step + 1
             if self._agreed is None or clock <= self._agreed.clock:
                 self.forget(call)
-                self._told = max(self._told, clock)
+                self.told = max(self.told, clock)
                 effects.append(Complete(call, [rank for rank in roster.pushing(clock) if rank != self._outside]))
         return effects

@@ -139,4 +139,4 @@ class Farewell:
         self._call = depart.call
         call = Call(depart.call, "leave", max(0.0, depart.timeout - now))
         self._calls.enter(call, now)
-        return self._calls.ask_scheduler(call, m.Leave(depart.drains))
+        return self._calls.ask_scheduler(call, m.Leave(depart.drains, self._participation.crossing.told))

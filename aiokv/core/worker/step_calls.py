@@ -143,5 +143,5 @@ class StepCalls:
         call = Call(stimulus.call, "finish", stimulus.timeout)
         self._standing.check_ready(call)
         self._finished = True
-        call.last = m.Finish()
+        call.last = m.Finish(self._participation.crossing.told)
         return self._calls.finish(call, now)

@@ -103,6 +103,8 @@ class View(Message):
 
     `founder` is the incarnation of the scheduler that has formed the cluster. Others that were started again since go
     on with it; two clusters differ in it, also when one has come after the other at the same address.
+
+    `told` is the newest clock of which a worker that has finished or left was told who counts in it.
     """
 
     epoch: int
@@ -121,6 +123,7 @@ class View(Message):
     declared: int = 0
     barriers: int = 0
     founder: int = 0
+    told: int = 0
 
 
 class GetView(Message):
@@ -155,7 +158,12 @@ class Opened(Message):
 
 
 class Finish(Message):
-    """I contribute no more, but stay: no round and no barrier waits for me. Answered `Done`."""
+    """I contribute no more, but stay: no round and no barrier waits for me. Answered `Done`.
+
+    `told` is the newest clock of which I was told who counts in it, so that this stays as it was.
+    """
+
+    told: int = 0
 
 
 class PlanLeave(Message):
@@ -170,10 +178,12 @@ class PlanLeave(Message):
 class Leave(Message):
     """I leave in good order. Answered `Done`; the others do not wait for me.
 
-    If it is `early`, my work is not done: where too few are left they wait for somebody in my place.
+    If it is `early`, my work is not done: where too few are left they wait for somebody in my place. `told` is as in
+    `Finish`.
     """
 
     early: bool = False
+    told: int = 0
 
 
 class Stop(Message):

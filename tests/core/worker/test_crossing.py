@@ -243,6 +243,12 @@ def test_leaving_does_not_wait_forever(worker: Worker) -> None:
     assert isinstance(push.outcome, ClosedError)
 
 
+def test_who_finishes_or_leaves_names_the_last_step_of_which_it_was_told(worker: Worker) -> None:
+    worker.call(st.AskMembers, step=5, timeout=5.0)
+    assert said(list(worker.call(st.Finish, timeout=5.0).sends)) == [m.Finish(told=6)]
+    assert said(list(worker.call(st.Depart, timeout=5.0, drains=True).sends)) == [m.Leave(early=True, told=6)]
+
+
 def test_leaving_with_nothing_under_way_leaves_at_once(worker: Worker) -> None:
     assert said(list(worker.call(st.Depart, timeout=5.0, drains=True).sends)) == [m.Leave(early=True)]
     assert said(list(worker.call(st.Depart, timeout=5.0, drains=True).sends)) == []
