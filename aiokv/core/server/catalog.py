@@ -218,7 +218,7 @@ class Catalog:
         """Return the chunk that a push or pull is about; that of a bundle if the key is in one.
 
         Raises:
-            KeyUseError, UnknownKeyError: no such key here.
+            KeyUseError, UnknownKeyError: no such key here, or not these elements of it.
             SpecMismatchError: another shape, dtype or storage.
             ProtocolError: cut in other places than the key is.
         """
@@ -252,15 +252,20 @@ class Catalog:
             chunk = self._bundle_of[key].chunk
         elif chunk is not None and chunk.stop != stop:
             chunk = None
-        if chunk is None:
+        if chunk is not None:
+            return chunk
+        here = [(one.start, one.stop) for (name, _), one in self.chunks.items() if name == key]
+        if key in self._bundle_of or any(first < stop and start < last for first, last in here):
             raise ProtocolError(f"key {key!r}: asked for elements {start} to {stop}, which are no chunk of this server")
-        return chunk
+        # Who made the key may be lost, in the middle of it.
+        text = f"key {key!r}: elements {start} to {stop} are not initialized, others are"
+        raise UnknownKeyError(f"{text}: initialize it once more, or delete it", key=key)
 
     def lookup_state(self, message: GetState | PutState | GetPushes) -> Chunk:
         """Return the chunk that is saved, loaded or asked about; that of a bundle if the key is in one.
 
         Raises:
-            KeyUseError, UnknownKeyError: no such key here.
+            KeyUseError, UnknownKeyError: no such key here, or not these elements of it.
             SpecMismatchError: another shape or dtype.
             ProtocolError: cut in other places than the key is.
         """

@@ -119,6 +119,25 @@ def test_what_can_not_be_is_refused(server: Server, message: m.Message, error: t
     assert server.value() == 0
 
 
+def test_a_key_that_is_here_in_part_is_named_with_what_is_missing(server: Server) -> None:
+    """Who initialised it was lost in the middle of it."""
+    half: dict[str, Any] = {"shape": (6,), "start": 0, "stop": 3}
+    assert server.init(**half).answer == m.Done()
+    rest = half | {"start": 3, "stop": 6}
+    for asked in (server.ask(0, get(**rest)), server.push(1, **rest)):
+        assert isinstance(asked.error, UnknownKeyError)
+        assert asked.error.details["key"] == "w"
+        assert "elements 3 to 6 are not initialized" in str(asked.error)
+    assert isinstance(server.ask(0, get(shape=(6,), start=2, stop=6)).error, ProtocolError), "it is cut elsewhere"
+    assert server.init(**rest).answer == m.Done()
+    assert server.ask(0, get(**rest)).answer == m.State(0)
+
+
+def test_a_bundle_has_only_whole_keys(server: Server) -> None:
+    bundle(server)
+    assert isinstance(server.ask(0, get("b", stop=0)).error, ProtocolError)
+
+
 def test_who_sends_a_state_hears_what_the_store_says(server: Server) -> None:
     server.init()
     server.restore_error = DataError("not like this")
