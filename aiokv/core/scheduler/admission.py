@@ -116,6 +116,11 @@ class Admissions:
     def _first(self) -> Entrant | None:
         return next(iter(self._waiting.values()), None)
 
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a worker counts of which it is not known yet whether the others meet it."""
+        return self._first is not None and self._first.inherited
+
     def deadline(self) -> float | None:
         """Return the time at which a worker has waited too long."""
         return self._deadlines.next()

@@ -142,7 +142,9 @@ class Cluster:
         return [worker for worker in self.members.workers.values() if worker.state == "away"]
 
     def release(self) -> list[Effect]:
-        """Let those go on that wait at a barrier for nobody any longer."""
+        """Let those go on that wait at a barrier for nobody any longer, when it is known who that may be."""
+        if self.admissions.is_unsure:
+            return []
         return self.members.remember(self.barriers.release(self.roster))
 
     def go_on(self, now: float) -> list[Effect]:

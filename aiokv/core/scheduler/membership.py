@@ -60,10 +60,11 @@ class Membership:
 
     def handle(self, stimulus: Stimulus, *, now: float) -> list[Effect]:
         """Take in one stimulus and return what is to be done, in order."""
+        was_unsure = self._admissions.is_unsure
         effects = self._handle(stimulus, now)
         while self._admissions.verdicts:
             effects += self._turnover.carry_out(self._admissions.verdicts.popleft(), now)
-        return effects
+        return effects + self._cluster.release() if was_unsure else effects
 
     def _handle(self, stimulus: Stimulus, now: float) -> list[Effect]:
         match stimulus:

@@ -67,6 +67,18 @@ class Crossing:
         self._agreed = None
         return self._answer(roster)
 
+    def tell(self, roster: Roster, mine: Rank, clock: int) -> list[Effect]:
+        """Tell a scheduler, which may be another one, whether the boundary is passed behind which somebody counts.
+
+        So it knows that before it hears at which barrier this worker is.
+        """
+        fixed = [since for rank, since in roster.newcomers.items() if rank not in (mine, *roster.members)]
+        if not fixed:
+            return []
+        # One is let in after the other.
+        self.watched = fixed[0]
+        return self.look(clock)
+
     def leave(self, rank: Rank, roster: Roster) -> list[Effect]:
         """Take note that this worker is in none of the next steps."""
         self._outside = rank

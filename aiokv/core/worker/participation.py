@@ -82,6 +82,10 @@ class Participation:
         self._calls.meetings.viewed(view, is_counted=not self._is_joining)
         return effects + self._limit()
 
+    def tell(self, view: m.View) -> list[Effect]:
+        """Tell a scheduler that is there again how far this worker is with who joins."""
+        return self.crossing.tell(Roster(view), self.rank, self._directory.counts.clock)
+
     def called(self, stimulus: PlaceCall, now: float) -> list[Effect]:
         """Find out where this worker is to begin, with whom it goes on, or where it is to end.
 

@@ -362,7 +362,8 @@ class Session:
             self._calls.outage = None
         if not first and not was_registered:
             back = Log("info", f"{self._joiner.name} is back at the scheduler")
-            effects = [back, *self._calls.meetings.tell(), *self._calls.ask_scheduler_again(now)]
+            tells = [*self._calls.meetings.tell(), *self._participation.tell(view)]
+            effects = [back, *tells, *self._calls.ask_scheduler_again(now)]
         if not is_news:
             return effects
         if first and view.death_timeout >= self._call_timeout:

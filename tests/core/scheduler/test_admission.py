@@ -339,6 +339,29 @@ def test_who_is_past_it_before_the_servers_have_answered_does_not_let_it_in_alon
     assert asked.answer == m.Entered(5)
 
 
+def test_no_barrier_opens_without_who_counts_by_then(restarted: Scheduler) -> None:
+    """All are past the boundary, and have said so before they ask again; of keys only the servers know."""
+    restarted.ask("worker-2", m.Enter(5.0))
+    for rank in range(2):
+        say(restarted, f"worker-{rank}", m.Passed(5))
+    waiting = [restarted.barrier(f"worker-{rank}") for rank in range(2)]
+    for index in range(2):
+        say(restarted, f"server-{index}", m.BoundaryClock(5, 6, waits=True))
+    assert [each.pending for each in waiting] == [True, True]
+    assert entry(restarted).state == "alive"
+    restarted.barrier("worker-2")
+    assert [each.pending for each in waiting] == [False, False]
+
+
+def test_a_barrier_before_the_boundary_opens_when_that_is_known(restarted: Scheduler) -> None:
+    waiting = [restarted.barrier(f"worker-{rank}") for rank in range(2)]
+    for index in range(2):
+        assert waiting[0].pending
+        say(restarted, f"server-{index}", m.BoundaryClock(5, 4, waits=True))
+    assert [each.pending for each in waiting] == [False, False]
+    assert entry(restarted).state == "joining"
+
+
 def test_where_no_key_goes_in_rounds_it_counts_at_once_and_is_told_when_it_asks(restarted: Scheduler) -> None:
     for index in range(2):
         assert entry(restarted).state == "joining"

@@ -60,6 +60,30 @@ def test_it_says_when_it_is_past_it_with_answers_to_all_from_before(worker: Work
     assert said(passed[-1]) == [m.Passed(1)]
 
 
+def come_back(worker: Worker, known: m.View) -> list[m.Message]:
+    """Let a scheduler be there again, and send a view; return what it is told then."""
+    worker.handle(st.PeerLost(SCHEDULER, "reset"))
+    worker.handle(st.Connected(SCHEDULER))
+    return told(worker, known)
+
+
+def test_a_scheduler_that_is_there_again_hears_who_is_past_it_before_who_waits_at_a_barrier(worker: Worker) -> None:
+    worker.finish(worker.transfer("init"))
+    worker.finish(worker.transfer("push"))
+    worker.finish(worker.transfer("push"))
+    (barrier,) = worker.call(st.EnterBarrier, name="b", timeout=5.0).sends
+    known = view(worker, third(since=1), epoch=1000)
+    assert come_back(worker, known) == [m.Passed(1), barrier.message]
+    assert come_back(worker, structs.replace(known, epoch=2000, workers=known.workers[:2])) == [barrier.message]
+
+
+def test_it_says_so_later_when_it_is_not_past_it_yet(worker: Worker) -> None:
+    worker.finish(worker.transfer("init"))
+    worker.finish(worker.transfer("push"))
+    assert come_back(worker, view(worker, third(since=1), epoch=1000)) == []
+    assert said(list(worker.transfer("push").sends)) == [m.Passed(1)]
+
+
 def test_nothing_is_to_be_passed_when_nobody_joins_after_all(worker: Worker) -> None:
     worker.finish(worker.transfer("init"))
     told(worker, m.Boundary(1, 2))
