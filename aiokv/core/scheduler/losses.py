@@ -26,7 +26,7 @@ class Losses:
         self._cluster = cluster
         self._plan = cluster.plan
         self._members = cluster.members
-        self._attention = Attention(cluster.plan.heartbeat)
+        self._attention = Attention(cluster.plan.heartbeat, cluster.plan.death_timeout)
 
     def heard(self, peer: Peer, now: float) -> None:
         """Take note that somebody has said something, a member perhaps."""
