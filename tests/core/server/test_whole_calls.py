@@ -701,6 +701,29 @@ def test_nothing_waits_where_nobody_is_gone() -> None:
     assert server.machine._whole.resumed(server.now) == []
 
 
+@pytest.mark.parametrize("copies", [False, True], ids=["before it goes on", "while a standby gets it"])
+def test_what_the_server_before_may_have_told_is_asked_about_when_its_worker_is_lost_later(copies: bool) -> None:
+    """The deciding server has let it count, though this one does not know that yet."""
+    server = Server(2, index=1, servers=2)
+    server.init("c", shape=(2,), start=1, stop=2)
+    server.push(0, key="c", shape=(2,), start=1, stop=2)
+    call = kept(server, 1, "c")
+    resume(server, {}, call)
+    if copies:
+        server.machine._whole.copy = lambda call: True
+        assert server.machine._whole.resumed(server.now) == []
+        assert call.copying
+    server.evict(1)
+    assert call.verdict is None
+    if copies:
+        [connect] = server.machine._whole.copied(call, server.now)
+        assert isinstance(connect, ef.Connect)
+    link(server)
+    assert [send.message for send in questions(server)] == [m.Gathered(1, 1, 1, 2)]
+    answer(server, m.Settled(""))
+    assert server.value("c", 1) == 3.0
+
+
 def test_call_that_is_over_when_a_standby_has_it_is_not_asked_about(server: Server) -> None:
     copied: list[WholeCall] = []
 

@@ -49,7 +49,7 @@ class WholeCall(Record, eq=False):
 
     `asked` is set once the deciding server was told that all of it is here, or with `gives_up`, that it will not be.
     `after` are the calls of which it said that they have to be decided first. With `copying` that waits until a standby
-    has the pushes.
+    has the pushes. `resumed` says that the server in whose place this one is may have told it.
     """
 
     name: CallName
@@ -59,6 +59,7 @@ class WholeCall(Record, eq=False):
     pushes: dict[Hashable, Aside] = field(default_factory=dict)
     after: dict[int, None] = field(default_factory=dict)
     copying: bool = False
+    resumed: bool = False
     asked: bool = False
     gives_up: bool = False
     ended: bool = False

@@ -360,11 +360,14 @@ class WholeCalls:
         """Take over the members of a view: of those that are gone nothing more is to come."""
         self._workers = {entry.rank: entry for entry in view.workers}
         self._patience = view.death_timeout
-        names = [call.name for calls in self._open.values() for call in calls if not call.asked]
+        open_calls = [call for calls in self._open.values() for call in calls if not call.asked]
         effects: list[Effect] = []
-        for name in [*names, *self._gatherings]:
+        for name in [*(call.name for call in open_calls if not call.resumed), *self._gatherings]:
             if self._is_gone(name) and name not in self.known:
                 effects += self._settle(name, GONE, now)
+        # Of others the deciding server may have heard already that they are here.
+        for rank in dict.fromkeys(call.name[0] for call in open_calls if call.resumed):
+            effects += self._look(rank, now)
         return effects
 
     def resume(self, known: OrderedDict[CallName, Verdict], calls: Iterable[WholeCall], now: float) -> list[Effect]:
@@ -379,6 +382,7 @@ class WholeCalls:
         """
         self.known, self.is_resuming = known, True
         for call in calls:
+            call.resumed = True
             bisect.insort(self._open.setdefault(call.name[0], []), call, key=lambda other: other.name)
         return [effect for rank in list(self._open) for effect in self._look(rank, now)]
 
