@@ -24,6 +24,9 @@ UNSEEN = 1000
 """So many epochs are left out, and as many for every second before: schedulers before may have sent newer views than
 anybody who is back knows of, and there must not be two of one epoch."""
 
+FLAPPING = 60.0
+"""Seconds from the beginning for which those whose connections have ended again have their time to come back anew."""
+
 Receive = Callable[["Peer", int, m.Message, float], list[Effect]]
 """Takes in a message over a connection, with its request id, as if it came now."""
 
@@ -49,15 +52,17 @@ class Registration(Record, eq=False):
 class Rebuilding(Record, eq=False):
     """What is known of a cluster whose nodes come back, until it goes on.
 
-    `until` is when those who are not back are given up, `beat_at` when the others hear from the scheduler, and
-    `settles_at` from when on it may go on because all are back. `back` are nodes of the cluster that `founder` has
-    formed, by name; when all who were back are gone, `deserted` is until when they may come again. `later` are others
-    that want to join. `asked` is the newest epoch of whose view somebody was asked, over the connection `teller`, and
-    `view` the newest that has come. `said` is what nodes have told meanwhile besides. `refusal` is why this scheduler
-    can't go on with what they have told, since `refused_at`: then it waits until it is ended, or they are gone.
+    `until` is when those who are not back are given up, `last` the latest that this can become. `beat_at` is when the
+    others hear from the scheduler, and `settles_at` from when on it may go on because all are back. `back` are nodes of
+    the cluster that `founder` has formed, by name; when all who were back are gone, `deserted` is until when they may
+    come again. `later` are others that want to join. `asked` is the newest epoch of whose view somebody was asked, over
+    the connection `teller`, and `view` the newest that has come. `said` is what nodes have told meanwhile besides.
+    `refusal` is why this scheduler can't go on with what they have told, since `refused_at`: then it waits until it is
+    ended, or they are gone.
     """
 
     until: float
+    last: float
     beat_at: float
     settles_at: float | None = None
     founder: Incarnation = 0
@@ -93,8 +98,10 @@ class Rebuilding(Record, eq=False):
         self.later = [one for one in self.later if one not in late]
         return late
 
-    def forget(self, peer: Peer) -> None:
-        """Take out a node whose connection has ended."""
+    def forget(self, peer: Peer, until: float) -> None:
+        """Take out a node whose connection has ended, which has until some time to come back again."""
+        if any(one.peer == peer for one in self.back.values()):
+            self.until = max(self.until, min(until, self.last))
         self.back = {name: one for name, one in self.back.items() if one.peer != peer}
         self.later = [one for one in self.later if one.peer != peer]
 
@@ -197,7 +204,8 @@ class Rebuild:
     def _begin(self, now: float) -> Rebuilding:
         settled = self._cluster.settled
         until, beat_at = max(settled, now + self._plan.time_to_come_back), now + self._plan.heartbeat
-        rebuilding = self._rebuilding = Rebuilding(until, beat_at, settled if settled > now else None)
+        last = max(until, now + FLAPPING)
+        rebuilding = self._rebuilding = Rebuilding(until, last, beat_at, settled if settled > now else None)
         places = self._cluster.first_places
         for member in list(self._members.by_name.values()):
             # They want to join a cluster that is there already. What was asked for may have been there before, too.
@@ -250,7 +258,7 @@ class Rebuild:
         if rebuilding is None:
             return []
         known = bool(rebuilding.back)
-        rebuilding.forget(peer)
+        rebuilding.forget(peer, now + self._plan.time_to_come_back)
         if not known or rebuilding.back:
             return rebuilding.ask_others(peer)
         # It may only have lost its connection.

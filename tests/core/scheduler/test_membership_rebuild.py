@@ -100,6 +100,49 @@ def test_others_are_asked_when_the_one_that_was_is_gone_before_it_has_answered(s
     assert scheduler.views["worker-0"][-1].epoch == 1008
 
 
+def test_those_whose_connections_end_again_have_their_time_to_come_back_anew(scheduler: Scheduler) -> None:
+    """One is missing, and just before its time is over the network cuts off others for a moment."""
+    come_back(scheduler, "server-0", "server-1", "worker-0")
+    tell(scheduler, "server-0", view())
+    scheduler.now = 1.5
+    scheduler.drop("server-0")
+    scheduler.drop("server-1")
+    scheduler.tick(2.5)
+    come_back(scheduler, "server-0", "server-1")
+    scheduler.tick(3.5)
+    assert states(scheduler) == {"worker-1": "left", "worker-2": "lost"}
+
+
+def test_all_whose_connections_end_again_have_their_time_to_come_back_anew(make_scheduler: type[Scheduler]) -> None:
+    """Where others may join, it waits for the cluster that has deserted it."""
+    scheduler = make_scheduler(workers=3, servers=2, elastic_servers=True, settle_time=2.0)
+    scheduler.now = 10.0
+    come_back(scheduler, "server-0", "server-1", "worker-0")
+    tell(scheduler, "server-0", view())
+    scheduler.now = 11.5
+    for name in ("server-0", "server-1", "worker-0"):
+        scheduler.drop(name)
+    scheduler.now = 11.9
+    come_back(scheduler, "worker-0")
+    scheduler.tick(12.5)
+    come_back(scheduler, "server-0", "server-1")
+    scheduler.tick(13.5)
+    assert states(scheduler) == {"worker-1": "left", "worker-2": "lost"}
+
+
+def test_it_does_not_wait_for_ever_for_one_whose_connections_end_again_and_again(scheduler: Scheduler) -> None:
+    come_back(scheduler, "server-0", "worker-0")
+    tell(scheduler, "server-0", view())
+    for second in range(1, 60):
+        scheduler.now = float(second)
+        come_back(scheduler, "worker-2")
+        scheduler.drop("worker-2")
+        scheduler.tick(second + 0.5)
+        assert not scheduler.views["worker-0"]
+    scheduler.tick(60.0)
+    assert states(scheduler) == {"worker-1": "left", "worker-2": "lost", "server-1": "lost"}
+
+
 def test_who_does_not_come_back_is_lost(scheduler: Scheduler) -> None:
     come_back(scheduler, "server-1", "worker-0", "worker-2")
     tell(scheduler, "server-1", view())
