@@ -9,11 +9,12 @@ import pytest
 from aiokv.errors import ConfigError
 from sim.checks import find_violations
 from sim.cluster import simulate
-from sim.compute import Constant, Normal
+from sim.compute import Normal
 from sim.faults import Crash, Join, Late, Link
 from sim.progress import lacking_progress
 from sim.scenario import Scenario, parse_scenario
-from sim.sections import ChangeSection, ClusterSection, NetworkSection, TensorSection
+from sim.sections import ChangeSection, ClusterSection, TensorSection
+from tests.sim.growing import growing
 
 if TYPE_CHECKING:
     from sim.record import Run
@@ -23,17 +24,8 @@ STEPS = 12
 
 def train(*faults: Any, **cluster: Any) -> Run:
     """Run two workers and two servers, and those that the faults bring."""
-    settings: dict[str, Any] = {"workers": 2, "servers": 2, "places": 4, "chunk_bytes": 64, "split_bytes": 32}
-    scenario = Scenario(
-        policies=("bsp",),
-        steps=STEPS,
-        cluster=ClusterSection(**{**settings, **cluster}),
-        compute=Constant(mean=1.0),
-        network=NetworkSection(latency=0.01),
-        tensor=(TensorSection(key="big", shape=(80,)), TensorSection(key="small", shape=(3,))),
-        fault=faults,
-    )
-    run = simulate(scenario, "bsp", 1)
+    settings = {"workers": 2, "servers": 2, "places": 4} | cluster
+    run = simulate(growing(STEPS, faults, **settings), "bsp", 1)
     assert find_violations(run) == []
     assert lacking_progress(run) == []
     return run

@@ -9,11 +9,9 @@ import pytest
 from aiokv.errors import StaleEpochError
 from sim.checks import find_violations
 from sim.cluster import simulate
-from sim.compute import Constant
 from sim.faults import Crash, Join, Link, Pause
 from sim.progress import lacking_progress
-from sim.scenario import Scenario
-from sim.sections import ClusterSection, NetworkSection, TensorSection
+from tests.sim.growing import growing
 
 if TYPE_CHECKING:
     from sim.record import Run
@@ -23,24 +21,8 @@ STEPS = 16
 
 def train(*faults: Any, check: bool = True, **cluster: Any) -> Run:
     """Run a worker and a server, and those that the faults bring."""
-    settings: dict[str, Any] = {
-        "workers": 1,
-        "servers": 1,
-        "places": 3,
-        "max_workers": 3,
-        "chunk_bytes": 64,
-        "split_bytes": 32,
-    }
-    scenario = Scenario(
-        policies=("bsp",),
-        steps=STEPS,
-        cluster=ClusterSection(**{**settings, **cluster}),
-        compute=Constant(mean=1.0),
-        network=NetworkSection(latency=0.01),
-        tensor=(TensorSection(key="big", shape=(80,)), TensorSection(key="small", shape=(3,))),
-        fault=faults,
-    )
-    run = simulate(scenario, "bsp", 1, validated=1, check=check)
+    settings = {"workers": 1, "servers": 1, "places": 3, "max_workers": 3} | cluster
+    run = simulate(growing(STEPS, faults, **settings), "bsp", 1, validated=1, check=check)
     assert not check or find_violations(run) == []
     return run
 

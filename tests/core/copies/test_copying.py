@@ -447,14 +447,20 @@ def deliver(world: World, node: Node) -> None:
         queues[0].popleft()()
 
 
-def test_server_whose_place_another_one_has_counts_nothing_more(make_world: Callable[..., World]) -> None:
-    """Until its driver has closed it workers may ask it who have not heard of that yet."""
-    world = make_world(0, workers=1)
+def replaced(world: World) -> Node:
+    """Let another node have the primary's place; return the one before, which knows that."""
     world.run(once(init))
     world.settle()
     before = world.primary
     world.promote()
     deliver(world, before)
+    return before
+
+
+def test_server_whose_place_another_one_has_counts_nothing_more(make_world: Callable[..., World]) -> None:
+    """Until its driver has closed it workers may ask it who have not heard of that yet."""
+    world = make_world(0, workers=1)
+    before = replaced(world)
     assert before.stops
     world.begin(once(push))
     deliver(world, before)
@@ -465,11 +471,7 @@ def test_server_whose_place_another_one_has_counts_nothing_more(make_world: Call
 
 def test_server_whose_place_another_one_has_does_nothing_more(make_world: Callable[..., World]) -> None:
     world = make_world(0, workers=1)
-    world.run(once(init))
-    world.settle()
-    before = world.primary
-    world.promote()
-    deliver(world, before)
+    before = replaced(world)
     machine, link = before.machine, STANDBY - 9
     (closes,) = machine.handle(st.Connected(link), now=0.0)
     assert isinstance(closes, ef.Disconnect)
