@@ -264,19 +264,19 @@ def open_barriers_early(original: Any) -> Any:
 
 
 def finish_somebody_else(original: Any) -> Any:
-    def finish(self: Turnover, peer: int, request: int, now: float) -> Any:
+    def finish(self: Turnover, peer: int, request: int, told: int, now: float) -> Any:
         workers = list(self._members.workers.values())
         other = workers[(workers.index(self._cluster.worker(peer)) + 1) % len(workers)]
         return [
             structs.replace(effect, peer=peer) if isinstance(effect, Send) and effect.request == request else effect
-            for effect in original(self, other.peer, request, now)
+            for effect in original(self, other.peer, request, told, now)
         ]
 
     return finish
 
 
 def forget_who_has_finished(original: Any) -> Any:
-    return lambda self, peer, request, now: [Send(peer, request, m.Done())]
+    return lambda self, peer, request, told, now: [Send(peer, request, m.Done())]
 
 
 def be_hasty(original: Any) -> Any:

@@ -175,9 +175,8 @@ class Connections:
             text = f"{self._joiner.name} has not loaded its part of the checkpoint in {attach.timeout:g} s"
         elif attach.epoch > self._answers.roster.epoch:
             text = f"the view of epoch {attach.epoch} did not reach {self._joiner.name} in {attach.timeout:g} s"
-        elif isinstance(attach, m.Attach):
-            error = self._workers.refusal(attach, self._answers.roster)
-            return [Refuse(*name, error or CallTimeoutError(text))]
+        elif isinstance(attach, m.Attach) and (error := self._workers.refusal(attach, self._answers.roster)):
+            return [Refuse(*name, error)]
         return [Refuse(*name, CallTimeoutError(text))]
 
     # --- ends ---

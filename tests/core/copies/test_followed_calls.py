@@ -318,6 +318,16 @@ def test_calls_that_were_begun_without_a_standby_end_first_and_then_their_pushes
     assert draining.is_over(chunks)
 
 
+def test_what_was_over_and_has_not_arrived_is_waited_for_again() -> None:
+    """The link has ended; what the standby says that it has is older."""
+    draining = Draining()
+    draining.until = 5
+    draining.attached(5)
+    assert draining.until == 5
+    draining.attached(4)
+    assert draining.until == 0
+
+
 def copied(push: m.Push, slot: int, nbytes: int) -> st.Received:
     """Return a push as a standby gets it, which has 6 bytes, so many if it was decoded to a higher precision."""
     head = (1, 0, 1, 1, (), 0, msgspec.msgpack.encode(push), ("h",), "float16", 6)
