@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from aiokv.core.joiner import Joiner
+from aiokv.core.scheduler.attention import CUT_OFF
 from aiokv.core.scheduler.checkpoint_keeper import CheckpointPlan
 from aiokv.core.scheduler.cluster_plan import ClusterPlan
 from aiokv.core.scheduler.membership import Membership
@@ -186,11 +187,11 @@ class _Cluster:
     @property
     def _longest_end(self) -> float:
         """Seconds in which all others stop that follow the workers: the last one may come to join yet, and only then
-        it can be noticed that a worker is dead.
+        it can be noticed that a worker is dead, if the scheduler does not take the silence of all for its own.
         """
         cluster = self._scenario.cluster
         last = max(self._timeline.starts.values(), default=0.0)
-        return max(0.0, last - self._env.now) + cluster.join_timeout + cluster.death_timeout
+        return max(0.0, last - self._env.now) + cluster.join_timeout + max(cluster.death_timeout, CUT_OFF)
 
     def _first_of(self, *events: simpy.Event) -> simpy.Event:
         """Return an event that happens with the first of these.
